@@ -1,0 +1,39 @@
+"""Mixed precision that you decide, op by op, from text files: Habana's op-casting model for PyTorch on any device."""
+
+import sys
+
+from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
+from .errors import HmpError, NonFiniteError, OpListError
+from .explain import Rule, explain
+from .policy import Policy, policies
+from .registry import bf16_function, fp32_function, promote_function
+from .state import casts_enabled, disable_casts, enable_casts
+
+__version__ = "0.1.0"
+__all__ = [
+    "Handle",
+    "HmpError",
+    "NonFiniteError",
+    "OpListError",
+    "Policy",
+    "Rule",
+    "apply",
+    "bf16_function",
+    "casts",
+    "casts_enabled",
+    "convert",
+    "disable_casts",
+    "enable_casts",
+    "explain",
+    "fp32_function",
+    "hmp",
+    "is_converted",
+    "policies",
+    "promote_function",
+    "register",
+    "remove",
+    "revert",
+]
+
+# Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same
+hmp = sys.modules[__name__]

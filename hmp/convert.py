@@ -1,0 +1,248 @@
+"""convert(), casts() and apply(): a policy comes into force for the process, a region, or a module's calls."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+import types
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from . import install, module_state, patches, plumbing, registry, sites, state, tables
+from .errors import HmpError
+from .policy import DEFAULT, Policy, as_policy
+from .rules import Cast
+from .state import PROCESS, Casts, Region
+from .verbose import LogObserver, announce
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+_lock = threading.RLock()
+# The casts of each policy that was in force since torch was last untouched.
+_casts: dict[tuple[Policy, bool], Casts] = {}
+_applied: dict[str, Casts] = {}
+_tokens = itertools.count(1)
+_applied_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+_MARK = "_hmp_policy"
+
+
+class Handle:
+    """What `convert()` gives back: leaving its `with`, or `.revert()`, restores the policy that was in force before it."""
+
+    def __init__(self, before: tuple[Policy | None, bool]) -> None:
+        self._before: tuple[Policy | None, bool] | None = before
+
+    def revert(self) -> None:
+        """Restores the policy that was in force before the conversion; a second call does nothing."""
+        with _lock:
+            if self._before is None:
+                return
+            (policy, is_verbose), self._before = self._before, None
+            if policy is not None:
+                _put_in_force(policy, is_verbose)
+            elif _applied or _regions_entered:
+                _put_in_force(None, False)
+            else:
+                revert()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.revert()
+
+
+_process: tuple[Policy | None, bool] = (None, False)
+_regions_entered = False
+
+
+def convert(
+    opt_level: str = "O1",
+    bf16_file_path: str | Path = "",
+    fp32_file_path: str | Path = "",
+    isVerbose: bool = False,
+    *,
+    promote_file_path: str | Path = "",
+    policy: Policy | str | Path | None = None,
+    dtype: Any = None,
+    verbose: bool | None = None,
+) -> Handle:
+    """Puts a policy in force for the whole process, and gives back a handle that restores the one before.
+
+    "" means the default list of that kind (Habana's). `opt_level` "O2" runs matrix products and convolutions in the low dtype
+    and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a folder, and excludes
+    the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`) logs the
+    policy and every distinct decision once. A second call replaces the policy. Raises OpListError for lists that cannot be
+    used and HmpError for other wrong arguments; torch is then as it was before.
+    """
+    chosen = _choose_policy(opt_level, bf16_file_path, fp32_file_path, promote_file_path, policy)
+    if dtype is not None:
+        chosen = chosen.replace(dtype=dtype)
+    with _lock:
+        before = _process
+        is_verbose = isVerbose if verbose is None else verbose
+        _put_in_force(chosen, is_verbose)
+        if is_verbose:
+            announce(chosen)
+        return Handle(before)
+
+
+def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: str | Path, policy: Policy | str | Path | None) -> Policy:
+    if opt_level not in ("O1", "O2"):
+        raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
+    if policy is not None:
+        if str(bf16) or str(fp32) or str(promote):
+            raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
+        return as_policy(policy)
+    if opt_level == "O2":
+        return Policy.load("habana-o2")
+    if not (str(bf16) or str(fp32) or str(promote)):
+        return Policy.load(DEFAULT)
+    return Policy.from_files(bf16, fp32, promote)
+
+
+def revert() -> None:
+    """Leaves torch as it was found: no policy in force, nothing patched, no model applied to. Does nothing without convert()."""
+    global _process, _regions_entered
+    with _lock:
+        _process = (None, False)
+        PROCESS.table, PROCESS.policy = state.NOTHING, None
+        for casts in (*_casts.values(), *_applied.values()):
+            # threads that are still inside a region of theirs: plain torch from now on
+            casts.table, casts.policy = state.NOTHING, None
+        _casts.clear()
+        _applied.clear()
+        for model in list(_applied_models):
+            vars(model).pop(_MARK, None)
+        _applied_models.clear()
+        _regions_entered = False
+        patches.restore()
+
+
+def is_converted() -> bool:
+    """Whether a process-wide policy is in force."""
+    return PROCESS.policy is not None
+
+
+def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
+    """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
+
+    The patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
+    """
+    if isinstance(policy, (types.FunctionType, types.MethodType)):
+        return casts()(policy)
+    chosen = as_policy(policy)  # type: ignore[arg-type]
+
+    def choose(_: object) -> Casts:
+        global _regions_entered
+        _regions_entered = True
+        return _casts_of(chosen)
+
+    return Region(f"casts({chosen.name!r})", choose)
+
+
+def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
+    """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast.
+
+    Works through `model(...)`, not through a direct `model.forward(...)`. A deep copy of the model is applied to as well;
+    a pickle loaded in another process is not. `hmp.remove(model)` undoes it; the patches, doing nothing elsewhere, stay
+    until `hmp.revert()`.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. For functions use hmp.casts(policy) as a decorator")
+    chosen = as_policy(policy)
+    with _lock:
+        casts = _casts_of(chosen)
+        token = next((t for t, c in _applied.items() if c is casts), None)
+        if token is None:
+            token = f"{chosen.name}#{next(_tokens)}"
+            _applied[token] = casts
+        cls = type(model)
+        patches.rebind(cls, "_call_impl", _calling_under_policy(cls._call_impl))
+        vars(model)[_MARK] = token
+        _applied_models.add(model)
+    return model
+
+
+def remove(model: M) -> M:
+    """`model`, no longer applied to."""
+    with _lock:
+        vars(model).pop(_MARK, None)
+        _applied_models.discard(model)
+    return model
+
+
+def _calling_under_policy(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    """A class's `_call_impl` that puts in force what its instance is marked with: replicas and deep copies carry the mark."""
+    if getattr(call_impl, "hmp_applies", False):
+        return call_impl  # a base class has it already
+
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        casts = _applied.get(self.__dict__.get(_MARK, ""))
+        if casts is None:
+            return call_impl(self, *args, **kwargs)
+        before = state.get()
+        state.put(casts)
+        try:
+            return call_impl(self, *args, **kwargs)
+        finally:
+            state.put(before)
+
+    _call_impl.hmp_applies = True  # type: ignore[attr-defined]
+    return _call_impl
+
+
+def register(owner: Any, name: str, cast: Cast) -> None:
+    """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
+    with _lock:
+        registry.add(owner, name, cast)
+        if patches.installed():
+            for (policy, is_verbose), casts in _casts.items():
+                casts.table = _table(policy, is_verbose)
+            PROCESS.table = PROCESS.table if _process[0] is None else _casts[_process].table  # type: ignore[index]
+
+
+def _put_in_force(policy: Policy | None, is_verbose: bool) -> None:
+    global _process
+    if policy is None:
+        PROCESS.table, PROCESS.policy = state.NOTHING, None
+    else:
+        casts = _casts_of(policy, is_verbose)
+        PROCESS.table, PROCESS.policy = casts.table, policy
+    _process = (policy, is_verbose)
+
+
+def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
+    """The casts of `policy`, its sites under hmp."""
+    found = _casts.get((policy, is_verbose))
+    if found is not None:
+        return found
+    with _lock:
+        if (policy, is_verbose) not in _casts:
+            _casts[(policy, is_verbose)] = Casts(_table(policy, is_verbose), policy)
+        return _casts[(policy, is_verbose)]
+
+
+def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
+    """The policy's table; its sites are patched on return. Whatever fails, fails before torch is touched."""
+    if not patches.installed():
+        sites.refresh()
+    decisions = tables.decide(policy)
+    table = tables.build(decisions, LogObserver() if is_verbose else None)
+    fresh = not patches.installed()
+    try:
+        if fresh:
+            plumbing.install()
+            module_state.install()
+        install.install(site for decision in decisions.values() for site in decision.sites)
+    except BaseException:
+        if fresh:
+            patches.restore()
+        raise
+    return table

@@ -1,0 +1,23 @@
+"""The error family. Every message says where, what, and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+class HmpError(Exception):
+    """Anything that hmp refuses to do."""
+
+
+class OpListError(HmpError, ValueError):
+    """A list of ops that cannot be used; `path` and `line` say where, as far as they are known."""
+
+    def __init__(self, message: str, path: str | Path | None = None, line: int | None = None) -> None:
+        self.path = None if path is None else str(path)
+        self.line = line
+        where = "" if path is None else f"{path}: " if line is None else f"{path}:{line}: "
+        super().__init__(where + message)
+
+
+class NonFiniteError(HmpError):
+    """An op made NaN or Inf out of finite inputs."""

@@ -1,0 +1,90 @@
+"""explain(): what a policy does with one op, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import op_names, sites, state, tables
+from .policy import DEFAULT, Policy, as_policy
+from .rules import Rule as ListEntry
+
+_MEANING = {
+    "bf16": "its castable inputs become the low dtype (R1)",
+    "fp32": "its castable inputs become float32 (R2)",
+    "promote": "its castable inputs become the widest dtype among them (R3)",
+    "first": "unlisted; torch refuses mixed inputs, so they become the first one's dtype (R7)",
+    "in_place": "it writes into its first input, and the other inputs become that one's dtype (R5)",
+    "mask_in_place": "torch computes it in place; finite values of a mask stay finite in a low dtype (R5, R12)",
+    "fill": "torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
+    "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
+    "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
+    "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a policy does with an op. `cast` is "bf16", "fp32", "promote" or None for unlisted; `path` and `line` say where the
+    list entry stands; `sites` are the places where the op can be called, with what is done there; str() is readable."""
+
+    name: str
+    cast: str | None
+    policy: str
+    listed_as: str | None
+    path: str | None
+    line: int | None
+    sites: tuple[str, ...]
+    synonyms: tuple[str, ...]
+    why: str
+
+    def __str__(self) -> str:
+        on = f"on the {self.cast} list" if self.cast else "on no list"
+        place = f" ({self.path}:{self.line})" if self.path else ""
+        lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
+        if self.synonyms:
+            lines.append(f"  synonyms: {', '.join(self.synonyms)}")
+        lines += [f"  {site}" for site in self.sites]
+        return "\n".join(lines)
+
+
+def explain(name: str, policy: Policy | str | None = None) -> Rule:
+    """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
+
+    Without a policy: the one in force here, else Habana's default. Raises OpListError with the nearest real names for an
+    unknown op.
+    """
+    chosen = as_policy(policy) if policy is not None else state.here().policy or Policy.load(DEFAULT)
+    ops = sites.resolve(ListEntry(name, "bf16"))
+    op = ops[0] if ops else name
+    listed = tables.Listed(chosen)
+    starred = listed.star if listed.star is not None and op in set(sites.starred()) else None
+    source = listed.source(op) or starred
+    if op in op_names.DTYPE_OPS:
+        source = None
+    decided = {site: d for d in tables.decide(chosen).values() for site in d.sites}
+    family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
+    lines = tuple(f"{site}: {_MEANING[decided[site].rule.kind] if site in decided else 'left to torch'}" for site in family)
+    return Rule(
+        name=op,
+        cast=source.cast if source else None,
+        policy=chosen.name,
+        listed_as=source.name if source else None,
+        path=source.path if source else None,
+        line=source.line if source else None,
+        sites=lines,
+        synonyms=op_names.SYNONYMS.get(op, ()),
+        why=_why(op, source),
+    )
+
+
+def _why(op: str, source: ListEntry | None) -> str:
+    if op in op_names.DTYPE_OPS:
+        return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
+    if source is None:
+        if op in op_names.MIXED_RAISES or op in op_names.NORMS:
+            return "unlisted: it runs in the precision of its first castable input (R7)"
+        return "unlisted: it is left to torch"
+    if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH:
+        return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
+    spelled = "" if source.name == op else f"; it follows {source.name!r}"
+    return _MEANING[source.cast] + spelled

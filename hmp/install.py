@@ -1,0 +1,51 @@
+"""Puts a policy's sites under hmp: each becomes a switch that asks what is in force here, and calls that."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from . import patches, state
+from .sites import Site
+
+
+def install(sites: Iterable[Site]) -> None:
+    """Puts switches at `sites`; those that have one keep it."""
+    switches: dict[int, Callable[..., Any]] = {}
+    for site in sites:
+        original = site.original
+        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
+            patches.swap(original, _switch(original, patches.plain(original)))
+            continue
+        if id(original) not in switches:
+            switches[id(original)] = _named(_switch(original, original), site)
+        patches.rebind(site.owner, site.attribute, switches[id(original)])
+
+
+def _switch(key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
+    """The function that stands at a site: the wrapper that is in force for `key` in this thread or task, or torch's own op."""
+    get, settle = state.get, state.settle
+
+    def hmp_switch(*args: Any, **kwargs: Any) -> Any:
+        cast = (get() or settle()).table.get(key)
+        if cast is None:
+            return op(*args, **kwargs)
+        return cast(*args, **kwargs)
+
+    return hmp_switch
+
+
+def _is_switch(function: types.FunctionType) -> bool:
+    return function.__code__.co_name == "hmp_switch"
+
+
+def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
+    # found by pickle and by people under the name of torch's own function
+    switch.__name__ = site.attribute
+    qualified = f"Tensor.{site.attribute}" if site.where == "torch.Tensor" else site.attribute
+    switch.__qualname__ = qualified
+    switch.__module__ = "torch" if site.where == "torch.Tensor" else site.where
+    switch.__doc__ = site.original.__doc__
+    switch.__wrapped__ = site.original  # type: ignore[attr-defined]
+    return switch

@@ -1,0 +1,256 @@
+"""What is known of op names: synonyms, other spellings, and what torch does with mixed dtypes. Data; measured on torch 2.13.
+
+A fact that depends on the torch release belongs here or in sites.py and nowhere else.
+"""
+
+from __future__ import annotations
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Exact synonyms: same arguments, same result. They follow the one that is listed, the first of the group first.
+SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(line.split())
+    for line in """
+    mul multiply
+    div divide true_divide truediv
+    sub subtract
+    abs absolute
+    neg negative
+    fix trunc
+    clamp clip
+    acos arccos
+    acosh arccosh
+    asin arcsin
+    asinh arcsinh
+    atan arctan
+    atanh arctanh
+    atan2 arctan2
+    cat concat concatenate
+    vstack row_stack
+    gt greater
+    ge greater_equal
+    lt less
+    le less_equal
+    ne not_equal
+    outer ger
+    inverse linalg.inv
+    movedim moveaxis
+    transpose swapaxes swapdims
+    orgqr linalg.householder_product
+    pinverse linalg.pinv
+    igamma special.gammainc
+    igammac special.gammaincc
+    digamma special.psi
+    lgamma special.gammaln
+    mvlgamma special.multigammaln
+    erfinv special.erfinv
+    sigmoid special.expit
+    i0 special.i0
+    remainder mod
+    floor_divide floordiv
+    grid_sample grid_sampler
+    interpolate upsample
+    """.strip().splitlines()
+)
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    name: tuple(other for other in group if other != name) for group in SYNONYM_GROUPS for name in group
+}
+
+# Dunder methods of Tensor whose op has another name; the others drop their underscores (`__add__` is add).
+DUNDER_OPS: dict[str, str] = {"div": "truediv", "idiv": "itruediv", "rdiv": "rtruediv"}
+# `__radd__` is the op radd and `__iadd__` is iadd; both follow add.
+BINARY_DUNDERS = _names("add sub mul truediv floordiv mod pow matmul")
+DUNDERS: tuple[str, ...] = tuple(
+    f"__{prefix}{name}__" for name in sorted(BINARY_DUNDERS) for prefix in ("", "r", "i")
+) + tuple(f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split())
+
+# ATen's names for what Python calls otherwise. Overload names (`.Tensor_Scalar`) are dropped before the look-up.
+ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "_convolution": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
+    "convolution_overrideable": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
+    "_softmax": ("softmax",),
+    "_log_softmax": ("log_softmax",),
+    "cross_entropy_loss": ("cross_entropy",),
+    "nll_loss2d": ("nll_loss",),
+    "nll_loss_nd": ("nll_loss",),
+    "nll_loss_forward": ("nll_loss",),
+    "nll_loss2d_forward": ("nll_loss",),
+    "smooth_l1_loss_forward": ("smooth_l1_loss",),
+    "multilabel_margin_loss_forward": ("multilabel_margin_loss",),
+    "max_pool1d_with_indices": ("max_pool1d",),
+    "max_pool2d_with_indices": ("max_pool2d",),
+    "max_pool3d_with_indices": ("max_pool3d",),
+    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
+    "_adaptive_avg_pool3d": ("adaptive_avg_pool3d",),
+    "_embedding_bag": ("embedding_bag",),
+    "_ctc_loss": ("ctc_loss",),
+    "_cdist_forward": ("cdist",),
+    "_pdist_forward": ("pdist",),
+    "_batch_norm_impl_index": ("batch_norm",),
+    "_native_batch_norm_legit": ("batch_norm",),
+    "native_batch_norm": ("batch_norm",),
+    "cudnn_batch_norm": ("batch_norm",),
+    "native_layer_norm": ("layer_norm",),
+    "native_group_norm": ("group_norm",),
+    "native_dropout": ("dropout",),
+    "_fused_dropout": ("dropout",),
+    "_scaled_dot_product_flash_attention": ("scaled_dot_product_attention",),
+    "_scaled_dot_product_efficient_attention": ("scaled_dot_product_attention",),
+    "_native_multi_head_attention": ("scaled_dot_product_attention",),
+    "_index_put_impl_": ("index_put",),
+    "_cat": ("cat",),
+    "_stack": ("stack",),
+    "_trilinear": ("bilinear",),
+    "_weight_norm": ("weight_norm",),
+    "mkldnn_linear": ("linear",),
+    "mkldnn_convolution": ("conv1d", "conv2d", "conv3d"),
+    "mkldnn_rnn_layer": ("lstm",),
+    "_thnn_fused_lstm_cell": ("lstm_cell",),
+    "_thnn_fused_gru_cell": ("gru_cell",),
+    "grid_sampler_2d": ("grid_sample",),
+    "grid_sampler_3d": ("grid_sample",),
+    "upsample_nearest1d": ("interpolate",),
+    "upsample_nearest2d": ("interpolate",),
+    "upsample_nearest3d": ("interpolate",),
+    "upsample_linear1d": ("interpolate",),
+    "upsample_bilinear2d": ("interpolate",),
+    "upsample_bicubic2d": ("interpolate",),
+    "upsample_trilinear3d": ("interpolate",),
+    "_linalg_svd": ("linalg.svd",),
+    "_linalg_eigh": ("linalg.eigh",),
+    "_linalg_det": ("linalg.det",),
+    "_linalg_solve_ex": ("linalg.solve_ex",),
+}
+
+# Names that this torch does not have but another release of torch, ATen's backward half or Habana's compiler knows.
+FOREIGN = _names(
+    """
+    embedding_bag_sum_fwd embedding_bag_sum_bwd embedding_bag_sum embedding_bag_preproc kv_reduce_sum sparse_segment_sum
+    fused_norm fused_clip_norm optimizer_adamw optimizer_sgd optimizer_lamb custom_foreach_add_ roi_align nms batched_nms
+    deform_conv2d gels symeig eig lstsq solve matrix_rank cumulative_max irfft rfft ifft stft_legacy sum_to_size_ lu_unpack_
+    bucketize_ pdist_ gru_impl frac_gradient addcdiv_legacy triangular_solve_legacy max_unpool_2d fused_dropout
+    scaled_mm _scaled_mm grouped_mm _grouped_mm rms_norm fused_rms_norm _fused_rms_norm linear_cross_entropy swiglu
+    fused_sdpa sdpa_recomp_fwd sdpa_recomp_bwd rotary_pos_embedding rope optimizer_lars optimizer_ema cast cast_f32_to_bf16
+    cast_bf16_to_f32 hpu_cast permute_copy_hpu instance_norm_backward as_strided_lazy strided_view slice_insert dropout_backward
+    """
+)
+
+# --- dtypes ---------------------------------------------------------------------------------------------------------------
+
+# Ops whose meaning is a dtype, or that only hand storage or metadata around: never cast, whatever a list says (R7).
+DTYPE_OPS = _names(
+    """
+    to type type_as copy result_type can_cast promote_types view_as expand_as reshape_as resize_as set set_ float half bfloat16
+    double int long short char byte bool cfloat cdouble chalf cpu cuda xpu hpu numpy item tolist data_ptr is_floating_point
+    is_complex is_same_size is_nonzero numel dim size stride storage_offset requires_grad_ retain_grad share_memory_ pin_memory
+    is_pinned is_shared is_contiguous is_set_to is_inference is_coalesced is_distributed record_stream apply map map2 backward
+    """
+)
+
+# Views: a cast turns their result into a copy (R10). Never meant by `*`.
+VIEWS = _names(
+    """
+    adjoint as_strided broadcast_to ccol_indices chunk coalesce col_indices conj contiguous crow_indices detach diagonal dsplit
+    expand expand_as flatten getitem hsplit imag indices moveaxis movedim narrow permute positive pos ravel real reshape
+    reshape_as resolve_conj resolve_neg row_indices select slice_inverse split split_with_sizes squeeze swapaxes swapdims t
+    tensor_split transpose unbind unflatten unfold unsqueeze unsafe_chunk unsafe_split values view view_as view_as_complex
+    view_as_real vsplit atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid
+    """
+)
+
+# What `*` leaves alone besides: results that hold no rounding, and makers of new tensors.
+NOT_COMPUTED = _names(
+    """
+    clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
+    new_tensor new_empty_strided empty_permuted as_tensor tensor from_numpy frombuffer is_tensor is_storage setitem numpy_T
+    """
+)
+
+# Joins: a 0-dim tensor counts when the widest dtype is looked for, as in torch (R3).
+JOINS = _names("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag")
+
+# torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
+PROMOTED_BY_TORCH = JOINS | _names(
+    """
+    eq ne lt le gt ge less less_equal greater greater_equal not_equal equal isin bucketize searchsorted
+    logical_and logical_or logical_xor
+    l1_loss mse_loss smooth_l1_loss pairwise_distance
+    stft istft diff linspace float_power
+    add radd sub subtract rsub mul rmul multiply div divide true_divide truediv floor_divide floordiv fmod remainder mod pow
+    atan2 arctan2 hypot copysign nextafter logaddexp logaddexp2 xlogy igamma igammac maximum minimum fmax fmin max min
+    clamp clip clamp_min clamp_max where addcmul addcdiv outer ger kron dist
+    rfloordiv rmod rpow
+    special.xlog1py special.xlogy special.gammainc special.gammaincc special.zeta
+    special.chebyshev_polynomial_t special.chebyshev_polynomial_u special.chebyshev_polynomial_v special.chebyshev_polynomial_w
+    special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u special.shifted_chebyshev_polynomial_v
+    special.shifted_chebyshev_polynomial_w special.hermite_polynomial_h special.hermite_polynomial_he
+    special.laguerre_polynomial_l special.legendre_polynomial_p
+    """
+)
+
+# Mixed inputs raise in torch, forward or backward: unlisted, these follow their first castable input (R7).
+MIXED_RAISES = _names(
+    """
+    huber_loss addr
+    cross linalg.cross cdist grid_sample grid_sampler grid_sampler_2d grid_sampler_3d
+    index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add scatter_reduce
+    cholesky_solve lu_solve triangular_solve ormqr orgqr linalg.solve linalg.solve_ex linalg.solve_triangular linalg.tensorsolve
+    linalg.lu_solve linalg.ldl_solve linalg.lstsq linalg.householder_product
+    multi_margin_loss nll_loss cross_entropy binary_cross_entropy embedding_bag
+    addmm mm bmm mv dot matmul rmatmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    addbmm addmv baddbmm bilinear chain_matmul conv_tbc convolution einsum inner tensordot vdot linalg.matmul linalg.multi_dot
+    linalg.vecdot scaled_dot_product_attention sparse.mm sparse.addmm sparse.sampled_addmm smm hspmm sspaddmm
+    linear_cross_entropy svd_lowrank pca_lowrank
+    fractional_max_pool2d fractional_max_pool3d
+    lerp heaviside prelu polar complex isclose allclose binomial fake_quantize_per_channel_affine
+    lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    meshgrid cartesian_prod quantile nanquantile histogram histogramdd
+    """
+)
+# Of these some mixtures are accepted, depending on shapes: torch is asked first.
+MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm")
+
+# In-place ops that raise on mixed inputs: the others become the first one's dtype (R5). torch computes all other ones mixed.
+MIXED_INPLACE_RAISES = _names(
+    """
+    addmm addmv addbmm baddbmm lerp heaviside index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add
+    scatter_reduce map map2 setitem
+    """
+)
+
+# --- arguments ------------------------------------------------------------------------------------------------------------
+
+# Arguments that no rule casts: written to by the op, or accepted in float32 by every kernel (R12's attn_mask).
+KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
+    "scaled_dot_product_attention": _names("attn_mask"),
+    "rrelu_with_noise": _names("noise"),
+    "batch_norm": _names("running_mean running_var"),
+    "instance_norm": _names("running_mean running_var"),
+    "fused_moving_avg_obs_fake_quant": _names("observer_on fake_quant_on running_min running_max scale zero_point"),
+}
+NORMS = _names("batch_norm instance_norm layer_norm group_norm")
+# Device types whose kernels take a low-dtype input with float32 weights; elsewhere the weights are cast as well.
+MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
+
+# R12. Fills and bounds: a finite scalar beyond the tensor's dtype becomes its finite extreme.
+FILLS = _names(
+    """
+    masked_fill where full_like new_full clamp clip clamp_min clamp_max pad constant_pad_nd threshold fill index_fill
+    fill_diagonal hardtanh setitem
+    """
+)
+# Arithmetic: with a scalar beyond the low dtype it is computed in float32 and saturates.
+ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
+# The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not.
+GUARDED_ARITHMETIC = _names("mul rmul multiply")
+# Operands that need no gradient (masks) are cast saturating.
+MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill")
+MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
+
+# Python code of torch that is structure and not an op: what it calls is decided op by op (R8).
+STRUCTURE = _names(
+    "multi_head_attention_forward boolean_dispatch handle_torch_function backward register_hook register_post_accumulate_grad_hook"
+)

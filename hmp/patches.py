@@ -1,0 +1,138 @@
+"""Puts functions in the place of torch's, remembers what was there, and puts it back in reverse.
+
+Functions written in Python keep their object: only their `__code__` is exchanged, so that names taken earlier, pickles and
+tables keyed by function go on working. Builtins and methods are rebound on their owner.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger("hmp")
+
+_MISSING = object()
+_PLACE = "the function in place"
+
+_swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
+_rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+_undo: list[Callable[[], None]] = []
+_plain: dict[types.FunctionType, types.FunctionType] = {}
+
+
+def installed() -> bool:
+    """Whether anything is patched."""
+    return bool(_swapped or _rebound or _undo)
+
+
+def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as torch has it, whatever is in its place now: for a Python function a copy that no patch reaches."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    if function not in _plain:
+        copy = types.FunctionType(
+            function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
+        )
+        copy.__kwdefaults__ = function.__kwdefaults__
+        _plain[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
+    return _plain[function]
+
+
+def swap(function: types.FunctionType, target: Callable[..., Any]) -> None:
+    """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing."""
+    if function in _swapped:
+        return
+    plain(function)
+    old = function.__code__
+    new = _calling(old, target)
+    _swapped[function] = (old, new)
+    function.__code__ = new
+
+
+def rebind(owner: Any, name: str, value: Any) -> None:
+    """Sets `owner.name` until `restore()`. A second rebinding of the same name does nothing."""
+    place = (id(owner), name)
+    if place in _rebound:
+        return
+    # from the owner's own __dict__: what was inherited is deleted again, not set
+    old = vars(owner).get(name, _MISSING)
+    _rebound[place] = (owner, name, old, value)
+    setattr(owner, name, value)
+
+
+def on_restore(undo: Callable[[], None]) -> None:
+    """Has `undo` called by `restore()`: for hooks that torch itself offers."""
+    _undo.append(undo)
+
+
+def restore() -> None:
+    """Puts back everything that was replaced, last first. What somebody else put on top stays, with a warning."""
+    while _undo:
+        _undo.pop()()
+    while _rebound:
+        _, (owner, name, old, value) = _rebound.popitem()
+        if vars(owner).get(name, _MISSING) is not value:
+            _warn_foreign(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+        elif old is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+    while _swapped:
+        function, (old_code, new_code) = _swapped.popitem()
+        if function.__code__ is new_code:
+            function.__code__ = old_code
+        else:
+            _warn_foreign(f"{function.__module__}.{function.__qualname__}")
+    _plain.clear()
+
+
+def _warn_foreign(where: str) -> None:
+    warnings.warn(
+        f"{where} was patched by somebody else on top of hmp; that patch is left standing, and hmp's wrapper below it does "
+        "nothing any more. Undo patches in the reverse order of their making",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+@functools.lru_cache(maxsize=None)
+def _template(arguments: str, call: str, name: str) -> types.CodeType:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
+        module = compile(f"def {name}({arguments}): return {_PLACE!r}({call})", "<hmp>", "exec")
+    return next(c for c in module.co_consts if isinstance(c, types.CodeType))
+
+
+def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
+    """A code object that takes what `code` takes and returns `target(...)` of it."""
+    names = list(code.co_varnames)
+    positional, keyword = names[: code.co_argcount], names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
+    rest = names[code.co_argcount + code.co_kwonlyargcount :]
+    arguments, call = list(positional), list(positional)
+    if code.co_posonlyargcount:
+        arguments.insert(code.co_posonlyargcount, "/")
+    if code.co_flags & inspect.CO_VARARGS:
+        arguments.append("*" + rest[0])
+        call.append("*" + rest.pop(0))
+    elif keyword:
+        arguments.append("*")
+    arguments += keyword
+    call += [f"{name}={name}" for name in keyword]
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        arguments.append("**" + rest[0])
+        call.append("**" + rest[0])
+    name = code.co_name if code.co_name.isidentifier() else "function"
+    template = _template(", ".join(arguments), ", ".join(call), name)
+    return template.replace(
+        co_consts=tuple(target if constant == _PLACE else constant for constant in template.co_consts),
+        co_freevars=code.co_freevars,
+        # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+    )

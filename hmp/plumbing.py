@@ -1,0 +1,162 @@
+"""The code of torch that runs around a model and is never cast (R15), or that casts need to know of (R9, R14).
+
+Optimizers, gradient scaling and clipping, initialisers, tests and printing, data loading; backward; checkpoints; replicas.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from . import patches, state
+from .state import Bound, call_without_casts
+
+# module → its functions; "Class.method" for methods
+_WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
+    "torch.amp.grad_scaler": ("GradScaler.scale", "GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
+    "torch.nn.utils.clip_grad": (
+        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_",
+        "_get_total_norm", "_clip_grads_with_norm_",
+    ),
+    "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
+    "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
+    "torch.testing._comparison": ("assert_close", "assert_allclose"),
+    "torch.testing._creation": ("make_tensor",),
+    "torch._tensor_str": ("_str",),
+    "torch.utils.data.dataloader": ("_SingleProcessDataLoaderIter._next_data", "_DatasetKind.create_fetcher"),
+    "torch.utils.data._utils.worker": ("_worker_loop",),
+    # user Python in backward: hooks, autograd.Function.backward (R13)
+    "torch.autograd.graph": ("_engine_run_backward",),
+    # model.to(bfloat16) assigns Parameter.data on purpose
+    "torch.nn.modules.module": ("Module._apply",),
+}  # fmt: skip
+
+
+def install() -> None:
+    """Puts everything of this module in place, until patches.restore()."""
+    for function in _functions():
+        patches.swap(function, _without_casts(patches.plain(function)))
+    _install_optimizers()
+    _install_checkpoint()
+    _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
+    _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
+    _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+
+
+def _functions() -> Iterator[types.FunctionType]:
+    for module_name, names in _WITHOUT_CASTS.items():
+        for name in names:
+            function = _find(module_name, name)
+            if function is not None:
+                yield function
+    for name, function in vars(torch.nn.init).items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            yield function
+
+
+def _find(module_name: str, name: str) -> types.FunctionType | None:
+    """The function that stands there, None where this torch has none."""
+    found: Any = importlib.import_module(module_name)
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part, None)
+    found = getattr(found, "__func__", found)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def _replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    function = _find(module_name, name)
+    if function is not None:
+        patches.swap(function, make(patches.plain(function)))
+
+
+def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
+    def without_casts(*args: Any, **kwargs: Any) -> Any:
+        return call_without_casts(function, *args, **kwargs)
+
+    return without_casts
+
+
+def _install_optimizers() -> None:
+    """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
+    todo: list[type] = [torch.optim.Optimizer]
+    while todo:
+        cls = todo.pop()
+        todo += cls.__subclasses__()
+        _mute_step(cls)
+
+    def patch_step_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(self: Any) -> None:
+            original(self)
+            for cls in type(self).__mro__:
+                _mute_step(cls)
+
+        return patched
+
+    _replace("torch.optim.optimizer", "Optimizer._patch_step_function", patch_step_function)
+
+
+def _mute_step(cls: type) -> None:
+    step = vars(cls).get("step")
+    # torch hooks a class's step when its first instance is made: only that one is what users call
+    if isinstance(step, types.FunctionType) and getattr(step, "hooked", False):
+        patches.swap(step, _step(patches.plain(step)))
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # the closure runs the forward: as if it were called outside
+        args = tuple(Bound(a) if callable(a) else a for a in args)
+        if callable(kwargs.get("closure")):
+            kwargs["closure"] = Bound(kwargs["closure"])
+        return call_without_casts(original, self, *args, **kwargs)
+
+    return step
+
+
+def _install_checkpoint() -> None:
+    """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
+
+    def forward(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ctx, run_function, *args: original(ctx, Bound(run_function), *args)
+
+    def generator(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)
+
+    _replace("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
+    _replace("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", generator)
+
+
+def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """nn.DataParallel's threads inherit the caller's state."""
+
+    def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        return original([Bound(module) for module in modules], *args, **kwargs)
+
+    return parallel_apply
+
+
+def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Where casts are on attention runs op by op, in eval as in training (R8): the fused kernel is one op that no rule reaches."""
+
+    def get_fastpath_enabled() -> bool:
+        return not state.casts_enabled() and original()
+
+    return get_fastpath_enabled
+
+
+def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
+    """RNNBase refuses an input whose dtype is not the weights'; where casts are on, R7 gives them one."""
+
+    def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
+        weight = self._flat_weights[0]
+        if input.dtype is not weight.dtype and state.casts_enabled():
+            # the original looks at dtype and shape alone
+            input = torch.empty(input.shape, dtype=weight.dtype, device="meta")
+        original(self, input, batch_sizes)
+
+    return check_input

@@ -1,0 +1,268 @@
+"""A policy: three lists of op names and a low dtype, as a frozen value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from dataclasses import replace as dataclass_replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import sites
+from .errors import HmpError, OpListError
+from .rules import CASTS, EVERY_OP, Cast, Rule, parse_list, read_list
+
+log = logging.getLogger("hmp")
+
+DEFAULT = "habana"
+LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_GAUDI_KEYS = frozenset(
+    """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
+    use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
+    transformers_version""".split()
+)
+
+
+def _lists_home() -> Path:
+    # inside the package in a wheel, beside it in a checkout and in an editable install
+    inside = Path(__file__).parent / "op_lists"
+    return inside if inside.is_dir() else Path(__file__).parent.parent / "op_lists"
+
+
+def policies() -> list[str]:
+    """The names of the presets that ship with hmp, sorted."""
+    return sorted(folder.name for folder in _lists_home().iterdir() if (folder / "bf16.txt").is_file())
+
+
+@dataclass(frozen=True)
+class Policy:
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs.
+
+    `bf16`, `fp32` and `promote` hold names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
+    torch.float16; `scoped` is reserved for rules of single modules. Equality looks at all of these and not at `name`.
+    Raises OpListError for a name that nothing knows and for a name on both the BF16 and the FP32 list.
+    """
+
+    name: str = field(default="custom", compare=False)
+    dtype: torch.dtype = torch.bfloat16
+    bf16: frozenset[str] = frozenset()
+    fp32: frozenset[str] = frozenset()
+    promote: frozenset[str] = frozenset()
+    scoped: tuple[Rule, ...] = ()
+    # where each (list, name) was read, for messages
+    origin: Mapping[tuple[str, str], Rule] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "dtype", _low_dtype(self.dtype))
+        for cast in CASTS:
+            names = getattr(self, cast)
+            if isinstance(names, str):
+                raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
+            object.__setattr__(self, cast, frozenset(names))
+        bf16, fp32 = self.casts_by_op("bf16"), self.casts_by_op("fp32")
+        self.casts_by_op("promote")
+        for op in sorted(bf16.keys() & fp32.keys()):
+            one, other = bf16[op], fp32[op]
+            also = f" ({other.path}:{other.line})" if other.path else ""
+            spelled = f"{one.name!r}" if one.name == other.name else f"{one.name!r} and {other.name!r} are the same op, which"
+            raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
+
+    def casts_by_op(self, cast: Cast) -> dict[str, Rule]:
+        """The ids of the ops on one of the lists, each with the rule that put it there."""
+        found: dict[str, Rule] = {}
+        for name in sorted(getattr(self, cast)):
+            rule = self.origin.get((cast, name)) or Rule(name, cast)
+            for op in sites.resolve(rule):
+                found.setdefault(op, rule)
+        return found
+
+    @classmethod
+    def load(cls, policy: str | Path) -> Policy:
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt.
+
+        A missing promote.txt means the default promote list. OpListError where there is no such preset or folder.
+        """
+        home = _lists_home()
+        folder = home / policy if str(policy) in policies() else Path(policy)
+        if not (folder / "bf16.txt").is_file() and not (folder / "fp32.txt").is_file():
+            if folder.is_dir():
+                raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
+            raise OpListError(f"{str(policy)!r} is no policy; presets are {', '.join(policies())}, or name a folder of list files")
+        rules: list[Rule] = []
+        for cast in CASTS:
+            file = folder / f"{cast}.txt"
+            if cast == "promote" and not file.is_file():
+                file = home / DEFAULT / "promote.txt"
+            rules += read_list(file, cast)
+        return cls._from_rules(folder.name, rules)
+
+    @classmethod
+    def from_files(
+        cls,
+        bf16: str | Path = "",
+        fp32: str | Path = "",
+        promote: str | Path = "",
+        *,
+        dtype: Any = torch.bfloat16,
+        name: str = "custom",
+    ) -> Policy:
+        """The policy of these list files; "" means the default list of that kind.
+
+        A list that is given, with the synonyms of its names, wins over a default list (R4), and the log says so.
+        """
+        files = {"bf16": bf16, "fp32": fp32, "promote": promote}
+        given: list[Rule] = []
+        for cast in CASTS:
+            if str(files[cast]):
+                given += read_list(files[cast], cast)
+        defaults = [cast for cast in CASTS if not str(files[cast])]
+        return cls._over_defaults(name if given else DEFAULT, given, defaults, dtype)
+
+    @classmethod
+    def _over_defaults(cls, name: str, given: list[Rule], defaults: Iterable[Cast], dtype: Any = torch.bfloat16) -> Policy:
+        taken: dict[str, Rule] = {}
+        for rule in given:
+            # a name on a given promote list takes nothing from a default list: BF16 and FP32 win over promote
+            if rule.cast != "promote":
+                for op in sites.resolve(rule):
+                    for relative in (op, *sites.relatives(op)):
+                        taken.setdefault(relative, rule)
+        rules = list(given)
+        for cast in defaults:
+            for rule in read_list(_lists_home() / DEFAULT / f"{cast}.txt", cast):
+                winner = next((taken[op] for op in sites.resolve(rule) if op in taken), None)
+                if winner is None or cast == "promote":
+                    rules.append(rule)
+                elif winner.cast != cast:
+                    log.info("%s on the given %s list wins over %s on the default %s list", winner.name, winner.cast, rule.name, cast)
+        return cls._from_rules(name, rules, dtype)
+
+    @classmethod
+    def _from_rules(cls, name: str, rules: Iterable[Rule], dtype: Any = torch.bfloat16) -> Policy:
+        origin = {(rule.cast, rule.name): rule for rule in reversed(list(rules))}
+        lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
+        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], (), origin)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
+        """The policy that LOWER_LIST and FP32_LIST name (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and
+        PT_HPU_AUTOCAST_FP32_OPS_LIST); the default list where a variable is unset or empty.
+
+        A name on both lists follows the lower-precision list, as Gaudi's autocast has it.
+        """
+        lower = environ.get("LOWER_LIST") or environ.get("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST") or ""
+        fp32 = environ.get("FP32_LIST") or environ.get("PT_HPU_AUTOCAST_FP32_OPS_LIST") or ""
+        given: list[Rule] = list(read_list(lower, "bf16")) if lower else []
+        low = {op for rule in given for op in sites.resolve(rule)}
+        if fp32:
+            given += [rule for rule in read_list(fp32, "fp32") if not low.intersection(sites.resolve(rule))]
+        defaults: list[Cast] = ([] if lower else ["bf16"]) + ([] if fp32 else ["fp32"]) + ["promote"]  # type: ignore[list-item]
+        return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
+
+    @classmethod
+    def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
+        """The policy of an Optimum Gaudi configuration: a gaudi_config.json, the folder that holds one, or its contents.
+
+        BERT's lists stand in for keys that are absent, as documented there. Unknown keys are kept out with a warning.
+        Raises HmpError where both HMP and autocast are asked for.
+        """
+        path = None
+        if not isinstance(config, Mapping):
+            path = Path(config)
+            path = path / "gaudi_config.json" if path.is_dir() else path
+            try:
+                config = json.loads(path.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
+            except (UnicodeDecodeError, json.JSONDecodeError) as error:
+                raise OpListError(f"is no JSON ({error}); give a gaudi_config.json", path) from None
+        if not isinstance(config, Mapping):
+            raise OpListError("is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values", path)
+        unknown = sorted(set(config) - _GAUDI_KEYS)
+        if unknown:
+            log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))
+        if config.get("use_habana_mixed_precision") and config.get("use_torch_autocast"):
+            raise HmpError("use_habana_mixed_precision and use_torch_autocast are both set; set one of them to false")
+        kind = "autocast" if config.get("use_torch_autocast") else "hmp"
+        if kind == "hmp" and config.get("hmp_opt_level") == "O2":
+            return cls.load("habana-o2")
+        bert = cls.load("bert")
+        rules = [rule for (cast, _), rule in bert.origin.items() if cast == "promote"]
+        for cast, default in (("bf16", bert.bf16), ("fp32", bert.fp32)):
+            names = config.get(f"{kind}_{cast}_ops")
+            names = sorted(default) if names is None else names
+            if isinstance(names, str) or not all(isinstance(n, str) for n in names):
+                raise OpListError(f"{kind}_{cast}_ops is no list of op names", path)
+            for name in names:
+                rules += [Rule(r.name, r.cast, None if path is None else str(path)) for r in parse_list(name, cast, path)]  # type: ignore[arg-type]
+        return cls._from_rules("gaudi-config" if path is None else path.stem, rules)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Policy:
+        """The policy that `to_dict()` described."""
+        unknown = sorted(set(values) - {"name", "dtype", "fingerprint", *CASTS})
+        if unknown:
+            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote")
+        return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), *(values.get(c, ()) for c in CASTS))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
+        lists = {cast: sorted(getattr(self, cast)) for cast in CASTS}
+        return {"name": self.name, "dtype": str(self.dtype).removeprefix("torch."), **lists, "fingerprint": self.fingerprint}
+
+    @property
+    def fingerprint(self) -> str:
+        """Twelve hexadecimal digits of the contents, the same for equal policies on every machine."""
+        text = json.dumps([str(self.dtype), *(sorted(getattr(self, cast)) for cast in CASTS)])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def replace(self, **changes: Any) -> Policy:
+        """A policy with these fields changed: `policy.replace(bf16=policy.bf16 | {"gelu"})`."""
+        changes.setdefault("name", self.name if set(changes) <= {"name", "dtype"} else f"{self.name} (changed)")
+        return dataclass_replace(self, **changes)
+
+    def save(self, folder: str | Path) -> Path:
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, which is made if need be; returns it."""
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        for cast in CASTS:
+            names = sorted(getattr(self, cast), key=lambda name: (name == EVERY_OP, name))
+            (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        return target
+
+    def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
+        """The names that the two policies treat differently: name → (list here, list there), None for unlisted."""
+
+        def table(policy: Policy) -> dict[str, str]:
+            # the first list that holds a name wins: BF16 and FP32 before promote (R4)
+            return {name: cast for cast in reversed(CASTS) for name in getattr(policy, cast)}
+
+        mine, theirs = table(self), table(other)
+        names = sorted(mine.keys() | theirs.keys())
+        return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+
+    def __str__(self) -> str:
+        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
+        return f"policy {self.name!r}: {counts} ops, low dtype {str(self.dtype).removeprefix('torch.')}, {self.fingerprint}"
+
+
+def _low_dtype(dtype: Any) -> torch.dtype:
+    found = LOW_DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
+    if found not in LOW_DTYPES.values():
+        raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+    return found  # type: ignore[no-any-return]
+
+
+def as_policy(policy: Policy | str | Path) -> Policy:
+    """`policy` itself, or the preset or folder that it names. OpListError where it names none."""
+    if isinstance(policy, Policy):
+        return policy
+    if isinstance(policy, (str, os.PathLike)):
+        return Policy.load(policy)
+    raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({', '.join(policies())}) or a folder")

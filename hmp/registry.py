@@ -1,0 +1,78 @@
+"""Users' own functions that take part: decorated ones, and those that `hmp.register` names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from . import state
+from .errors import HmpError
+from .rules import CASTS, Cast
+from .sites import Site
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_registered: dict[tuple[int, str], tuple[Site, Cast]] = {}
+
+
+def registered() -> Iterator[tuple[Site, Cast]]:
+    """The sites that users registered, with the cast they asked for."""
+    return iter(tuple(_registered.values()))
+
+
+def add(owner: Any, name: str, cast: Cast) -> Site:
+    """Remembers `owner.name` as an op of the user's. HmpError for what is no function or no cast."""
+    if cast not in CASTS:
+        raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
+    where = getattr(owner, "__name__", type(owner).__name__)
+    original = getattr(owner, name, None)
+    if not callable(original) or inspect.isclass(original):
+        raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    site = Site(owner, name, original, where, f"{where}.{name}")
+    _registered[(id(owner), name)] = (site, cast)
+    return site
+
+
+def forget_all() -> None:
+    """Forgets every registration."""
+    _registered.clear()
+
+
+def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
+    if inspect.isclass(function) or not callable(function):
+        raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
+    from .wrappers import CallRule, op_wrap
+
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+    by_policy: dict[Any, Callable[..., Any]] = {}
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        policy = state.here().policy
+        if policy is None:
+            return function(*args, **kwargs)
+        low = policy.dtype
+        if low not in by_policy:
+            by_policy[low] = op_wrap(function, CallRule(name, cast, low, composite=True))
+        return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
+
+    return wrapper
+
+
+def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the BF16 list: where casts are on its castable inputs come in the low dtype, and what it calls
+    inside is not cast again."""
+    return _decorated(function, "bf16")
+
+
+def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the FP32 list: where casts are on its castable inputs come in float32."""
+    return _decorated(function, "fp32")
+
+
+def promote_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the promote list: where casts are on its castable inputs come in the widest dtype among them."""
+    return _decorated(function, "promote")

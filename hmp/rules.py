@@ -1,0 +1,69 @@
+"""Text becomes rules: what a list file says, line by line, names as they are spelled."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .errors import OpListError
+
+Cast = Literal["bf16", "fp32", "promote"]
+CASTS: tuple[Cast, ...] = ("bf16", "fp32", "promote")
+EVERY_OP = "*"
+
+_NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One name on one list: its spelling, the list, and the place it was read from (line counts from 1)."""
+
+    name: str
+    cast: Cast
+    path: str | None = None
+    line: int | None = None
+
+
+def parse_list(text: str, cast: Cast, path: str | Path | None = None) -> tuple[Rule, ...]:
+    """The rules in `text`, in order: a name a line or between commas, `#` starts a comment, `*` is every other op.
+
+    Raises OpListError with path and line for what cannot be an op's name.
+    """
+    where = None if path is None else str(path)
+    rules = []
+    for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
+        for word in line.split("#", 1)[0].split(","):
+            name = word.strip()
+            if not name:
+                continue
+            if name != EVERY_OP and not _NAME.fullmatch(name):
+                raise OpListError(
+                    f"{name!r} is no op name; write one name a line, such as 'linear', and put '#' before remarks",
+                    where,
+                    number,
+                )
+            rules.append(Rule(name, cast, where, number))
+    return tuple(rules)
+
+
+def read_list(path: str | Path, cast: Cast) -> tuple[Rule, ...]:
+    """The rules in the file at `path` (UTF-8). An empty file is an empty list; OpListError for what is no text file."""
+    file = Path(path)
+    if file.is_dir():
+        raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError:
+        raise OpListError('no such file; give the path of a list file, or "" for the default list', file) from None
+    except OSError as error:
+        raise OpListError(f"cannot be read: {error.strerror or error}; check the path and its permissions", file) from error
+    if b"\0" in data:
+        raise OpListError("is a binary file; a list is plain text, one op name a line", file)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise OpListError("is not UTF-8 text; save the list as UTF-8", file, line) from None
+    return parse_list(text, cast, file)

@@ -1,0 +1,321 @@
+"""Where an op can be called: a name from a list becomes the places in torch that it stands for.
+
+An op's id is its public name (`mul`, `linalg.solve`); dunders and in-place forms have ids of their own (`rmul`, `imul`,
+`mul_`) that follow it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib
+import inspect
+import logging
+import types
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from . import op_names
+from .errors import OpListError
+from .rules import EVERY_OP, Rule
+
+log = logging.getLogger("hmp")
+
+# (how it is written, the owner, the prefix of its ops' ids)
+NAMESPACES: tuple[tuple[str, Any, str], ...] = (
+    ("torch", torch, ""),
+    ("torch.nn.functional", F, ""),
+    ("torch.Tensor", torch.Tensor, ""),
+    ("torch._C._nn", torch._C._nn, ""),  # type: ignore[attr-defined]
+    ("torch._VF", torch._VF, ""),  # type: ignore[attr-defined]
+    ("torch.special", torch.special, "special."),
+    ("torch.linalg", torch.linalg, "linalg."),
+    ("torch.fft", torch.fft, "fft."),
+    ("torch.sparse", torch.sparse, "sparse."),
+)
+_PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
+_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One place where an op can be called: `owner.attribute`, what stands there, and the op's id."""
+
+    owner: Any
+    attribute: str
+    original: Callable[..., Any]
+    where: str
+    op: str
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every call writes into the first argument."""
+        return self.op.endswith("_") or self.op == "setitem" or (self.attribute.startswith("__i") and base_of(self.op) != self.op)
+
+    @property
+    def python(self) -> bool:
+        """Whether the op is Python code of torch, which may call other ops."""
+        return isinstance(self.original, types.FunctionType)
+
+    def __str__(self) -> str:
+        return f"{self.where}.{self.attribute}"
+
+
+def base_of(op: str) -> str:
+    """The op that `op` follows unless listed itself: mul for rmul, imul and mul_, softmax for special.softmax; else itself."""
+    if op.endswith("_"):
+        return op[:-1]
+    if op[:1] in ("r", "i") and op[1:] in op_names.BINARY_DUNDERS:
+        return op[1:]
+    namespace, _, name = op.rpartition(".")
+    if namespace in ("special", "linalg", "sparse") and _sites_by_id(name):
+        return name
+    return op
+
+
+@functools.cache
+def ancestry(op: str) -> tuple[str, ...]:
+    """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
+    line = [op]
+    if base_of(op) != op:
+        line.append(base_of(op))
+        line += [b for b in (base_of(line[-1]),) if b not in line]
+    for name in tuple(line):
+        line += [s for s in op_names.SYNONYMS.get(name, ()) if s not in line]
+    return tuple(line)
+
+
+def _op_id(attribute: str, prefix: str) -> str:
+    if attribute.startswith("__") and attribute.endswith("__"):
+        bare = attribute[2:-2]
+        return op_names.DUNDER_OPS.get(bare, bare)
+    return prefix + attribute
+
+
+@functools.cache
+def _dunders_by_op() -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for attribute in op_names.DUNDERS:
+        op = _op_id(attribute, "")
+        found[op] = (*found.get(op, ()), attribute)
+    return found
+
+
+def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
+    """What `owner.attribute` is, when it is a function of torch's."""
+    found = getattr(owner, attribute, None)
+    if not isinstance(found, _CALLABLE):
+        return None
+    # methods that every Python object has (`__eq__` of `type`) are no sites
+    return None if isinstance(owner, type) and attribute not in owner.__dict__ and not hasattr(torch._C.TensorBase, attribute) else found
+
+
+_looked_up: dict[str, tuple[Site, ...]] = {}
+
+
+def _sites_by_id(op: str) -> tuple[Site, ...]:
+    if op not in _looked_up:
+        _looked_up[op] = _look_up(op)
+    return _looked_up[op]
+
+
+def _look_up(op: str) -> tuple[Site, ...]:
+    namespace, _, name = op.rpartition(".")
+    sites = []
+    for where, owner, prefix in NAMESPACES:
+        if prefix != (namespace + "." if namespace else ""):
+            continue
+        attributes = [name]
+        if owner is torch.Tensor:
+            attributes += _dunders_by_op().get(op, ())
+        for attribute in attributes:
+            original = _lookup(owner, attribute)
+            if original is not None:
+                sites.append(Site(owner, attribute, original, where, op))
+    return tuple(sites)
+
+
+def sites_of(op: str) -> tuple[Site, ...]:
+    """The places of the op with exactly this id, in-place forms and dunders with ids of their own not included."""
+    return _sites_by_id(op)
+
+
+def refresh() -> None:
+    """Looks torch up anew where somebody else has patched it meanwhile. To be called while hmp has nothing patched."""
+    if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
+        _looked_up.clear()
+        for cached in (ancestry, every_op, _known):
+            cached.cache_clear()
+
+
+def relatives(op: str) -> tuple[str, ...]:
+    """The ids that follow `op` when they are not listed themselves: dunders, in-place form, namespaced twins, synonyms' too."""
+    found = []
+    for name in (op, *op_names.SYNONYMS.get(op, ())):
+        if name != op:
+            found.append(name)
+        derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
+        found += [d for d in derived if base_of(d) == name and _sites_by_id(d)]
+    return tuple(found)
+
+
+@functools.cache
+def every_op() -> tuple[str, ...]:
+    """The ids of all ops of torch that take a tensor: what `*` chooses from, and where nearest names are looked for."""
+    found: dict[str, None] = {}
+    aten = _aten_names()
+    for _, owner, prefix in NAMESPACES:
+        for attribute in dir(owner):
+            dunder = attribute in op_names.DUNDERS
+            if attribute.startswith("_") and not dunder:
+                continue
+            function = _lookup(owner, attribute)
+            if function is None:
+                continue
+            op = _op_id(attribute, prefix)
+            aten_name = op.replace(".", "_")
+            python = isinstance(function, types.FunctionType) and (owner is F or function.__module__ in ("torch.functional", "torch._lowrank"))
+            if aten_name in aten or prefix or python or dunder:
+                found[op] = None
+    return tuple(sorted(found))
+
+
+@functools.cache
+def _aten_names() -> frozenset[str]:
+    """The names of ATen's ops that take a tensor."""
+    return frozenset(
+        schema.name.removeprefix("aten::")
+        for schema in torch._C._jit_get_all_schemas()
+        if schema.name.startswith("aten::") and any("Tensor" in str(a.type) for a in schema.arguments)
+    )
+
+
+def starred() -> Iterator[str]:
+    """The ops that `*` stands for: all but views, dtype ops and makers of new tensors. In-place forms follow R5 and are left out."""
+    left_out = op_names.DTYPE_OPS | op_names.VIEWS | op_names.NOT_COMPUTED | op_names.STRUCTURE
+    for op in every_op():
+        last = op.rpartition(".")[2]
+        if op not in left_out and last not in left_out and not op.endswith("_") and not last.startswith(("is_", "rand", "register_")):
+            yield op
+
+
+def _user_site(name: str) -> Site | None:
+    """The site of a user's own function that a dotted name leads to, importing its module; None where it leads nowhere."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+                continue
+            raise
+        for part in parts[cut:-1]:
+            owner = getattr(owner, part, None)
+        original = inspect.getattr_static(owner, parts[-1], None)
+        if callable(original) or isinstance(original, (staticmethod, classmethod)):
+            return Site(owner, parts[-1], getattr(owner, parts[-1]), ".".join(parts[:-1]), name)
+        return None
+    return None
+
+
+@functools.cache
+def _known(name: str) -> tuple[str, ...]:
+    """The ids that a spelling stands for; () for a name that only another torch or ATen knows; KeyError for none."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    if name.startswith("__") and name.endswith("__"):
+        name = _op_id(name, "")
+    overloaded = name.partition(".")[0]
+    for spelling in dict.fromkeys((name, overloaded)):
+        itself = (spelling,) if _is_op(spelling) else ()
+        if itself or spelling in op_names.ATEN_SPELLINGS:
+            return op_names.ATEN_SPELLINGS.get(spelling, ()) + itself
+        for _, _, prefix in NAMESPACES:
+            namespace = prefix.rstrip(".")
+            for candidate in (prefix + spelling, prefix + spelling.removeprefix(namespace + "_")) if prefix else ():
+                if _is_op(candidate):
+                    return (candidate,)
+    for spelling in (name, overloaded):
+        if spelling in op_names.FOREIGN or spelling in _aten_names() or spelling.removesuffix("_backward") in _aten_names():
+            return ()
+    raise KeyError(name)
+
+
+def _is_op(name: str) -> bool:
+    sites = _sites_by_id(name)
+    if not sites:
+        return False
+    return name in every_op() if all(site.owner is torch for site in sites) else True
+
+
+def resolve(rule: Rule) -> tuple[str, ...]:
+    """The ids of the ops that the rule's name stands for; a user's own function keeps its dotted name.
+
+    Raises OpListError with path, line and the nearest real name where nothing knows the name. A name that only another
+    torch release, ATen or Habana's compiler knows gives () and one warning.
+    """
+    if rule.name == EVERY_OP:
+        return (EVERY_OP,)
+    try:
+        ids = _known(rule.name)
+    except KeyError:
+        if "." in rule.name and _user_site(rule.name) is not None:
+            return (rule.name,)
+        raise _unknown(rule) from None
+    if not ids:
+        _warn_skipped(rule)
+    return ids
+
+
+def user_site(name: str) -> Site:
+    """The site of the user's own function `name`, a dotted path that `resolve` accepted."""
+    site = _user_site(name)
+    if site is None:
+        raise OpListError(f"{name!r} cannot be found any more; import the module that defines it")
+    return site
+
+
+def _unknown(rule: Rule) -> OpListError:
+    name = rule.name.removeprefix("torch.")
+    near = nearest(name)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
+    what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
+    return OpListError(f"{rule.name!r} is {what}; {hint}", rule.path, rule.line)
+
+
+def nearest(name: str) -> list[str]:
+    """Up to three ids of ops that look like `name`, best first."""
+    names = [op for op in every_op() if not op.endswith("_")]
+    return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+
+
+_warned: set[tuple[str | None, str]] = set()
+
+
+def _warn_skipped(rule: Rule) -> None:
+    if (rule.path, rule.name) in _warned:
+        return
+    _warned.add((rule.path, rule.name))
+    where = f"{rule.path}:{rule.line}: " if rule.path else ""
+    log.warning("%s%r is not an op of torch %s and is skipped; other releases or compilers know it", where, rule.name, torch.__version__)
+
+
+def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
+    """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
+    if isinstance(original, types.FunctionType):
+        code = original.__code__
+        return code.co_varnames[: code.co_argcount]
+    longest: tuple[str, ...] = ()
+    for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
+        names = tuple(a.name for a in schema.arguments if not a.kwarg_only)
+        if len(names) > len(longest) and "Dimname" not in str(schema):
+            longest = names
+    # Python calls the first argument of a function `input` where ATen says `self`
+    return tuple("input" if name == "self" else name for name in longest)

@@ -1,0 +1,113 @@
+"""Ops that a cast of all inputs would damage: norms keep their statistics, look-ups their table (R2, R9).
+
+Each builder takes (op, op's id, parameter names in order, target dtype or None for "the widest" or "the first", caster).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import casting, op_names
+from .casting import Caster, Tensor, castable
+
+Op = Callable[..., Any]
+_renorm_ = torch.embedding_renorm_
+
+
+def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The call's arguments by name."""
+    return {**dict(zip(order, args, strict=False)), **kwargs}
+
+
+def _left_to_torch(values: dict[str, Any]) -> bool:
+    return any(isinstance(v, Tensor) and v.dtype in casting.LEFT_TO_TORCH for v in values.values())
+
+
+def norm(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+    """The input is cast. Weight and bias stay float32 where torch has a mixed kernel; running statistics are updated in place.
+
+    torch's kernels want weight, bias and statistics in one dtype: the input's, or float32. What does not fit is cast for
+    the call, statistics with the result written back.
+    """
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        values = _bind(order, args, kwargs)
+        x = values.get("input")
+        if not castable(x) or _left_to_torch(values):
+            return op(*args, **kwargs)
+        affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
+        stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
+        dtype = target or x.dtype
+        held = {t.dtype for t in (*affine.values(), *stats.values())}
+        fits = not held or held == {dtype}
+        if not fits:
+            mixed_kernel = name in op_names.MIXED_NORM_KERNELS.get(x.device.type, op_names.NORMS)
+            wanted = torch.float32 if mixed_kernel or stats else dtype
+            affine = {n: caster(t, wanted) for n, t in affine.items()}
+            copies = {n: casting.cast(t, wanted) for n, t in stats.items()}
+        else:
+            copies = stats
+        values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
+        result = _again(op, order, args, kwargs, values)
+        for n, copy in copies.items():
+            if copy is not stats[n]:
+                with torch.no_grad():
+                    stats[n].copy_(copy)
+        return result
+
+    return wrapper
+
+
+def embedding(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+    """A look-up: the result is cast, not the table. The values are the same, and `max_norm=` renormalises the real table."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = op(*args, **kwargs)
+        return caster(result, target) if target is not None and castable(result) and result.dtype is not target else result
+
+    return wrapper
+
+
+def embedding_bag(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+    """Sums of looked-up rows: weight and per_sample_weights are cast, `max_norm=` renormalises the real table first."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        values = _bind(order, args, kwargs)
+        weight, scale = values.get("weight"), values.get("per_sample_weights")
+        if not castable(weight) and castable(values.get("input")):
+            return op(*args, **kwargs)
+        dtype = target or (casting.widest(casting.each_castable((weight, scale)), count_0dim=True) or weight.dtype)
+        if not castable(weight) or _left_to_torch(values) or {t.dtype for t in casting.each_castable((weight, scale))} == {dtype}:
+            return op(*args, **kwargs)
+        if values.get("sparse"):
+            # a sparse gradient does not pass through a cast of the table: cast the sums
+            if castable(scale):
+                values["per_sample_weights"] = caster(scale, weight.dtype)
+            result = _again(op, order, args, kwargs, values)
+            return caster(result, dtype) if castable(result) else result
+        if values.get("max_norm") is not None:
+            indices = values["input"] if "input" in values and values["input"] is not weight else values["indices"]
+            with torch.no_grad():
+                _renorm_(weight.detach(), indices.reshape(-1), values["max_norm"], values.get("norm_type", 2.0))
+            values["max_norm"] = None
+        values["weight"] = caster(weight, dtype)
+        if castable(scale):
+            values["per_sample_weights"] = caster(scale, dtype)
+        return _again(op, order, args, kwargs, values)
+
+    return wrapper
+
+
+def _again(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
+    """The call with `values` in place of its arguments, positional ones staying positional."""
+    return op(*(values[n] for n in order[: len(args)]), **{n: values[n] for n in kwargs})
+
+
+BUILDERS: dict[str, Callable[[Op, str, tuple[str, ...], torch.dtype | None, Caster], Op]] = {
+    **dict.fromkeys(op_names.NORMS, norm),
+    "embedding": embedding,
+    "embedding_bag": embedding_bag,
+}

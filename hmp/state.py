@@ -1,0 +1,250 @@
+"""The casts in force in this thread or task, or none: what every wrapper reads, and the regions that set it.
+
+A ContextVar holds it, so threads and asyncio tasks never see each other's regions. It holds one of
+
+- PROCESS: what `convert()` put in force for the whole process, maybe nothing;
+- a `Casts`: a policy's wrappers, put in force by `casts()` or `apply()`;
+- the `Off` of either: no casts, and what `enable_casts()` goes back to.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from .errors import HmpError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Table = Mapping[Any, Callable[..., Any]]
+
+
+class Off:
+    """No casts here. `table` is empty for ever, so that a wrapper needs no other question."""
+
+    __slots__ = ("on",)
+    table: Table = types.MappingProxyType({})
+    policy = None
+
+    def __init__(self, on: Casts) -> None:
+        self.on = on
+
+    @property
+    def off(self) -> Off:
+        return self
+
+
+class Casts:
+    """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from."""
+
+    __slots__ = ("off", "policy", "table")
+
+    def __init__(self, table: Table, policy: Any) -> None:
+        self.table = table
+        self.policy = policy
+        self.off = Off(self)
+
+    @property
+    def on(self) -> Casts:
+        return self
+
+
+NOTHING: Table = types.MappingProxyType({})
+# One object for the life of the process: convert() and revert() replace its table, so every thread sees them at its next op.
+PROCESS = Casts(NOTHING, None)
+
+_here: ContextVar[Casts | Off | None] = ContextVar("hmp_casts", default=None)
+# What the regions entered in this context found, innermost first. Kept here and not in the region objects: one object may be
+# entered by many threads at once.
+_found: ContextVar[tuple[Any, ...]] = ContextVar("hmp_found", default=())
+
+get = _here.get
+put = _here.set
+# On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later).
+_key_in_tls: Callable[[str], bool] = getattr(torch._C, "_is_key_in_tls", lambda key: False)
+
+
+def settle() -> Casts | Off:
+    """What is in force in a context that never said: in autograd's threads what the caller of backward() has, else PROCESS."""
+    if _key_in_tls("context"):
+        caller = torch._C._get_obj_in_tls("context")
+        return (caller.get(_here) if caller is not None else None) or PROCESS
+    put(PROCESS)  # remembered, so that the question is asked once a thread
+    return PROCESS
+
+
+def here() -> Casts | Off:
+    """What is in force for the calling thread or task."""
+    return get() or settle()
+
+
+def casts_enabled() -> bool:
+    """Whether ops called here and now are cast, for the calling thread or task."""
+    return here().policy is not None
+
+
+def call_without_casts(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function` returns when called with casts off."""
+    before = get()
+    put((before or settle()).off)
+    try:
+        return function(*args, **kwargs)
+    finally:
+        # the value, not a token: a token cannot be reset from another context
+        put(before)
+
+
+class Bound:
+    """A callable that runs under what was in force where it was made, in whatever thread it is called.
+
+    Raises HmpError when that is no longer possible: other casts would mean other numbers than the first run's (R14).
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.function = function
+        self.state = here()
+        self.policy = self.state.policy
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        state = self.state
+        if self.policy is None:
+            state = state.off
+        elif state.policy != self.policy:
+            since = "revert()" if state.policy is None else f"convert() to {state.policy.name!r}"
+            raise HmpError(
+                f"this call first ran under policy {self.policy.name!r} and runs again after {since} (a checkpoint's "
+                "recomputation?); its numbers would differ. Call backward() before the policy changes"
+            )
+        before = get()
+        put(state)
+        try:
+            return self.function(*args, **kwargs)
+        finally:
+            put(before)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+
+class Region:
+    """A stretch of one thread or task in which `choose(what is in force)` is in force.
+
+    Context manager and decorator (functions, generators, coroutines, asynchronous generators); nests; an exception
+    restores what was before.
+    """
+
+    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off]) -> None:
+        self._name = name
+        self._choose = choose
+
+    def __repr__(self) -> str:
+        return f"hmp.{self._name}"
+
+    def __enter__(self) -> None:
+        before = get()
+        chosen = self._choose(before or settle())
+        _found.set((before, _found.get()))
+        put(chosen)
+
+    def __exit__(self, *exc_info: object) -> None:
+        found = _found.get()
+        before, rest = found if found else (None, ())  # left in another context than entered: nothing was found there
+        _found.set(rest)
+        put(before)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isclass(function):
+            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+        wrapped: Callable[..., Any]
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                steps = _AsyncSteps(self, function(*args, **kwargs))
+                try:
+                    async for item in steps:
+                        yield item
+                finally:
+                    await steps.aclose()
+
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return (yield from _Steps(self, function(*args, **kwargs)))
+
+        else:
+
+            @functools.wraps(function)
+            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        return cast("Callable[P, R]", wrapped)
+
+
+class _Steps:
+    """A generator whose every step runs inside the region, while its consumer stays outside."""
+
+    def __init__(self, region: Region, generator: Any) -> None:
+        self._region = region
+        self._generator = generator
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> Any:
+        with self._region:
+            return next(self._generator)
+
+    def send(self, value: Any) -> Any:
+        with self._region:
+            return self._generator.send(value)
+
+    def throw(self, *exc_info: Any) -> Any:
+        with self._region:
+            return self._generator.throw(*exc_info)
+
+    def close(self) -> None:
+        with self._region:
+            self._generator.close()
+
+
+class _AsyncSteps(_Steps):
+    def __aiter__(self) -> _AsyncSteps:
+        return self
+
+    async def __anext__(self) -> Any:
+        with self._region:
+            return await self._generator.__anext__()
+
+    async def aclose(self) -> None:
+        with self._region:
+            await self._generator.aclose()
+
+
+def _region_or_decorated(region: Region, function: Callable[P, R] | None) -> Any:
+    return region if function is None else region(function)
+
+
+def disable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region in which torch is exactly torch: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
+    return _region_or_decorated(Region("disable_casts()", lambda state: state.off), function)
+
+
+def enable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region that undoes `disable_casts()` around it: the policy that was in force before is in force again."""
+    return _region_or_decorated(Region("enable_casts()", lambda state: state.on), function)

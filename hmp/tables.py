@@ -1,0 +1,167 @@
+"""A policy becomes a table: for each torch function that it changes, the function that is called in its place."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from . import op_names, patches, registry, sites
+from .composites import names_called
+from .policy import Policy
+from .rules import CASTS, EVERY_OP, Cast, Rule
+from .sites import Site
+from .wrappers import CallRule, Kind, Observer, op_wrap
+
+# The modules of torch whose public Python functions are ops.
+_PYTHON_OPS = frozenset(
+    {"torch.nn.functional", "torch._tensor", "torch.functional", "torch._lowrank", "torch._lobpcg", "torch._jit_internal"}
+)
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to
+    R12), and the sites where the function stands."""
+
+    original: Callable[..., Any]
+    rule: CallRule
+    source: Rule | None
+    sites: tuple[Site, ...]
+
+
+class Listed:
+    """The policy's lists by op id, for looking up what an op follows."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.by_cast: dict[Cast, dict[str, Rule]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
+        self.star: Rule | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+
+    def source(self, op: str) -> Rule | None:
+        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
+        line = sites.ancestry(op)
+        for casts in (("bf16", "fp32"), ("promote",)):
+            for name in line:
+                for cast in casts:
+                    if name in self.by_cast[cast]:  # type: ignore[index]
+                        return self.by_cast[cast][name]  # type: ignore[index]
+        return None
+
+    def ops(self) -> Iterator[str]:
+        """The ids of all ops that may need a wrapper under this policy."""
+        seen: dict[str, None] = {}
+        for table in self.by_cast.values():
+            for name in table:
+                if name != EVERY_OP:
+                    seen.update(dict.fromkeys((name, *sites.relatives(name))))
+        for names in (op_names.MIXED_RAISES, op_names.NORMS, op_names.FILLS, op_names.GUARDED_ARITHMETIC):
+            seen.update(dict.fromkeys(names))
+        for name in (*op_names.MIXED_INPLACE_RAISES, *op_names.MASK_TAKERS_INPLACE, *op_names.FILLS, "mul", "multiply"):
+            seen.update(dict.fromkeys((name, name + "_", "i" + name)))
+        if self.star is not None:
+            seen.update(dict.fromkeys(sites.starred()))
+        return iter(seen)
+
+
+def decide(policy: Policy) -> dict[Any, Decision]:
+    """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
+    listed = Listed(policy)
+    starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
+    found: dict[Any, Decision] = {}
+
+    def add(site: Site, rule: CallRule, source: Rule | None) -> None:
+        # one function may stand in several places: torch.conv2d is F.conv2d
+        known = found.get(site.original)
+        found[site.original] = (
+            Decision(site.original, rule, source, (site,)) if known is None else replace(known, sites=(*known.sites, site))
+        )
+
+    for op in listed.ops():
+        source = listed.source(op) or (listed.star if op in starred else None)
+        if op in op_names.DTYPE_OPS or (op in op_names.STRUCTURE and source is None):
+            continue
+        for site in sites.sites_of(op):
+            kind = _kind(site, None if source is None else source.cast)
+            if kind is not None:
+                add(site, _call_rule(site, kind, policy.dtype), source if kind in CASTS else None)
+    for name, source in ((n, r) for table in listed.by_cast.values() for n, r in table.items()):
+        if "." in name and not sites.sites_of(name):
+            # a user's function is one op: what it calls inside is not decided again
+            add(sites.user_site(name), CallRule(name, source.cast, policy.dtype, composite=True), source)
+    for site, cast in registry.registered():
+        if site.original not in found:
+            add(site, CallRule(site.op, cast, policy.dtype, composite=True), None)
+    for site in _composites(found):
+        add(site, CallRule(site.op, "inside", policy.dtype, composite=True), None)
+    return found
+
+
+def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
+    """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
+    return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+
+
+def _kind(site: Site, cast: Cast | None) -> Kind | None:
+    """What is done at a site whose op follows the list `cast`, None for nothing."""
+    op, base = site.op, sites.base_of(site.op)
+    if site.in_place:
+        if base in op_names.MIXED_INPLACE_RAISES or op in op_names.MIXED_INPLACE_RAISES:
+            return "in_place"
+        if op in op_names.MASK_TAKERS_INPLACE or (op != base and base in op_names.MASK_TAKERS_INPLACE):
+            return "mask_in_place"
+        if base in op_names.GUARDED_ARITHMETIC:
+            return "guard_in_place"
+        return "fill" if base in op_names.FILLS else None
+    if cast in ("bf16", "fp32"):
+        return cast
+    if cast == "promote" and op not in op_names.PROMOTED_BY_TORCH:
+        return cast
+    if op in op_names.FILLS:
+        return "fill"
+    if op in op_names.GUARDED_ARITHMETIC:
+        return "guard"
+    if cast is None and (op in op_names.MIXED_RAISES or op in op_names.NORMS):
+        return "first"
+    return None
+
+
+def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
+    op, base = site.op, sites.base_of(site.op)
+    needs_order = site.python or op in op_names.NORMS or op in op_names.KEPT_ARGUMENTS or op == "embedding_bag" or kind == "first"
+    order = sites.parameters(site.original, op) if needs_order else ()
+    kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
+    function = site.original if isinstance(site.original, types.FunctionType) else None
+    return CallRule(
+        op=op,
+        kind=kind,
+        low=low,
+        keep=kept | {order.index(name) for name in kept if name in order},
+        order=order,
+        inplace_at=order.index("inplace") if function is not None and "inplace" in order else None,
+        out_at=order.index("out") if function is not None and "out" in order else None,
+        composite=function is not None,
+        view=op in op_names.VIEWS,
+        join=op in op_names.JOINS,
+        mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
+        arithmetic=op in op_names.ARITHMETIC,
+        fill=op in op_names.FILLS or base in op_names.FILLS,
+        asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
+        mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
+    )
+
+
+def _composites(found: Mapping[Any, Decision]) -> Iterator[Site]:
+    """The unlisted ops that are Python code of torch and call an op that is cast: one op, one decision (R8)."""
+    changed = frozenset(site.attribute for d in found.values() for site in d.sites)
+    for where, owner, _ in sites.NAMESPACES:
+        for attribute in dir(owner):
+            if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
+                continue
+            function = getattr(owner, attribute, None)
+            if not isinstance(function, types.FunctionType) or function in found or function.__module__ not in _PYTHON_OPS:
+                continue
+            if names_called(patches.plain(function)) & changed:
+                yield Site(owner, attribute, function, where, attribute)

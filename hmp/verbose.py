@@ -1,0 +1,107 @@
+"""isVerbose: the policy, then every distinct decision once, through the logger `hmp`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .casting import Caster, Tensor, each_tensor
+from .policy import Policy
+from .wrappers import CallRule
+
+log = logging.getLogger("hmp")
+
+_PACKAGES = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+
+
+def announce(policy: Policy) -> None:
+    """Logs the policy that has come into force; gives the logger a handler on stderr if it has none."""
+    if not speaks():
+        return
+    if not log.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("hmp: %(message)s"))
+        log.addHandler(handler)
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    log.info("%s", policy)
+    for cast in ("bf16", "fp32"):
+        log.info("  %s: %s", cast, ", ".join(sorted(getattr(policy, cast))))
+
+
+def speaks() -> bool:
+    """Whether this process logs: rank 0 of a distributed run, or every rank with HMP_LOG_ALL_RANKS=1."""
+    if os.environ.get("HMP_LOG_ALL_RANKS") == "1":
+        return True
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank() == 0
+    return os.environ.get("RANK", "0") == "0"
+
+
+class LogObserver:
+    """Logs each distinct decision once: op, place of the call, input dtypes, what was cast to what."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[Any, ...]] = set()
+        self._lock = threading.Lock()
+        self._made: ContextVar[list[tuple[torch.dtype, torch.dtype]] | None] = ContextVar("hmp_casts_made", default=None)
+
+    def casting(self, caster: Caster) -> Caster:
+        """`caster`, which notes what it casts."""
+
+        def noting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            made = self._made.get()
+            if made is not None:
+                made.append((tensor.dtype, dtype))
+            return caster(tensor, dtype)
+
+        return noting
+
+    def around(self, wrapper: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+        """`wrapper`, which logs its decision when it is a new one."""
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            before = self._made.get()
+            made: list[tuple[torch.dtype, torch.dtype]] = []
+            self._made.set(made)
+            try:
+                return wrapper(*args, **kwargs)
+            finally:
+                self._made.set(before)
+                self._say(rule, args, kwargs, made)
+
+        return observed
+
+    def _say(self, rule: CallRule, args: Any, kwargs: Any, made: list[tuple[torch.dtype, torch.dtype]]) -> None:
+        inputs = tuple(t.dtype for t in each_tensor((*args, *kwargs.values())))
+        if not inputs or rule.kind == "inside":
+            return
+        place = _caller()
+        decision = (rule.op, place, inputs, tuple(made))
+        with self._lock:
+            if decision in self._said:
+                return
+            self._said.add(decision)
+        if speaks():
+            casts = ", ".join(dict.fromkeys(f"{_short(a)} -> {_short(b)}" for a, b in made)) or "nothing to cast"
+            log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(_short, inputs)), casts)
+
+
+def _caller() -> str:
+    """file:line of the nearest frame outside hmp and torch."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
