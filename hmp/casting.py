@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -108,14 +109,11 @@ def cast_call(
     )
 
 
-def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype | None:
-    """The dtype that all of `tensors` fit in (bf16 with fp16 gives float32), None for none.
+def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
+    """The dtype that all of `tensors`, one or more, fit in: bf16 with fp16 gives float32.
 
     0-dim tensors do not widen tensors that have dimensions unless `count_0dim` (R3; torch's own rule).
     """
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors
-    result: torch.dtype | None = None
-    for tensor in counted:
-        result = tensor.dtype if result is None else torch.promote_types(result, tensor.dtype)
-    return result
+    return functools.reduce(torch.promote_types, (t.dtype for t in counted))

@@ -5,35 +5,14 @@ from __future__ import annotations
 import dis
 import functools
 import types
-from collections.abc import Iterator
 from typing import Any
 
 from . import patches
 
-_OPERATORS = {
-    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul",
-    "<": "lt", "<=": "le", ">": "gt", ">=": "ge", "==": "eq", "!=": "ne",
-}  # fmt: skip
-_OPCODES = {
-    "UNARY_NEGATIVE": "__neg__",
-    "BINARY_SUBSCR": "__getitem__",
-    "STORE_SUBSCR": "__setitem__",
-    "BINARY_ADD": "__add__",
-    "BINARY_SUBTRACT": "__sub__",
-    "BINARY_MULTIPLY": "__mul__",
-    "BINARY_TRUE_DIVIDE": "__truediv__",
-    "BINARY_FLOOR_DIVIDE": "__floordiv__",
-    "BINARY_MODULO": "__mod__",
-    "BINARY_POWER": "__pow__",
-    "BINARY_MATRIX_MULTIPLY": "__matmul__",
-    "INPLACE_ADD": "__iadd__",
-    "INPLACE_SUBTRACT": "__isub__",
-    "INPLACE_MULTIPLY": "__imul__",
-    "INPLACE_TRUE_DIVIDE": "__itruediv__",
-}
+_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
-@functools.cache
 def names_called(function: types.FunctionType) -> frozenset[str]:
     """The attribute and function names, dunders of operators included, that running `function` may look up.
 
@@ -41,43 +20,56 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
     """
     names: set[str] = set()
     todo: list[Any] = [function]
-    done: set[types.FunctionType] = set()
+    done: set[types.CodeType] = set()
     while todo:
-        current = todo.pop()
-        if current in done:
+        current = patches.plain(todo.pop())
+        if current.__code__ in done:
             continue
-        done.add(current)
-        for cell in current.__closure__ or ():
-            if isinstance(cell.cell_contents, types.FunctionType):
-                todo.append(patches.plain(cell.cell_contents))
-        for code in _codes(current.__code__):
-            names.update(code.co_names)
-            names.update(_dunders(code))
-            for name in code.co_names:
-                helper: Any = current.__globals__.get(name)
-                if isinstance(helper, types.FunctionType) and helper.__globals__ is current.__globals__:
-                    todo.append(patches.plain(helper))
+        done.add(current.__code__)
+        used = _names_in(current.__code__)
+        names |= used
+        todo += [cell.cell_contents for cell in current.__closure__ or () if isinstance(cell.cell_contents, types.FunctionType)]
+        helpers = (current.__globals__.get(name) for name in used)
+        todo += [h for h in helpers if isinstance(h, types.FunctionType) and h.__globals__ is current.__globals__]
     return frozenset(names)
 
 
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
+@functools.cache
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    names = set(code.co_names)
+    instructions = code.co_code
+    for position in range(0, len(instructions), 2):
+        names.update(_dunders(instructions[position], instructions[position + 1]))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
+            names |= _names_in(constant)
+    return frozenset(names)
 
 
-def _dunders(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in _OPCODES:
-            yield _OPCODES[instruction.opname]
-        elif instruction.opname == "BINARY_OP":  # from Python 3.11 on; from 3.14 on `x[i]` is one as well
-            symbol = instruction.argrepr
-            if symbol.startswith("["):
-                yield "__getitem__"
-            name = _OPERATORS.get(symbol.removesuffix("="), "")
-            yield f"__i{name}__" if symbol.endswith("=") else f"__{name}__"
-            # 2.0 / x reaches the reflected method
-            yield f"__r{name}__"
-        elif instruction.opname == "COMPARE_OP":
-            yield f"__{_OPERATORS.get(instruction.argrepr.removeprefix('bool(').removesuffix(')'), '')}__"
+@functools.cache
+def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
+    """The methods of Tensor that an instruction may call."""
+    name = dis.opname[opcode]
+    if name == "BINARY_OP":  # Python 3.11 and later; the argument says which operator
+        symbol = dis._nb_ops[argument][1]  # type: ignore[attr-defined]
+    elif name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: an instruction for each
+        kind, _, word = name.partition("_")
+        symbol = _WORDS.get(word, "") + ("=" if kind == "INPLACE" else "")
+    elif name == "COMPARE_OP":
+        return _COMPARISONS
+    else:
+        return {"UNARY_NEGATIVE": ("__neg__",), "STORE_SUBSCR": ("__setitem__",)}.get(name, ())
+    if symbol.startswith("["):
+        return ("__getitem__",)
+    op = _OPERATORS.get(symbol.removesuffix("="))
+    if op is None:
+        return ()
+    # 2.0 / x reaches the reflected method
+    return (f"__i{op}__", f"__{op}__") if symbol.endswith("=") else (f"__{op}__", f"__r{op}__")
+
+
+_WORDS = {
+    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
+    "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
+}  # fmt: skip
+

@@ -72,7 +72,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
         path=source.path if source else None,
         line=source.line if source else None,
         sites=lines,
-        synonyms=op_names.SYNONYMS.get(op, ()),
+        synonyms=sites.synonyms(op),
         why=_why(op, source),
     )
 

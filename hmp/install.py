@@ -6,21 +6,28 @@ import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch.jit._builtins as jit_builtins
+
 from . import patches, state
 from .sites import Site
 
 
+_switches: dict[int, Callable[..., Any]] = {}
+
+
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
-    switches: dict[int, Callable[..., Any]] = {}
+    if not _switches:
+        patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
+        patches.on_restore(_forget_switches)
     for site in sites:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
             patches.swap(original, _switch(original, patches.plain(original)))
             continue
-        if id(original) not in switches:
-            switches[id(original)] = _named(_switch(original, original), site)
-        patches.rebind(site.owner, site.attribute, switches[id(original)])
+        if id(original) not in _switches:
+            _switches[id(original)] = _named(_switch(original, original), site)
+        patches.rebind(site.owner, site.attribute, _switches[id(original)])
 
 
 def _switch(key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
@@ -49,3 +56,25 @@ def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
     switch.__doc__ = site.original.__doc__
     switch.__wrapped__ = site.original  # type: ignore[attr-defined]
     return switch
+
+
+def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    """torch.jit.script finds the op behind a switch: scripted code is compiled without casts."""
+
+    def find(function: Any) -> str | None:
+        found = original(function)
+        if found is None and isinstance(function, types.FunctionType) and _is_switch(function):
+            found = original(function.__wrapped__)  # type: ignore[attr-defined]
+        return found
+
+    return find
+
+
+def _forget_switches() -> None:
+    # the table may have been filled while switches stood in torch's places
+    table = jit_builtins._builtin_table or {}
+    for switch in _switches.values():
+        op = table.pop(id(switch), None)
+        if op is not None:
+            table.setdefault(id(switch.__wrapped__), op)  # type: ignore[attr-defined]
+    _switches.clear()

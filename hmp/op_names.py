@@ -10,7 +10,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Exact synonyms: same arguments, same result. They follow the one that is listed, the first of the group first.
+# Exact synonyms: same arguments, same result. They follow the one that is listed, the first of the group first. The twins in
+# torch.special of the same name (special.softmax) are not written down.
 SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     tuple(line.split())
     for line in """
@@ -37,6 +38,11 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     ne not_equal
     outer ger
     inverse linalg.inv
+    matmul linalg.matmul
+    det linalg.det
+    slogdet linalg.slogdet
+    matrix_power linalg.matrix_power
+    diagonal linalg.diagonal
     movedim moveaxis
     transpose swapaxes swapdims
     orgqr linalg.householder_product
@@ -225,10 +231,7 @@ MIXED_INPLACE_RAISES = _names(
 
 # Arguments that no rule casts: written to by the op, or accepted in float32 by every kernel (R12's attn_mask).
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
-    "scaled_dot_product_attention": _names("attn_mask"),
     "rrelu_with_noise": _names("noise"),
-    "batch_norm": _names("running_mean running_var"),
-    "instance_norm": _names("running_mean running_var"),
     "fused_moving_avg_obs_fake_quant": _names("observer_on fake_quant_on running_min running_max scale zero_point"),
 }
 NORMS = _names("batch_norm instance_norm layer_norm group_norm")

@@ -12,7 +12,7 @@ import importlib
 import inspect
 import logging
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,10 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch.linalg", torch.linalg, "linalg."),
     ("torch.fft", torch.fft, "fft."),
     ("torch.sparse", torch.sparse, "sparse."),
+)
+# The modules of torch whose public Python functions are ops.
+PYTHON_OPS = frozenset(
+    {"torch.nn.functional", "torch._tensor", "torch.functional", "torch._lowrank", "torch._lobpcg", "torch._jit_internal"}
 )
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
 _CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -78,6 +82,15 @@ def base_of(op: str) -> str:
 
 
 @functools.cache
+def synonyms(op: str) -> tuple[str, ...]:
+    """The ops that are exactly `op` under another name, the twin in torch.special included."""
+    namespace, _, name = op.rpartition(".")
+    twin = ("special." + op) if not namespace else name if namespace == "special" else ""
+    known = op_names.SYNONYMS.get(op, ())
+    return (*known, twin) if twin and twin not in known and _sites_by_id(twin) and _sites_by_id(op) else known
+
+
+@functools.cache
 def ancestry(op: str) -> tuple[str, ...]:
     """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
     line = [op]
@@ -85,7 +98,7 @@ def ancestry(op: str) -> tuple[str, ...]:
         line.append(base_of(op))
         line += [b for b in (base_of(line[-1]),) if b not in line]
     for name in tuple(line):
-        line += [s for s in op_names.SYNONYMS.get(name, ()) if s not in line]
+        line += [s for s in synonyms(name) if s not in line]
     return tuple(line)
 
 
@@ -148,18 +161,18 @@ def refresh() -> None:
     """Looks torch up anew where somebody else has patched it meanwhile. To be called while hmp has nothing patched."""
     if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
         _looked_up.clear()
-        for cached in (ancestry, every_op, _known):
+        for cached in (ancestry, synonyms, every_op, _known):
             cached.cache_clear()
 
 
 def relatives(op: str) -> tuple[str, ...]:
     """The ids that follow `op` when they are not listed themselves: dunders, in-place form, namespaced twins, synonyms' too."""
     found = []
-    for name in (op, *op_names.SYNONYMS.get(op, ())):
-        if name != op:
+    for name in (op, *synonyms(op)):
+        if name != op and name not in found:
             found.append(name)
         derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
-        found += [d for d in derived if base_of(d) == name and _sites_by_id(d)]
+        found += [d for d in derived if d not in found and base_of(d) == name and _sites_by_id(d)]
     return tuple(found)
 
 
@@ -178,7 +191,7 @@ def every_op() -> tuple[str, ...]:
                 continue
             op = _op_id(attribute, prefix)
             aten_name = op.replace(".", "_")
-            python = isinstance(function, types.FunctionType) and (owner is F or function.__module__ in ("torch.functional", "torch._lowrank"))
+            python = isinstance(function, types.FunctionType) and owner is not torch.Tensor and function.__module__ in PYTHON_OPS
             if aten_name in aten or prefix or python or dunder:
                 found[op] = None
     return tuple(sorted(found))
@@ -187,11 +200,8 @@ def every_op() -> tuple[str, ...]:
 @functools.cache
 def _aten_names() -> frozenset[str]:
     """The names of ATen's ops that take a tensor."""
-    return frozenset(
-        schema.name.removeprefix("aten::")
-        for schema in torch._C._jit_get_all_schemas()
-        if schema.name.startswith("aten::") and any("Tensor" in str(a.type) for a in schema.arguments)
-    )
+    schemas = (s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::"))
+    return frozenset(s.name.removeprefix("aten::") for s in schemas if _takes_tensor([s]))
 
 
 def starred() -> Iterator[str]:
@@ -249,10 +259,18 @@ def _known(name: str) -> tuple[str, ...]:
 
 
 def _is_op(name: str) -> bool:
-    sites = _sites_by_id(name)
-    if not sites:
-        return False
-    return name in every_op() if all(site.owner is torch for site in sites) else True
+    """Whether `name` is the id of an op: torch has functions that are none, such as torch.save."""
+    found = _sites_by_id(name)
+    if any(site.owner is not torch for site in found):
+        return True
+    return any(
+        site.original.__module__ in PYTHON_OPS if site.python else _takes_tensor(torch._C._jit_get_schemas_for_operator("aten::" + name))
+        for site in found
+    )
+
+
+def _takes_tensor(schemas: Iterable[Any]) -> bool:
+    return any("Tensor" in str(argument.type) for schema in schemas for argument in schema.arguments)
 
 
 def resolve(rule: Rule) -> tuple[str, ...]:

@@ -1,6 +1,6 @@
 """Ops that a cast of all inputs would damage: norms keep their statistics, look-ups their table (R2, R9).
 
-Each builder takes (op, op's id, parameter names in order, target dtype or None for "the widest" or "the first", caster).
+Each builder takes (op, op's id, parameter names in order, the rule's choice of a dtype for castable tensors, caster).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from . import casting, op_names
 from .casting import Caster, Tensor, castable
 
 Op = Callable[..., Any]
+Choose = Callable[[list[Tensor]], torch.dtype]
 _renorm_ = torch.embedding_renorm_
 
 
@@ -26,7 +27,7 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
     return any(isinstance(v, Tensor) and v.dtype in casting.LEFT_TO_TORCH for v in values.values())
 
 
-def norm(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
     """The input is cast. Weight and bias stay float32 where torch has a mixed kernel; running statistics are updated in place.
 
     torch's kernels want weight, bias and statistics in one dtype: the input's, or float32. What does not fit is cast for
@@ -40,7 +41,7 @@ def norm(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, 
             return op(*args, **kwargs)
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
-        dtype = target or x.dtype
+        dtype = choose([x])
         held = {t.dtype for t in (*affine.values(), *stats.values())}
         fits = not held or held == {dtype}
         if not fits:
@@ -61,26 +62,30 @@ def norm(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, 
     return wrapper
 
 
-def embedding(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
     """A look-up: the result is cast, not the table. The values are the same, and `max_norm=` renormalises the real table."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
-        return caster(result, target) if target is not None and castable(result) and result.dtype is not target else result
+        if not castable(result):
+            return result
+        dtype = choose([result])
+        return result if result.dtype is dtype else caster(result, dtype)
 
     return wrapper
 
 
-def embedding_bag(op: Op, name: str, order: tuple[str, ...], target: torch.dtype | None, caster: Caster) -> Op:
+def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
     """Sums of looked-up rows: weight and per_sample_weights are cast, `max_norm=` renormalises the real table first."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
         weight, scale = values.get("weight"), values.get("per_sample_weights")
-        if not castable(weight) and castable(values.get("input")):
+        summed = list(casting.each_castable((weight, scale)))
+        if not castable(weight) or _left_to_torch(values):
             return op(*args, **kwargs)
-        dtype = target or (casting.widest(casting.each_castable((weight, scale)), count_0dim=True) or weight.dtype)
-        if not castable(weight) or _left_to_torch(values) or {t.dtype for t in casting.each_castable((weight, scale))} == {dtype}:
+        dtype = choose(summed)
+        if all(t.dtype is dtype for t in summed):
             return op(*args, **kwargs)
         if values.get("sparse"):
             # a sparse gradient does not pass through a cast of the table: cast the sums
@@ -101,13 +106,34 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], target: torch.dtype
     return wrapper
 
 
+def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+    """query, key and value are cast. A mask is left alone (R12), unless torch would refuse it beside them."""
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        values = _bind(order, args, kwargs)
+        projected = {n: values[n] for n in ("query", "key", "value") if castable(values.get(n))}
+        if not projected or _left_to_torch(values):
+            return op(*args, **kwargs)
+        dtype = choose(list(projected.values()))
+        for n, tensor in projected.items():
+            if tensor.dtype is not dtype:
+                values[n] = caster(tensor, dtype)
+        mask = values.get("attn_mask")
+        if castable(mask) and mask.dtype is not dtype and mask.dtype is not torch.float32:
+            values["attn_mask"] = caster(mask, torch.float32)
+        return _again(op, order, args, kwargs, values)
+
+    return wrapper
+
+
 def _again(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
     """The call with `values` in place of its arguments, positional ones staying positional."""
     return op(*(values[n] for n in order[: len(args)]), **{n: values[n] for n in kwargs})
 
 
-BUILDERS: dict[str, Callable[[Op, str, tuple[str, ...], torch.dtype | None, Caster], Op]] = {
+BUILDERS: dict[str, Callable[[Op, str, tuple[str, ...], Choose, Caster], Op]] = {
     **dict.fromkeys(op_names.NORMS, norm),
+    "scaled_dot_product_attention": attention,
     "embedding": embedding,
     "embedding_bag": embedding_bag,
 }

@@ -9,18 +9,12 @@ from typing import Any
 
 import torch
 
-from . import op_names, patches, registry, sites
+from . import op_names, patches, registry, sites, special_ops
 from .composites import names_called
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
 from .wrappers import CallRule, Kind, Observer, op_wrap
-
-# The modules of torch whose public Python functions are ops.
-_PYTHON_OPS = frozenset(
-    {"torch.nn.functional", "torch._tensor", "torch.functional", "torch._lowrank", "torch._lobpcg", "torch._jit_internal"}
-)
-
 
 @dataclass(frozen=True)
 class Decision:
@@ -130,7 +124,7 @@ def _kind(site: Site, cast: Cast | None) -> Kind | None:
 
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     op, base = site.op, sites.base_of(site.op)
-    needs_order = site.python or op in op_names.NORMS or op in op_names.KEPT_ARGUMENTS or op == "embedding_bag" or kind == "first"
+    needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
     order = sites.parameters(site.original, op) if needs_order else ()
     kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
     function = site.original if isinstance(site.original, types.FunctionType) else None
@@ -161,7 +155,7 @@ def _composites(found: Mapping[Any, Decision]) -> Iterator[Site]:
             if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
                 continue
             function = getattr(owner, attribute, None)
-            if not isinstance(function, types.FunctionType) or function in found or function.__module__ not in _PYTHON_OPS:
+            if not isinstance(function, types.FunctionType) or function in found or function.__module__ not in sites.PYTHON_OPS:
                 continue
             if names_called(patches.plain(function)) & changed:
                 yield Site(owner, attribute, function, where, attribute)

@@ -65,8 +65,7 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     inner = without_casts_inside(op) if rule.composite else op
     special = special_ops.BUILDERS.get(rule.op) if rule.kind in ("bf16", "fp32", "promote", "first") else None
     if special is not None:
-        target = {"bf16": rule.low, "fp32": torch.float32}.get(rule.kind)
-        wrapper = special(inner, rule.op, rule.order, target, caster)
+        wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
     elif rule.kind == "inside":
         wrapper = inner
     elif rule.kind == "in_place":
@@ -97,20 +96,24 @@ def without_casts_inside(op: Op) -> Op:
     return inside
 
 
+def _chooser(rule: CallRule) -> Callable[[list[Tensor]], torch.dtype]:
+    """What the rule makes of castable tensors, given in the order of the op's parameters; there is at least one."""
+    if rule.kind == "bf16":
+        return lambda tensors: rule.low
+    if rule.kind == "fp32":
+        return lambda tensors: torch.float32
+    if rule.kind == "first":
+        return lambda tensors: tensors[0].dtype
+    return lambda tensors: casting.widest(tensors, count_0dim=rule.join)
+
+
 def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     """R1, R2, R3 and R7: out-of-place ops whose castable inputs get one dtype."""
     fixed = {"bf16": rule.low, "fp32": torch.float32}.get(rule.kind)
     quiet_limit = FINITE_MAX[fixed or torch.float16]
     in_place = _in_place(op, rule, caster)
 
-    def target_of(tensors: list[Tensor]) -> torch.dtype:
-        if fixed is not None:
-            return fixed
-        if rule.kind == "first":
-            return tensors[0].dtype
-        found = casting.widest(tensors, count_0dim=rule.join)
-        assert found is not None
-        return found
+    target_of = _chooser(rule)
 
     def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         at = rule.out_at

@@ -1,0 +1,44 @@
+"""``hmp demo``: two real models in float32, under torch.autocast and under hmp, as one table that checks itself."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from typing import Any
+
+__all__ = ["add", "run"]
+
+_NEEDED = ("numpy", "rich", "sklearn")
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train two small models in three precisions and show what ran where",
+        description="Trains a convolutional network and a transformer on scikit-learn's handwritten digits in "
+        "float32, under torch.autocast and under hmp, prints one table, and fails if an op that the policy names "
+        "did not run in the dtype that it names, or if hmp's accuracy is not within one point of float32.",
+    )
+    parser.add_argument("--epochs", type=_positive, metavar="N", help="train each model for N epochs only; accuracy suffers")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        print(f"hmp demo needs {', '.join(missing)}, not installed here: pip install 'hmp-torch[demo]'", file=sys.stderr)
+        return 2
+    from hmp.cli.demo import show  # after the question above: it imports what may be missing
+
+    return show.demonstrate(epochs=options.epochs, seed=options.seed)
+
+
+def _positive(text: str) -> Any:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number

@@ -1,0 +1,109 @@
+"""The demo itself: trains, shows the table, checks."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+import torch
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+import hmp
+from hmp.cli.demo import check, digits
+from hmp.cli.demo.models import MODELS
+from hmp.cli.demo.precisions import FLOAT32, HMP, POLICY, PRECISIONS
+from hmp.cli.demo.training import Outcome, steps, train
+
+__all__ = ["demonstrate", "results_table"]
+
+_PIPED_WIDTH = 118  # a pipe has no width of its own, and rich's 80 columns break most cells
+_SHOWN = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
+    """Train every model in every precision, print one table, and return 0 if the check passed, else 1."""
+    console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
+    console.print(f"hmp demo: handwritten digits, torch {torch.__version__}, {torch.get_num_threads()} threads")
+    outcomes = _train_all(console, epochs, seed)
+    console.print(results_table(list(outcomes.values())))
+    failures = _failures(outcomes)
+    for failure in failures:
+        console.print(f"check failed: {failure}", style="red", soft_wrap=True)
+    if not failures:
+        console.print(_passed(), style="green", soft_wrap=True)
+    return 1 if failures else 0
+
+
+def results_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return the table: one row for each model and precision."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("model", no_wrap=True)
+    table.add_column("precision", no_wrap=True)
+    for heading in ("test\naccuracy", "step\ntime", "saved for\nbackward", "casts\na step"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("ATen ops of the forward pass, by compute dtype", ratio=1)
+    previous = None
+    for outcome in outcomes:
+        if previous not in (None, outcome.model):
+            table.add_section()
+        table.add_row(
+            "" if outcome.model == previous else outcome.model,
+            outcome.precision,
+            f"{outcome.accuracy:.1f} %",
+            f"{1000 * outcome.step_seconds:.1f} ms",
+            f"{outcome.step.saved_bytes:,} B",
+            str(outcome.step.casts),
+            _ran(outcome),
+        )
+        previous = outcome.model
+    return table
+
+
+def _train_all(console: Console, epochs: int | None, seed: int) -> dict[tuple[str, str], Outcome]:
+    data = digits.load()
+    plan = [(name, make, epochs or make.epochs, precision) for name, make in MODELS.items() for precision in PRECISIONS]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    outcomes = {}
+    # Only a terminal can redraw a line; a pipe gets one plain line for each training instead.
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("", total=sum(steps(data, count) for _, _, count, _ in plan))
+        for name, make, count, precision in plan:
+            progress.update(task, description=f"{name}, {precision.name}")
+            outcome = train(name, make, data, precision, epochs=count, seed=seed, advance=lambda: progress.advance(task))
+            outcomes[name, precision.name] = outcome
+            if not console.is_terminal:
+                console.print(f"trained {name} in {precision.name}: {steps(data, count)} steps")
+    return outcomes
+
+
+def _failures(outcomes: dict[tuple[str, str], Outcome]) -> list[str]:
+    policy = hmp.Policy.load(POLICY)
+    failures = []
+    for name, make in MODELS.items():
+        outcome = outcomes[name, HMP.name]
+        failures += check.op_failures(name, check.named(policy, make.calls), outcome.step)
+        failures += check.accuracy_failures(outcomes[name, FLOAT32.name], outcome)
+    return failures
+
+
+def _passed() -> str:
+    policy = hmp.Policy.load(POLICY)
+    checked = check.named(policy, {name for make in MODELS.values() for name in make.calls})
+    low = [name for name, dtype in checked.items() if dtype == policy.dtype]
+    high = [name for name in checked if name not in low]
+    return (
+        f"check passed: under {HMP.name} {', '.join(low)} ran in {_SHOWN[policy.dtype]} and {', '.join(high)} in fp32, "
+        "at float32's accuracy within one point"
+    )
+
+
+def _ran(outcome: Outcome) -> str:
+    lines = []
+    for dtype, label in _SHOWN.items():
+        ops = outcome.step.ops(dtype)
+        if ops:
+            lines.append(f"{label}: {', '.join(ops)}")
+    return "\n".join(lines)

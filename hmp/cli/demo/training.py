@@ -1,0 +1,100 @@
+"""One model trained in one precision: its accuracy, its step time, and what one more step did."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+from hmp.cli.demo.digits import Digits
+from hmp.cli.demo.models import DemoModel
+from hmp.cli.demo.precisions import Precision
+from hmp.cli.demo.step_report import StepObserver, StepReport
+
+__all__ = ["Outcome", "steps", "train"]
+
+_BATCH = 64
+_WARM_UP = 0.2  # share of the steps in which the learning rate rises
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One line of the table."""
+
+    model: str
+    precision: str
+    accuracy: float  # percent of the test pictures
+    step_seconds: float  # median of the training steps
+    step: StepReport
+
+
+def steps(data: Digits, epochs: int) -> int:
+    """Return the number of training steps in so many epochs; an incomplete last batch is left out."""
+    return epochs * (len(data.train_images) // _BATCH)
+
+
+def train(
+    name: str,
+    make: type[DemoModel],
+    data: Digits,
+    precision: Precision,
+    *,
+    epochs: int,
+    seed: int,
+    advance: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Return what came of training one model in one precision; the same seed gives the same weights and batches."""
+    torch.manual_seed(seed)
+    with precision.around_training():
+        trainee = _Trainee(make(), precision, steps(data, epochs))
+        seconds = []
+        for _ in range(epochs):
+            for batch in torch.randperm(len(data.train_images)).split(_BATCH):
+                if len(batch) < _BATCH:
+                    continue
+                images, labels = data.train_images[batch], data.train_labels[batch]
+                start = time.perf_counter()
+                trainee.step(images, labels)
+                seconds.append(time.perf_counter() - start)
+                advance()
+        accuracy = trainee.accuracy(data.test_images, data.test_labels)
+        step = trainee.observe(data.train_images[:_BATCH], data.train_labels[:_BATCH])
+    return Outcome(name, precision.name, accuracy, statistics.median(seconds), step)
+
+
+class _Trainee:
+    def __init__(self, model: DemoModel, precision: Precision, total_steps: int) -> None:
+        self.model = model
+        self.forward_context = precision.around_forward
+        peak = model.peak_learning_rate
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=peak)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, peak, total_steps=total_steps, pct_start=_WARM_UP)
+
+    def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
+        self._update(images, labels, None)
+        self.schedule.step()
+
+    def observe(self, images: torch.Tensor, labels: torch.Tensor) -> StepReport:
+        observer = StepObserver(self.model)
+        with observer.step():
+            self._update(images, labels, observer)
+        return observer.report()
+
+    def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
+        self.model.eval()
+        with torch.no_grad(), self.forward_context():
+            right = int((self.model(images).argmax(1) == labels).sum())
+        return 100.0 * right / len(labels)
+
+    def _update(self, images: torch.Tensor, labels: torch.Tensor, observer: StepObserver | None) -> None:
+        self.model.train()
+        self.optimizer.zero_grad()
+        with observer.forward() if observer else nullcontext(), self.forward_context():
+            loss = F.cross_entropy(self.model(images), labels)
+        loss.backward()
+        self.optimizer.step()
