@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -28,7 +28,7 @@ _where = torch.where
 _MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
 
 
-def castable(value: object) -> bool:
+def castable(value: object) -> TypeGuard[Tensor]:
     """Whether `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
     return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not _MKLDNN
 

@@ -154,7 +154,7 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
     until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. For functions use hmp.casts(policy) as a decorator")
+        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
     chosen = as_policy(policy)
     with _lock:
         casts = _casts_of(chosen)

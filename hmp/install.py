@@ -11,7 +11,6 @@ import torch.jit._builtins as jit_builtins
 from . import patches, state
 from .sites import Site
 
-
 _switches: dict[int, Callable[..., Any]] = {}
 
 

@@ -10,8 +10,9 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from . import casting, patches, state
 
-_data = torch._C.TensorBase.data
-_grad = torch._C.TensorBase.grad
+# getset descriptors; torch's annotations speak of the values behind them
+_data: Any = torch._C.TensorBase.data
+_grad: Any = torch._C.TensorBase.grad
 
 
 def install() -> None:
@@ -19,7 +20,7 @@ def install() -> None:
     _mute_construction()
     patches.rebind(torch.nn.Parameter, "data", property(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", property(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
-    handle = register_module_buffer_registration_hook(_keep_buffer_dtype)
+    handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
 
 
@@ -49,18 +50,19 @@ def _mute_construction() -> None:
     seen = set(todo)
     while todo:
         cls = todo.pop()
-        for subclass in type.__subclasses__(cls):
+        subclasses: list[type] = type.__subclasses__(cls)
+        for subclass in subclasses:
             if subclass not in seen:
                 seen.add(subclass)
                 todo.append(subclass)
                 _mute_init(subclass)
-    inherited = vars(torch.nn.Module).get("__init_subclass__")
+    own: Any = vars(torch.nn.Module).get("__init_subclass__")
 
-    def init_subclass(cls: type, **kwargs: Any) -> None:
-        if inherited is None:
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+        if own is None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
-            inherited.__get__(None, cls)(**kwargs)
+            own.__get__(None, cls)(**kwargs)
         _mute_init(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))

@@ -30,7 +30,7 @@ def installed() -> bool:
     return bool(_swapped or _rebound or _undo)
 
 
-def plain(function: Callable[..., Any]) -> Callable[..., Any]:
+def plain(function: Any) -> Any:
     """`function` as torch has it, whatever is in its place now: for a Python function a copy that no patch reaches."""
     if not isinstance(function, types.FunctionType):
         return function
@@ -43,7 +43,7 @@ def plain(function: Callable[..., Any]) -> Callable[..., Any]:
     return _plain[function]
 
 
-def swap(function: types.FunctionType, target: Callable[..., Any]) -> None:
+def swap(function: Any, target: Callable[..., Any]) -> None:
     """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing."""
     if function in _swapped:
         return
@@ -100,7 +100,7 @@ def _warn_foreign(where: str) -> None:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _template(arguments: str, call: str, name: str) -> types.CodeType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target

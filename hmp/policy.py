@@ -56,7 +56,7 @@ class Policy:
     promote: frozenset[str] = frozenset()
     scoped: tuple[Rule, ...] = ()
     # where each (list, name) was read, for messages
-    origin: Mapping[tuple[str, str], Rule] = field(default_factory=dict, compare=False, repr=False)
+    origin: Mapping[tuple[Cast, str], Rule] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
@@ -162,7 +162,8 @@ class Policy:
         low = {op for rule in given for op in sites.resolve(rule)}
         if fp32:
             given += [rule for rule in read_list(fp32, "fp32") if not low.intersection(sites.resolve(rule))]
-        defaults: list[Cast] = ([] if lower else ["bf16"]) + ([] if fp32 else ["fp32"]) + ["promote"]  # type: ignore[list-item]
+        files: dict[Cast, str] = {"bf16": lower, "fp32": fp32, "promote": ""}
+        defaults = [cast for cast, file in files.items() if not file]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
 
     @classmethod
@@ -213,8 +214,9 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
-        lists = {cast: sorted(getattr(self, cast)) for cast in CASTS}
-        return {"name": self.name, "dtype": str(self.dtype).removeprefix("torch."), **lists, "fingerprint": self.fingerprint}
+        values: dict[str, Any] = {"name": self.name, "dtype": str(self.dtype).removeprefix("torch.")}
+        values |= {str(cast): sorted(getattr(self, cast)) for cast in CASTS}
+        return {**values, "fingerprint": self.fingerprint}
 
     @property
     def fingerprint(self) -> str:
@@ -253,10 +255,10 @@ class Policy:
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:
-    found = LOW_DTYPES.get(dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
-    if found not in LOW_DTYPES.values():
-        raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
-    return found  # type: ignore[no-any-return]
+    for name, low in LOW_DTYPES.items():
+        if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
+            return low
+    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
 def as_policy(policy: Policy | str | Path) -> Policy:

@@ -30,8 +30,8 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch", torch, ""),
     ("torch.nn.functional", F, ""),
     ("torch.Tensor", torch.Tensor, ""),
-    ("torch._C._nn", torch._C._nn, ""),  # type: ignore[attr-defined]
-    ("torch._VF", torch._VF, ""),  # type: ignore[attr-defined]
+    ("torch._C._nn", torch._C._nn, ""),
+    ("torch._VF", torch._VF, ""),
     ("torch.special", torch.special, "special."),
     ("torch.linalg", torch.linalg, "linalg."),
     ("torch.fft", torch.fft, "fft."),

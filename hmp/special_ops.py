@@ -36,7 +36,7 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
-        x = values.get("input")
+        x: Any = values.get("input")
         if not castable(x) or _left_to_torch(values):
             return op(*args, **kwargs)
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}

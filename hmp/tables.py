@@ -16,6 +16,7 @@ from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
 from .wrappers import CallRule, Kind, Observer, op_wrap
 
+
 @dataclass(frozen=True)
 class Decision:
     """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to
@@ -37,11 +38,12 @@ class Listed:
     def source(self, op: str) -> Rule | None:
         """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
         line = sites.ancestry(op)
-        for casts in (("bf16", "fp32"), ("promote",)):
+        lists: tuple[tuple[Cast, ...], ...] = (("bf16", "fp32"), ("promote",))
+        for casts in lists:
             for name in line:
                 for cast in casts:
-                    if name in self.by_cast[cast]:  # type: ignore[index]
-                        return self.by_cast[cast][name]  # type: ignore[index]
+                    if name in self.by_cast[cast]:
+                        return self.by_cast[cast][name]
         return None
 
     def ops(self) -> Iterator[str]:

@@ -38,7 +38,7 @@ class CopiedView(Tensor):
             raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
+            sources: list[Tensor] = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
             return _settle(result, sources)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -58,7 +58,7 @@ def refuse_writes(result: Any, op: str) -> Any:
             return result  # inside vmap and grad a wrapper level would be lost
         with torch._C.DisableTorchFunctionSubclass():
             marked = _as_subclass(result, CopiedView)
-        marked._hmp_op = op  # type: ignore[attr-defined]
+        marked._hmp_op = op
         return marked
     if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
         return type(result)(refuse_writes(item, op) for item in result)
@@ -104,7 +104,7 @@ def _settle(result: Any, sources: list[Tensor]) -> Any:
 def _same_storage(one: Tensor, other: Tensor) -> bool:
     if one.layout is not torch.strided or other.layout is not torch.strided:
         return False
-    return _storage(one)._cdata == _storage(other)._cdata
+    return bool(_storage(one)._cdata == _storage(other)._cdata)
 
 
 def _refusal(op: str, writer: str) -> str:

@@ -59,7 +59,7 @@ class Observer(Protocol):
 
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
-    caster = casting.cast_saturating if rule.mask_taker else casting.cast
+    caster: Caster = casting.cast_saturating if rule.mask_taker else casting.cast
     if observer is not None:
         caster = observer.casting(caster)
     inner = without_casts_inside(op) if rule.composite else op
@@ -211,7 +211,7 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
     """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
-        first = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if not castable(first) or survey(args, kwargs, rule) is None:
             return op(*args, **kwargs)
         if rule.fill:
