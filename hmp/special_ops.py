@@ -16,6 +16,7 @@ from .casting import Caster, Tensor, castable
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
 _renorm_ = torch.embedding_renorm_
+_PLAIN_STATE = frozenset({None, torch.float32})
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -34,7 +35,19 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
     the call, statistics with the result written back.
     """
 
+    affine_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
+
     def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if not kwargs and type(args[0]) is Tensor and args[0].dtype in casting.CASTABLE and order[0] == "input":
+            # the common call: everything but the input is float32 or absent
+            x = args[0]
+            held = {None if args[i] is None else args[i].dtype for i in affine_at if i < len(args)}
+            dtype = choose([x])
+            if held <= _PLAIN_STATE and (dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS):
+                return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
+        return general(args, kwargs)
+
+    def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         values = _bind(order, args, kwargs)
         x: Any = values.get("input")
         if not castable(x) or _left_to_torch(values):

@@ -187,22 +187,29 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
 
         return mixed if not (rule.arithmetic or rule.fill) else lambda *args, **kwargs: general(args, kwargs)
 
+    flag_at, out_at, needs_care = rule.inplace_at, rule.out_at, bool(rule.keep) or rule.view
+
     def uniform(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs:
-            # the common call: everything has the dtype, nothing to do
-            for a in args:
-                kind = type(a)
-                if kind is Tensor or kind is Parameter:
-                    if a.dtype is not fixed:
-                        break
-                elif kind is float or kind is int:
-                    if not -quiet_limit <= a <= quiet_limit:
-                        break
-                elif kind not in _SCALARS:
-                    break
-            else:
-                return op(*args)
-        return general(args, kwargs)
+        """The common call, positional arguments and plain tensors, in one pass; everything else goes to `general`."""
+        if kwargs or (flag_at is not None and args[flag_at]) or (out_at is not None and out_at < len(args) and args[out_at] is not None):
+            return general(args, kwargs)
+        cast_args: list[Any] | None = None
+        for position, a in enumerate(args):
+            kind = type(a)
+            if kind is Tensor or kind is Parameter:
+                if a.dtype is not fixed:
+                    if needs_care or a.dtype in casting.LEFT_TO_TORCH:
+                        return general(args, kwargs)
+                    if castable(a):
+                        if cast_args is None:
+                            cast_args = list(args)
+                        cast_args[position] = caster(a, fixed)
+            elif kind is float or kind is int:
+                if not -quiet_limit <= a <= quiet_limit:
+                    return general(args, kwargs)
+            elif kind not in _SCALARS:
+                return general(args, kwargs)
+        return op(*args) if cast_args is None else op(*cast_args)
 
     return uniform
 
