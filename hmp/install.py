@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.jit._builtins as jit_builtins
+from torch import overrides
 
 from . import patches, state
 from .sites import Site
@@ -17,6 +19,7 @@ _switches: dict[int, Callable[..., Any]] = {}
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
+        _fill_tables()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
         patches.on_restore(_forget_switches)
     for site in sites:
@@ -27,6 +30,34 @@ def install(sites: Iterable[Site]) -> None:
         if id(original) not in _switches:
             _switches[id(original)] = _named(_switch(original, original), site)
         patches.rebind(site.owner, site.attribute, _switches[id(original)])
+
+
+def _fill_tables() -> None:
+    """torch's tables that are keyed by function and filled at their first use must hold torch's own functions."""
+    overrides.get_default_nowrap_functions()
+    overrides.get_ignored_functions()
+    overrides.get_testing_overrides()
+    overrides.get_overridable_functions()
+    _reset_dynamo()
+
+
+def _reset_dynamo() -> None:
+    """Compiled code and tables of torch.compile's that belong to other casts are forgotten; it is not imported for that."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or not hasattr(dynamo, "reset"):
+        return
+    dynamo.reset()
+    for module, names in _DYNAMO_TABLES.items():
+        for name in names:
+            clear = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
+            if clear is not None:
+                clear()
+
+
+_DYNAMO_TABLES = {
+    "torch._dynamo.trace_rules": ("get_torch_obj_rule_map", "get_tensor_method"),
+    "torch._dynamo.variables.torch": ("get_overridable_functions", "tracing_state_functions"),
+}
 
 
 def _switch(key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
@@ -77,3 +108,4 @@ def _forget_switches() -> None:
         if op is not None:
             table.setdefault(id(switch.__wrapped__), op)  # type: ignore[attr-defined]
     _switches.clear()
+    _reset_dynamo()
