@@ -46,7 +46,6 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
 
 
-
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, finite values staying finite, when it needs no gradient (a mask); else the plain cast."""
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)

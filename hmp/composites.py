@@ -72,4 +72,3 @@ _WORDS = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
     "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
 }  # fmt: skip
-

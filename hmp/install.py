@@ -46,7 +46,9 @@ def _reset_dynamo() -> None:
     dynamo = sys.modules.get("torch._dynamo")
     if dynamo is None or not hasattr(dynamo, "reset"):
         return
-    dynamo.reset()
+    compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", None)
+    if getattr(compiled, "seen", True):
+        dynamo.reset()
     for module, names in _DYNAMO_TABLES.items():
         for name in names:
             clear = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)

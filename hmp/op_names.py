@@ -69,9 +69,9 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
 DUNDER_OPS: dict[str, str] = {"div": "truediv", "idiv": "itruediv", "rdiv": "rtruediv"}
 # `__radd__` is the op radd and `__iadd__` is iadd; both follow add.
 BINARY_DUNDERS = _names("add sub mul truediv floordiv mod pow matmul")
-DUNDERS: tuple[str, ...] = tuple(
-    f"__{prefix}{name}__" for name in sorted(BINARY_DUNDERS) for prefix in ("", "r", "i")
-) + tuple(f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split())
+DUNDERS: tuple[str, ...] = tuple(f"__{prefix}{name}__" for name in sorted(BINARY_DUNDERS) for prefix in ("", "r", "i")) + tuple(
+    f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split()
+)
 
 # ATen's names for what Python calls otherwise. Overload names (`.Tensor_Scalar`) are dropped before the look-up.
 ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {

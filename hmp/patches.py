@@ -35,9 +35,7 @@ def plain(function: Any) -> Any:
     if not isinstance(function, types.FunctionType):
         return function
     if function not in _plain:
-        copy = types.FunctionType(
-            function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-        )
+        copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         copy.__kwdefaults__ = function.__kwdefaults__
         _plain[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
     return _plain[function]

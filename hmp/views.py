@@ -29,9 +29,7 @@ class CopiedView(Tensor):
     _hmp_op = "view"
 
     @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
         if isinstance(written, CopiedView):

@@ -1,0 +1,70 @@
+"""Every test leaves torch exactly as it found it; this file proves it after each one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+sys.path.insert(0, os.path.dirname(__file__))  # the helpers beside the tests, whatever pytest's import mode
+
+from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners  # noqa: E402
+
+# a patched call is slow the first time and fast afterwards, so a deadline for each example says nothing
+settings.register_profile("hmp", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+settings.load_profile("hmp")
+
+# the tensors here are tiny: a second thread only waits, and on a shared machine it waits long
+torch.set_num_threads(1)
+
+# before any test module can import hmp: importing it must not change torch either
+settle_torch()
+TORCH = Snapshot(torch_owners())
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", FutureWarning)  # torch.distributed.reduce_op warns when it is looked at
+    ALL_OF_TORCH = Snapshot(all_of_torch())
+_reported: set[str] = set()
+
+
+def _differences() -> list[str]:
+    hmp = sys.modules.get("hmp")
+    left = residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None else []
+    # what one test left behind is that test's failure alone
+    return [line for line in TORCH.differences() + left if line not in _reported]
+
+
+@pytest.fixture
+def torch_differences() -> Callable[[], list[str]]:
+    """What of torch is not as it was before hmp touched it; a test that calls hmp.revert() asks in its own body."""
+    return _differences
+
+
+@pytest.fixture(autouse=True)
+def torch_stays_torch() -> Iterator[None]:
+    """Seed the test, undo its conversion, and prove that nothing of it is left in torch."""
+    torch.manual_seed(0)
+    yield
+    hmp = sys.modules.get("hmp")
+    if hmp is not None and hasattr(hmp, "revert"):
+        hmp.revert()
+    differences = _differences()
+    _reported.update(differences)
+    if differences:
+        pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def all_of_torch_stays_torch() -> Iterator[None]:
+    """At the end of the session, look at every module and class of torch instead of the usual ones."""
+    yield
+    hmp = sys.modules.get("hmp")
+    if hmp is not None and hasattr(hmp, "revert"):
+        hmp.revert()
+    differences = [line for line in ALL_OF_TORCH.differences() if line not in _reported]
+    if differences:
+        pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)

@@ -1,0 +1,166 @@
+"""The oracle: what rules.md promises, computed by plain torch with explicit `.to()` casts. It knows nothing of hmp."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
+CASTABLE = (F32, BF16, F16)
+MAX = {dtype: torch.finfo(dtype).max for dtype in CASTABLE}
+
+
+def tensors(value: Any) -> Iterator[torch.Tensor]:
+    """Every tensor in a tree of lists, tuples and dicts, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors(item)
+
+
+def castable(value: Any) -> list[torch.Tensor]:
+    """The tensors that a rule may cast."""
+    return [t for t in tensors(value) if t.dtype in CASTABLE]
+
+
+def left_to_torch(value: Any) -> bool:
+    """float64 or complex among the inputs: rules.md leaves the op to torch."""
+    return any(t.dtype is F64 or t.is_complex() for t in tensors(value))
+
+
+def widest(value: Any, *, join: bool = False) -> torch.dtype:
+    """R3: bf16 with fp16 is float32; a 0-dim tensor counts only in joins, or among its like."""
+    found = castable(value)
+    counted = found if join else [t for t in found if t.dim() > 0] or found
+    dtypes = {t.dtype for t in counted}
+    return dtypes.pop() if len(dtypes) == 1 else F32
+
+
+def target(rule: str, value: Any, *, low: torch.dtype = BF16) -> torch.dtype | None:
+    """The dtype that the castable inputs become under a rule, None where nothing is cast."""
+    if left_to_torch(value) or not castable(value):
+        return None
+    return {
+        "bf16": lambda: low,
+        "fp32": lambda: F32,
+        "promote": lambda: widest(value),
+        "join": lambda: widest(value, join=True),
+        "first": lambda: castable(value)[0].dtype,
+    }[rule]()
+
+
+def cast(value: Any, dtype: torch.dtype | None) -> Any:
+    """The same tree with each castable tensor in `dtype`."""
+    if isinstance(value, torch.Tensor):
+        return value.to(dtype) if dtype is not None and value.dtype in CASTABLE else value
+    if isinstance(value, (list, tuple)):
+        return type(value)(cast(item, dtype) for item in value)
+    if isinstance(value, dict):
+        return {key: cast(item, dtype) for key, item in value.items()}
+    return value
+
+
+def saturated(value: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """R12: `value` in `dtype`; what is finite stays finite, infinities stay infinities."""
+    limit = MAX[dtype]
+    return torch.where(value.isinf(), value, value.clamp(-limit, limit)).to(dtype)
+
+
+@dataclass
+class Outcome:
+    """What a call left behind: results, the leaves' gradients, the inputs as they are afterwards, or an error."""
+
+    error: type[Exception] | None = None
+    results: list[Any] = field(default_factory=list)
+    grads: list[torch.Tensor | None] = field(default_factory=list)
+    inputs: list[torch.Tensor] = field(default_factory=list)
+    kind: type | None = None
+    message: str = ""
+
+
+def flat(result: Any) -> list[Any]:
+    if isinstance(result, (list, tuple)):
+        return [leaf for item in result for leaf in flat(item)]
+    return [result]
+
+
+def outcome(call: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None = None, *, seed: int = 7) -> Outcome:
+    """Call, then send a fixed cotangent back to the leaves among the arguments. Errors of torch become part of the outcome."""
+    kwargs = kwargs or {}
+    inputs = list(tensors([args, kwargs]))
+    torch.manual_seed(seed)  # random ops draw the same mask in both runs
+    try:
+        result = call(*args, **kwargs)
+        leaves = flat(result)
+        grads = _gradients(leaves, [t for t in inputs if t.requires_grad and t.is_leaf])
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        return Outcome(error=type(error), inputs=inputs, message=str(error))
+    return Outcome(None, leaves, grads, inputs, None if isinstance(result, torch.Tensor) else type(result))
+
+
+def _gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Tensor | None]:
+    ends = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
+    if not ends or not leaves:
+        return [None] * len(leaves)
+    generator = torch.Generator().manual_seed(11)
+    # randn in float32, then .to(): the same cotangent for every result dtype
+    cotangents = [torch.randn(e.shape, generator=generator, dtype=F32).to(e.dtype) for e in ends]
+    return list(torch.autograd.grad(ends, leaves, cotangents, allow_unused=True))
+
+
+def by_explicit_casts(
+    call: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None, dtype: torch.dtype | None, *, seed: int = 7
+) -> Outcome:
+    """The outcome of plain torch when the caller wrote the casts out by hand; gradients are those of the uncast leaves."""
+
+    def cast_first(*args: Any, **kwargs: Any) -> Any:
+        return call(*cast(args, dtype), **cast(kwargs, dtype))
+
+    return outcome(cast_first, args, kwargs, seed=seed)
+
+
+def _kind(tensor: torch.Tensor) -> type:
+    # R10 may mark the copy that a view became with a class of its own: what it derives from counts
+    return next(kind for kind in type(tensor).__mro__ if not kind.__module__.startswith("hmp"))
+
+
+def assert_identical(got: Any, want: Any, what: str) -> None:
+    """The same type, dtype, shape and bits; NaN equals NaN."""
+    if not isinstance(want, torch.Tensor):
+        assert type(got) is type(want) and got == want, f"{what}: got {got!r}, rules.md wants {want!r}"
+        return
+    assert _kind(got) is _kind(want), f"{what}: got a {type(got)}, rules.md wants a {type(want)}"
+    assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
+    assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
+    got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
+    if got.layout is not torch.strided:
+        got, want = got.to_dense(), want.to_dense()
+    same = torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))
+    assert bool(same.all()), f"{what}: got {got}, rules.md wants {want}"
+
+
+def assert_same(got: Outcome, want: Outcome) -> None:
+    """Results, gradients and the inputs' state agree to the bit; where plain torch raises, so does the call."""
+    assert got.error is want.error, (
+        f"got {got.error and got.error.__name__}({got.message!r}), rules.md wants {want.error and want.error.__name__}({want.message!r})"
+    )
+    for number, (one, other) in enumerate(zip(got.inputs, want.inputs, strict=True)):
+        assert_identical(one, other, f"input {number} after the call")
+    if want.error is not None:
+        return
+    assert got.kind is want.kind, f"returned a {got.kind}, rules.md wants a {want.kind}"
+    assert len(got.results) == len(want.results)
+    for number, (one, other) in enumerate(zip(got.results, want.results, strict=True)):
+        assert_identical(one, other, f"result {number}")
+    for number, (one, other) in enumerate(zip(got.grads, want.grads, strict=True)):
+        assert_identical(one, other, f"gradient {number}")
+    leaves = [t for t in got.inputs if t.requires_grad and t.is_leaf]
+    for leaf, gradient in zip(leaves, got.grads, strict=True):
+        assert gradient is None or gradient.dtype is leaf.dtype  # R13

@@ -1,0 +1,167 @@
+"""Bad input gets a clear error with path and line, and torch stays as it was."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from oracle import BF16, F16, F32
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    count = iter(range(99))
+
+    def write(content: str | bytes) -> Path:
+        path = tmp_path / f"list{next(count)}.txt"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+def refused(torch_differences, *args, kind: type[Exception] = hmp.OpListError, **kwargs) -> Exception:
+    """The error of a convert() call, after which torch is as it was and no policy is in force."""
+    with pytest.raises(kind) as error:
+        hmp.convert(*args, **kwargs)
+    assert torch_differences() == []
+    assert not hmp.is_converted()
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is F32
+    return error.value
+
+
+def test_lists_an_unknown_name_is_an_error_with_its_place_and_the_nearest_name(write, torch_differences) -> None:
+    for wrong, right in (("liner", "linear"), ("sofmax", "softmax"), ("conv2", "conv2d"), ("cross_entropi", "cross_entropy")):
+        path = write(f"# mine\nmm\n\n{wrong}\nrelu\n")
+        error = refused(torch_differences, bf16_file_path=str(path))
+        assert str(error).startswith(f"{path}:4: ")
+        assert repr(wrong) in str(error) and repr(right) in str(error)
+        assert (error.path, error.line) == (str(path), 4)
+
+
+def test_lists_every_kind_of_list_is_checked(write, torch_differences) -> None:
+    path = write("sofmax\n")
+    for option in ("bf16_file_path", "fp32_file_path", "promote_file_path"):
+        assert f"{path}:1" in str(refused(torch_differences, **{option: str(path)}))
+
+
+def test_lists_an_unknown_name_in_a_policy_names_the_nearest_one() -> None:
+    with pytest.raises(hmp.OpListError, match="'linear'"):
+        hmp.Policy(name="x", bf16=frozenset({"liner"}))
+
+
+@pytest.mark.parametrize("content", ["mm relu", "mm; relu", "1mm", "mm()", "a..b", "[mm]", "*mm"])
+def test_lists_what_is_no_name_is_an_error_with_its_place(content: str, write, torch_differences) -> None:
+    path = write(f"linear\n{content}\n")
+    error = refused(torch_differences, bf16_file_path=str(path))
+    assert f"{path}:2" in str(error) and (error.path, error.line) == (str(path), 2)
+
+
+BAD_FILES = {
+    "missing": lambda folder, write: folder / "nowhere.txt",
+    "missing folder": lambda folder, write: folder / "no" / "where.txt",
+    "a folder": lambda folder, write: folder,
+    "binary": lambda folder, write: write(bytes(range(256)) * 4),
+    "an image": lambda folder, write: write(b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR"),
+    "latin-1": lambda folder, write: write("mm\n# gel\u00fc\n".encode("latin-1")),
+    "utf-16": lambda folder, write: write("mm\nrelu\n".encode("utf-16")),
+}
+
+
+@pytest.mark.parametrize("option", ["bf16_file_path", "fp32_file_path", "promote_file_path"])
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_lists_a_file_that_is_no_list_is_an_error_that_names_it(kind: str, option: str, tmp_path: Path, write, torch_differences) -> None:
+    path = BAD_FILES[kind](tmp_path, write)
+    error = refused(torch_differences, **{option: str(path)})
+    assert str(path) in str(error) and error.path == str(path)
+    assert "\n" not in str(error) and len(str(error)) > len(str(path)) + 10
+
+
+def test_lists_a_byte_that_is_not_utf8_is_named_with_its_line(write, torch_differences) -> None:
+    path = write(b"mm\nrelu\nlin\xe9ar\n")
+    assert f"{path}:3" in str(refused(torch_differences, fp32_file_path=str(path)))
+
+
+def test_lists_an_op_on_both_lists_is_an_error(write, torch_differences) -> None:
+    one, two = write("mm\nmul\n"), write("mul\n")
+    error = refused(torch_differences, bf16_file_path=str(one), fp32_file_path=str(two))
+    assert "'mul'" in str(error) and str(one) in str(error) and str(two) in str(error)
+
+
+@pytest.mark.parametrize("level", ["O3", "O0", "o9", "", 1, None])
+def test_lists_an_unknown_opt_level_is_an_error(level, torch_differences) -> None:
+    assert "O1" in str(refused(torch_differences, level, kind=hmp.HmpError))
+
+
+def test_lists_an_unknown_preset_is_an_error_that_names_the_presets(torch_differences) -> None:
+    assert "habana" in str(refused(torch_differences, policy="habanna", kind=hmp.HmpError))
+    for use in (lambda: hmp.casts("habanna").__enter__(), lambda: hmp.Policy.load("habanna"), lambda: hmp.apply(torch.nn.ReLU(), "habanna")):
+        with pytest.raises(hmp.HmpError, match="habana"):
+            use()
+    assert torch_differences() == []
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.int8, "int8", "bf17", 16])
+def test_lists_a_low_dtype_that_is_neither_bf16_nor_fp16_is_an_error(dtype, torch_differences) -> None:
+    refused(torch_differences, dtype=dtype, kind=hmp.HmpError)
+    with pytest.raises(hmp.HmpError):
+        hmp.Policy(name="x", dtype=dtype)
+
+
+def test_lists_a_policy_and_paths_exclude_each_other(write, torch_differences) -> None:
+    refused(torch_differences, policy="habana", bf16_file_path=str(write("mm\n")), kind=hmp.HmpError)
+
+
+def test_lists_fp16_is_a_low_dtype() -> None:
+    hmp.convert(dtype=torch.float16)
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is F16
+
+
+def test_lists_convert_replaces_the_policy_in_force_and_a_failed_one_does_not(write) -> None:
+    square = torch.ones(2, 2)
+    hmp.convert(bf16_file_path=str(write("relu\n")))
+    assert torch.relu(square).dtype is BF16 and torch.mm(square, square).dtype is F32
+    hmp.convert(bf16_file_path=str(write("mm\n")))
+    assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
+    with pytest.raises(hmp.OpListError):
+        hmp.convert(bf16_file_path=str(write("reluu\n")))
+    assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
+    assert hmp.is_converted()
+    hmp.revert()
+    assert torch.mm(square, square).dtype is F32
+
+
+def test_lists_revert_without_convert_does_nothing(torch_differences) -> None:
+    hmp.revert()
+    hmp.revert()
+    assert torch_differences() == [] and not hmp.is_converted()
+
+
+@pytest.mark.parametrize("name", ["embedding_bag_sum_fwd"])
+def test_lists_a_name_that_another_release_knows_is_skipped_with_one_warning(name: str, write, caplog: pytest.LogCaptureFixture) -> None:
+    path = write(f"mm\n{name}\nrelu\n")
+    with warnings.catch_warnings(record=True) as raised, caplog.at_level(logging.WARNING, "hmp"):
+        warnings.simplefilter("always")
+        hmp.convert(bf16_file_path=str(path))
+    told = [r.getMessage() for r in caplog.records if name in r.getMessage()] + [str(w.message) for w in raised if name in str(w.message)]
+    assert len(told) == 1, told
+    assert torch.relu(torch.ones(2)).dtype is BF16
+
+
+def test_lists_errors_belong_to_one_family() -> None:
+    assert issubclass(hmp.OpListError, hmp.HmpError) and issubclass(hmp.OpListError, ValueError)
+    assert issubclass(hmp.HmpError, Exception)
+
+
+def test_lists_habanas_own_call_works_unchanged(write) -> None:
+    from hmp import hmp as habanas
+
+    habanas.convert(opt_level="O1", bf16_file_path=str(write("mm\n")), fp32_file_path=str(write("softmax\n")), isVerbose=False)
+    assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is BF16
+    assert torch.softmax(torch.ones(2).to(BF16), 0).dtype is F32

@@ -1,0 +1,204 @@
+"""R10: a cast turns a view into a copy, and a write that would be lost in that copy is refused, with the remedy."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from trap_kit import policy, refused, same
+
+import hmp
+
+LOW = torch.bfloat16
+ROW = torch.tensor([5.0, 5.0])
+
+WRITES = {
+    "add_": lambda y: y.add_(1),
+    "mul_": lambda y: y.mul_(2),
+    "copy_": lambda y: y.copy_(torch.ones(3, 2)),
+    "zero_": lambda y: y.zero_(),
+    "fill_": lambda y: y.fill_(3),
+    "normal_": lambda y: y.normal_(),
+    "uniform_": lambda y: y.uniform_(),
+    "relu_": lambda y: y.relu_(),
+    "clamp_": lambda y: y.clamp_(min=1),
+    "masked_fill_": lambda y: y.masked_fill_(torch.ones(3, 2, dtype=torch.bool), 1.0),
+    "index_fill_": lambda y: y.index_fill_(0, torch.tensor([0]), 1.0),
+    "index_add_": lambda y: y.index_add_(0, torch.tensor([0]), ROW[None]),
+    "index_copy_": lambda y: y.index_copy_(0, torch.tensor([0]), ROW[None]),
+    "index_put_": lambda y: y.index_put_((torch.tensor([0]),), ROW),
+    "scatter_": lambda y: y.scatter_(0, torch.zeros(1, 2, dtype=torch.int64), ROW[None]),
+    "masked_scatter_": lambda y: y.masked_scatter_(torch.ones(3, 2, dtype=torch.bool), torch.ones(6)),
+    "lerp_": lambda y: y.lerp_(torch.ones(3, 2), 0.5),
+    "sin_": lambda y: y.sin_(),
+    "torch.relu_": lambda y: torch.relu_(y),
+    "torch.sin_": lambda y: torch.sin_(y),
+    "torch.fill_": lambda y: torch.fill_(y, 1.0),
+    "F.relu inplace": lambda y: F.relu(y, inplace=True),
+    "F.relu positional": lambda y: F.relu(y, True),
+    "F.dropout inplace": lambda y: F.dropout(y, 0.5, True, True),
+    "F.silu inplace": lambda y: F.silu(y, inplace=True),
+    "F.leaky_relu_": lambda y: F.leaky_relu_(y),
+    "nn.ReLU inplace": lambda y: torch.nn.ReLU(inplace=True)(y),
+    "nn.init": lambda y: torch.nn.init.ones_(y),
+    "+=": lambda y: y.__iadd__(1),
+    "*=": lambda y: y.__imul__(2),
+    "/=": lambda y: y.__itruediv__(2),
+    "-=": lambda y: y.__isub__(2),
+    "//=": lambda y: y.__ifloordiv__(2),
+    "**=": lambda y: y.__ipow__(2),
+    "y[0] = row": lambda y: y.__setitem__(0, ROW),
+    "y[:] = 1": lambda y: y.__setitem__(slice(None), 1.0),
+    "y[mask] = 1": lambda y: y.__setitem__(torch.ones(3, 2, dtype=torch.bool), 1.0),
+    "y[0].add_": lambda y: y[0].add_(1),
+    "y[0] += 1": lambda y: exec("y[0] += 1", {"y": y}),
+    "y[0][1] = 1": lambda y: y[0].__setitem__(1, 1.0),
+    "y.T.add_": lambda y: y.T.add_(1),
+    "y.detach().add_": lambda y: y.detach().add_(1),
+    "y.data.add_": lambda y: y.data.add_(1),
+    "y.unbind()": lambda y: y.unbind()[1].zero_(),
+    "y.chunk()": lambda y: y.chunk(3)[2].zero_(),
+    "y.view": lambda y: y.transpose(0, 1).view(-1).zero_(),
+    "out=": lambda y: torch.add(torch.ones(3, 2), 1, out=y),
+    "out= of a listed op": lambda y: torch.mm(torch.ones(3, 2), torch.ones(2, 2), out=y),
+    "out= of an unlisted op": lambda y: torch.sin(torch.ones(3, 2), out=y),
+    "out= a view": lambda y: torch.sin(torch.ones(2), out=y[0]),
+    "out= a tuple": lambda y: torch.max(torch.ones(3, 2, 4), 2, out=(y, torch.zeros(3, 2, dtype=torch.int64))),
+    "_foreach_add_": lambda y: torch._foreach_add_([y], 1),
+    "_foreach_zero_": lambda y: torch._foreach_zero_([torch.ones(2), y]),
+}
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
+@pytest.mark.parametrize("name", WRITES)
+def test_r10_a_write_into_a_cast_copy_of_a_view_is_refused(name, grad):
+    x = torch.arange(6.0).reshape(2, 3)
+    with hmp.casts("habana"), torch.set_grad_enabled(grad):
+        y = x.t()
+        assert y.dtype == LOW
+        before = y.clone()
+        refused(lambda: WRITES[name](y))
+        same(y, before)
+    same(x, torch.arange(6.0).reshape(2, 3))
+
+
+VIEWS = {
+    "t": lambda x: x.t(),
+    "torch.t": lambda x: torch.t(x),
+    "transpose": lambda x: x.transpose(0, 1),
+    "swapaxes": lambda x: torch.swapaxes(x, 0, 1),
+    "permute": lambda x: x.permute(1, 0),
+    "reshape": lambda x: x.reshape(6),
+    "view": lambda x: x.view(6),
+    "flatten": lambda x: x.flatten(),
+    "squeeze": lambda x: x.squeeze(),
+    "unsqueeze": lambda x: x.unsqueeze(0),
+    "select": lambda x: x.select(0, 1),
+    "narrow": lambda x: x.narrow(0, 0, 1),
+    "expand": lambda x: x.unsqueeze(0).expand(1, 2, 3),
+    "diagonal": lambda x: x.diagonal(),
+    "movedim": lambda x: torch.movedim(x, 0, 1),
+    "chunk": lambda x: x.chunk(2)[1],
+    "split": lambda x: torch.split(x, 1)[1],
+    "unbind": lambda x: x.unbind()[1],
+    "unfold": lambda x: x.unfold(1, 2, 1),
+}
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_r10_holds_for_every_view_op_that_a_list_names(name):
+    x = torch.arange(6.0).reshape(2, 3)
+    with hmp.casts(policy(bf16=[name.removeprefix("torch.")])):
+        y = VIEWS[name](x)
+        assert y.dtype == LOW
+        refused(lambda: y.add_(1))
+    same(x, torch.arange(6.0).reshape(2, 3))
+
+
+@pytest.mark.parametrize("dtype", [LOW, torch.float64, torch.int64, torch.complex64], ids=str)
+def test_r10_a_view_that_was_not_cast_is_written_through(dtype):
+    x = torch.zeros(2, 3, dtype=dtype)
+    with hmp.casts("habana"):
+        x.t().add_(1)
+        x.t()[0] = 5
+    assert x[:, 0].tolist() == [5, 5] and x[:, 1].tolist() == [1, 1]
+
+
+def test_r10_a_view_without_casts_is_written_through():
+    x = torch.zeros(2, 3)
+    with hmp.casts("habana"), hmp.disable_casts():
+        x.t().add_(1)
+    x.t().add_(1)
+    with hmp.casts(policy(bf16=["mm"])):
+        x.t().add_(1)
+    assert (x == 3).all()
+
+
+def test_r10_views_with_the_wide_dtype_are_written_through_under_a_float32_rule():
+    x = torch.zeros(2, 3)
+    low = x.to(LOW)
+    with hmp.casts(policy(fp32=["t"])):
+        x.t().add_(1)
+        refused(lambda: low.t().add_(1))
+    assert (x == 1).all() and (low == 0).all()
+
+
+def test_r10_real_copies_of_the_copy_may_be_written():
+    x = torch.zeros(2, 3)
+    with hmp.casts("habana"):
+        y = x.t()
+        for mine in (y.clone(), y.contiguous(), y + 0, torch.relu(y), y.reshape(-1), copy.deepcopy(y), torch.empty_like(y), y.float(), torch.cat([y, y])):
+            mine.add_(1)
+            mine[0] = 2
+            mine *= 2
+    assert (x == 0).all() and (y == 0).all()
+
+
+def test_r10_a_tensor_in_the_place_of_a_dead_copy_may_be_written():
+    x = torch.zeros(2, 3)
+    with hmp.casts("habana"):
+        for _ in range(200):
+            y = x.t()
+            del y
+            torch.zeros(3, 2, dtype=LOW).add_(1)
+
+
+def test_r10_reading_the_copy_and_training_through_it_works():
+    weight, x = torch.nn.Parameter(torch.randn(3, 2)), torch.randn(4, 2)
+    with hmp.casts("habana"):
+        torch.mm(x, weight.t()).float().sum().backward()
+    reference = torch.nn.Parameter(weight.detach().clone())
+    torch.mm(x.to(LOW), reference.to(LOW).t()).float().sum().backward()
+    same(weight.grad, reference.grad)
+
+
+@pytest.mark.parametrize("change", ["t_", "squeeze_", "transpose_", "unsqueeze_", "requires_grad_", "detach_"])
+def test_r10_changing_the_metadata_of_the_copy_is_no_write(change):
+    arguments = {"transpose_": (0, 1), "unsqueeze_": (0,)}.get(change, ())
+    x = torch.zeros(2, 3)
+    with hmp.casts("habana"):
+        y = x.t()
+        getattr(y, change)(*arguments)
+        refused(lambda: y.detach().add_(1))
+    expected = torch.zeros(2, 3).t()
+    getattr(expected, change)(*arguments)
+    assert y.shape == expected.shape and y.requires_grad == expected.requires_grad
+
+
+def test_r10_the_error_names_the_op_and_a_remedy():
+    with hmp.casts("habana"), pytest.raises(hmp.HmpError) as caught:
+        torch.zeros(2, 3).t().add_(1)
+    message = str(caught.value)
+    assert "t" in message and "add_" in message or "t()" in message, message
+    assert "disable_casts" in message or "list" in message, message
+
+
+def test_r10_other_results_of_listed_ops_are_no_views_and_may_be_written():
+    x = torch.ones(2, 3)
+    with hmp.casts("habana"):
+        for y in (torch.relu(x), x * 2, F.dropout(x, 0.0), F.dropout(x, 0.5, False), F.layer_norm(x, (3,)), torch.mm(x, x.T)):
+            y += 1
+            y[0] = 0
+    assert (x == 1).all()

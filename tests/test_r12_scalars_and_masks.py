@@ -1,0 +1,262 @@
+"""R12: scalars and masks beyond a dtype's range stay finite; infinities stay infinities."""
+
+from __future__ import annotations
+
+import math
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
+from strategies import RULES, Leaf
+
+LOWEST = torch.finfo(F32).min
+HUGE = [LOWEST, -LOWEST, 1e39, -1e300, 2**130, -(2**130)]  # beyond bfloat16, most of them beyond float32
+WIDE = [*HUGE, -1e9, 65505.0, 70000, -1e5]  # beyond float16
+beyond = st.sampled_from([(BF16, s) for s in HUGE] + [(F16, s) for s in WIDE])
+LISTS = {
+    "habana": "habana",
+    "nothing": hmp.Policy(name="nothing", bf16=frozenset(), fp32=frozenset(), promote=frozenset()),
+    "fills in bf16": hmp.Policy(
+        name="fills",
+        bf16=frozenset("masked_fill where full_like clamp clip clamp_min clamp_max pad threshold index_fill".split()),
+        fp32=frozenset(),
+        promote=frozenset(),
+    ),
+}
+policies = st.sampled_from(sorted(LISTS))
+MASK = torch.tensor([True, False, True, False])
+ROWS = torch.tensor([0, 2])
+
+
+def extreme(scalar: float, dtype: torch.dtype) -> float:
+    """The dtype's finite extreme on the scalar's side."""
+    return math.copysign(MAX[dtype], scalar)
+
+
+def assigned(index):
+    def run(x, s):
+        written = x.clone()
+        written[index] = s
+        return written
+
+    return run
+
+
+FILLS = {
+    "masked_fill": lambda x, s: x.masked_fill(MASK, s),
+    "torch.masked_fill": lambda x, s: torch.masked_fill(x, mask=MASK, value=s),
+    "masked_fill_": lambda x, s: x.clone().masked_fill_(MASK, s),
+    "where": lambda x, s: torch.where(MASK, s, x),
+    "where reversed": lambda x, s: torch.where(~MASK, x, s),
+    "Tensor.where": lambda x, s: x.where(~MASK, s),
+    "full_like": lambda x, s: torch.full_like(x, s),
+    "fill_": lambda x, s: x.clone().fill_(s),
+    "index_fill": lambda x, s: x.index_fill(0, ROWS, s),
+    "pad": lambda x, s: F.pad(x, (1, 2), value=s),
+    "pad by position": lambda x, s: F.pad(x, (1, 2), "constant", s),
+    "threshold": lambda x, s: F.threshold(x, 0.0, s),
+    "clamp(min, max)": lambda x, s: torch.clamp(x, min(s, 0.5), max(s, 0.5)),
+    "x.clamp(min=)": lambda x, s: x.clamp(min=s),
+    "clamp_max": lambda x, s: torch.clamp_max(x, s),
+    "clip": lambda x, s: torch.clip(x, max=s),
+    "clamp_": lambda x, s: x.clone().clamp_(min=s),
+    "x[mask] =": assigned(MASK),
+    "x[rows] =": assigned(ROWS),
+    "x[1] =": assigned(1),
+    "x[:] =": assigned(slice(None)),
+}
+
+
+@pytest.mark.parametrize("name", FILLS)
+@given(case=beyond, policy=policies, seed=st.integers(0, 99))
+@RULES
+def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:
+    dtype, scalar = case
+    leaf = Leaf((4,), dtype, grad=True, seed=seed)
+    expected = outcome(FILLS[name], [leaf.build(), extreme(scalar, dtype)])
+    with hmp.casts(LISTS[policy]):
+        got = outcome(FILLS[name], [leaf.build(), scalar])
+    if policy == "fills in bf16" and dtype is F16:
+        assert got.error is None and bool(torch.isfinite(got.results[0]).all())  # cast to bf16 first
+        return
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("name", FILLS)
+@given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
+@RULES
+def test_r12_infinities_and_what_fits_stay_as_they_are(name, dtype, scalar) -> None:
+    leaf = Leaf((4,), dtype, seed=1)
+    expected = outcome(FILLS[name], [leaf.build(), scalar])
+    with hmp.casts("habana"):
+        got = outcome(FILLS[name], [leaf.build(), scalar])
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("name", ["masked_fill", "where", "full_like", "clamp_max", "pad", "threshold"])
+def test_r12_a_listed_fill_saturates_for_the_dtype_that_it_casts_to(name: str) -> None:
+    """A float32 tensor takes finfo(float32).min; once it is cast to bf16 the scalar has to follow."""
+    leaf = Leaf((4,), F32, grad=False, seed=2)
+    expected = outcome(lambda x, s: FILLS[name](x.to(BF16), s), [leaf.build(), extreme(LOWEST, BF16)])
+    with hmp.casts(LISTS["fills in bf16"]):
+        got = outcome(FILLS[name], [leaf.build(), LOWEST])
+    assert got.results[0].dtype is BF16
+    assert_same(got, expected)
+
+
+def test_r12_integers_keep_torchs_error() -> None:
+    with hmp.casts("habana"), pytest.raises(RuntimeError, match="without overflow"):
+        torch.zeros(4, dtype=torch.int8).masked_fill(MASK, 1000)
+
+
+# Arithmetic with a scalar beyond the low dtype computes in float32 and saturates.
+PRODUCTS = {
+    "x * s": operator.mul,
+    "s * x": lambda x, s: s * x,
+    "torch.mul": lambda x, s: torch.mul(x, s),
+    "x.mul": lambda x, s: x.mul(s),
+    "multiply": lambda x, s: torch.multiply(x, s),
+}
+ARITHMETIC = {
+    "x + s": (operator.add, "add"),
+    "s - x": (lambda x, s: s - x, "rsub"),
+    "x - s": (operator.sub, "sub"),
+    "torch.add": (lambda x, s: torch.add(x, s), "add"),
+    "x.sub": (lambda x, s: x.sub(s), "sub"),
+    "x / s": (operator.truediv, "truediv"),
+}
+small = st.lists(st.sampled_from([0.0, 1.0, -1.0, 0.5, 0.25, math.inf, -math.inf]), min_size=1, max_size=4)
+
+
+def in_float32(call, x: torch.Tensor, scalar: float, low: torch.dtype) -> torch.Tensor:
+    return saturated(call(x.to(F32), scalar), low)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+@given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
+@RULES
+def test_r12_a_product_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
+    x = torch.tensor(values, dtype=start)
+    want = in_float32(PRODUCTS[name], x, scalar, BF16)
+    with hmp.casts("habana"):
+        got = PRODUCTS[name](x, scalar)
+    assert_identical(got, want, "the product")
+
+
+@pytest.mark.parametrize("policy", ["unlisted", "promoted"])
+@given(values=small, dtype=st.sampled_from([BF16, F16]))
+@RULES
+def test_r12_a_product_saturates_whether_mul_is_listed_or_not(policy, values, dtype) -> None:
+    x = torch.tensor(values, dtype=dtype)
+    want = in_float32(operator.mul, x, LOWEST, dtype)
+    promote = frozenset({"mul"} if policy == "promoted" else ())
+    with hmp.casts(hmp.Policy(name="mul", bf16=frozenset(), fp32=frozenset(), promote=promote)):
+        assert_identical(x * LOWEST, want, "the product")
+        assert_identical(torch.mul(x, LOWEST), want, "the product")
+
+
+@pytest.mark.parametrize("name", ARITHMETIC)
+@given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
+@RULES
+def test_r12_listed_arithmetic_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
+    call, op = ARITHMETIC[name]
+    x = torch.tensor(values, dtype=start)
+    want = in_float32(call, x, scalar, BF16)
+    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({op}), fp32=frozenset(), promote=frozenset())):
+        assert_identical(call(x, scalar), want, "the result")
+
+
+def test_r12_the_gradient_of_a_saturated_product_keeps_its_dtype() -> None:
+    x = torch.tensor([0.0, 0.5], requires_grad=True)
+    with hmp.casts("habana"):
+        (x * LOWEST).sum().backward()
+    assert x.grad.dtype is F32
+
+
+def test_r12_a_scalar_that_fits_is_the_plain_rule() -> None:
+    x = torch.randn(4)
+    with hmp.casts("habana"):
+        got = x * 1e38
+    assert_identical(got, x.to(BF16) * 1e38, "the product")
+
+
+KEEP = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])  # the second row is masked altogether
+
+
+@pytest.mark.parametrize("policy", ["habana", "bert"])
+@pytest.mark.parametrize("dtype", [F32, BF16])
+def test_r12_the_usual_attention_mask_gives_no_nan(policy: str, dtype: torch.dtype) -> None:
+    """`(1 - mask) * finfo(float32).min`, added to the scores (trap D1)."""
+    scores = torch.randn(2, 3).to(BF16)
+    with hmp.casts(policy):
+        mask = (1.0 - KEEP.to(dtype)) * LOWEST
+        assert bool(torch.isfinite(mask).all())
+        summed = scores + mask
+        probabilities = torch.softmax(summed, -1)
+    assert bool(torch.isfinite(summed).all()) and bool(torch.isfinite(probabilities).all())
+    assert probabilities[0, 2] == 0
+    torch.testing.assert_close(probabilities.sum(-1).float(), torch.ones(2), rtol=0, atol=0.01)
+
+
+ADDED = {
+    "scores + mask": (lambda s, m: s + m, "add"),
+    "mask + scores": (lambda s, m: m + s, "add"),
+    "torch.add": (lambda s, m: torch.add(s, m), "add"),
+    "sub": (lambda s, m: s - m, "sub"),
+    "where": (lambda s, m: torch.where(KEEP > 0, s, m), "where"),
+    "baddbmm": (lambda s, m: torch.baddbmm(m[None], s[None], torch.eye(3, dtype=s.dtype)[None]), "baddbmm"),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_r12_a_mask_tensor_of_the_lowest_float32_stays_finite(name: str, sign: int) -> None:
+    """No operand that needs no gradient overflows on its way to the low dtype (trap D2)."""
+    call, op = ADDED[name]
+    scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, sign * LOWEST)
+    want = call(scores, saturated(mask, BF16)).clamp(-MAX[BF16], MAX[BF16])
+    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({op}), fp32=frozenset(), promote=frozenset())):
+        got = call(scores, mask)
+    assert_identical(got, want, "the masked scores")
+
+
+def test_r12_infinities_in_a_mask_stay_infinities() -> None:
+    mask = torch.tensor([0.0, -math.inf, LOWEST])
+    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({"add"}), fp32=frozenset(), promote=frozenset())):
+        got = torch.zeros(3) + mask
+    assert got.tolist() == [0.0, -math.inf, -MAX[BF16]]
+
+
+def test_r12_an_operand_that_needs_a_gradient_gets_the_plain_cast() -> None:
+    x = torch.tensor([1.0, LOWEST], requires_grad=True)
+    with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({"add"}), fp32=frozenset(), promote=frozenset())):
+        got = outcome(lambda a: a + torch.ones(2), [x])
+    assert_same(got, outcome(lambda a: a.to(BF16) + torch.ones(2, dtype=BF16), [x]))
+
+
+def test_r12_a_mask_on_the_promote_list_needs_no_help() -> None:
+    scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, LOWEST)
+    with hmp.casts("habana"):
+        got = scores + mask
+    assert_identical(got, scores + mask, "the masked scores")
+
+
+@pytest.mark.parametrize("fill", [-math.inf, LOWEST, -1e4])
+def test_r12_the_mask_of_scaled_dot_product_attention_is_left_alone(fill: float) -> None:
+    """torch takes a float32 mask with a bf16 query; cast, its lowest value would become an infinity."""
+    q, k, v = (torch.randn(1, 2, 3, 4).to(BF16) for _ in range(3))
+    mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), fill)
+    seen = {}
+    want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    for policy in ("habana", LISTS["nothing"]):
+        with hmp.casts(policy):
+            seen["same"] = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+            seen["mixed"] = F.scaled_dot_product_attention(q, k.float(), v.float(), mask)
+        for got in seen.values():
+            assert_identical(got, want, "the attention")

@@ -1,0 +1,347 @@
+"""R14: whether casts are on is the business of one thread or task; it nests, survives exceptions, and decorates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import inspect
+import random
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from trap_kit import policy
+
+import hmp
+
+LOW, WIDE = torch.bfloat16, torch.float32
+
+
+def seen() -> torch.dtype:
+    """The dtype that a listed op gives here; the answer of casts_enabled() must agree."""
+    dtype = torch.relu(torch.ones(1)).dtype
+    assert hmp.casts_enabled() == (dtype == LOW)
+    return dtype
+
+
+@pytest.fixture(params=["convert", "casts"])
+def casting(request):
+    if request.param == "convert":
+        hmp.convert()
+        yield
+    else:
+        with hmp.casts("habana"):
+            yield
+
+
+def test_r14_it_nests(casting):
+    assert seen() == LOW
+    with hmp.disable_casts():
+        assert seen() == WIDE
+        with hmp.enable_casts():
+            assert seen() == LOW
+            with hmp.disable_casts():
+                with hmp.disable_casts():
+                    assert seen() == WIDE
+                assert seen() == WIDE
+            assert seen() == LOW
+        assert seen() == WIDE
+    assert seen() == LOW
+
+
+def test_r14_an_exception_restores_what_was_before(casting):
+    for outer, inner, dtype in ((hmp.enable_casts, hmp.disable_casts, LOW), (hmp.disable_casts, hmp.enable_casts, WIDE)):
+        with outer():
+            with pytest.raises(KeyError):
+                with inner():
+                    raise KeyError
+            assert seen() == dtype
+            with pytest.raises(KeyError):
+                inner()(_raises)()
+            assert seen() == dtype
+
+
+def _raises():
+    raise KeyError
+
+
+def test_r14_one_object_can_be_entered_again_and_inside_itself(casting):
+    off = hmp.disable_casts()
+    with off:
+        assert seen() == WIDE
+        with off:
+            assert seen() == WIDE
+        assert seen() == WIDE
+    assert seen() == LOW
+    with off:
+        assert seen() == WIDE
+    assert seen() == LOW
+
+
+@pytest.mark.parametrize("decorate", [hmp.disable_casts, hmp.disable_casts()], ids=["bare", "called"])
+def test_r14_it_decorates_functions(casting, decorate):
+    @decorate
+    def function(a, *, b=2):
+        """Docs."""
+        return seen(), a, b
+
+    class Holder:
+        @decorate
+        def method(self):
+            return seen(), self
+
+        @staticmethod
+        @decorate
+        def static():
+            return seen()
+
+    holder = Holder()
+    assert function(1, b=3) == (WIDE, 1, 3)
+    assert (function.__name__, function.__doc__) == ("function", "Docs.")
+    assert list(inspect.signature(function).parameters) == ["a", "b"]
+    assert holder.method() == (WIDE, holder) and Holder.static() == WIDE
+    assert seen() == LOW
+
+
+@pytest.mark.parametrize("decorate", [hmp.disable_casts, hmp.disable_casts()], ids=["bare", "called"])
+def test_r14_it_decorates_generators(casting, decorate):
+    @decorate
+    def generator():
+        try:
+            received = yield seen()
+            try:
+                yield received, seen()
+            except KeyError:
+                yield seen()
+            return seen()
+        finally:
+            closed.append(seen())
+
+    closed: list[torch.dtype] = []
+    steps = generator()
+    assert inspect.isgeneratorfunction(inspect.unwrap(generator))
+    assert next(steps) == WIDE and seen() == LOW
+    assert steps.send("x") == ("x", WIDE) and seen() == LOW
+    assert steps.throw(KeyError()) == WIDE and seen() == LOW
+    with pytest.raises(StopIteration) as stop:
+        next(steps)
+    assert stop.value.value == WIDE and seen() == LOW and closed == [WIDE]
+
+    steps = generator()
+    next(steps)
+    steps.close()
+    assert closed == [WIDE, WIDE] and seen() == LOW
+
+    def delegating():
+        return (yield from generator())
+
+    assert list(delegating())[0] == WIDE and seen() == LOW
+
+
+@pytest.mark.parametrize("decorate", [hmp.disable_casts, hmp.disable_casts()], ids=["bare", "called"])
+def test_r14_it_decorates_coroutines_and_async_generators(casting, decorate):
+    @decorate
+    async def coroutine(n):
+        first = seen()
+        await asyncio.sleep(0)
+        return n, first, seen()
+
+    @decorate
+    async def steps():
+        yield seen()
+        await asyncio.sleep(0)
+        try:
+            yield seen()
+        finally:
+            closed.append(seen())
+
+    closed: list[torch.dtype] = []
+
+    async def main():
+        assert await coroutine(1) == (1, WIDE, WIDE)
+        assert seen() == LOW
+        async for each in steps():
+            assert each == WIDE and seen() == LOW
+        early = steps()
+        await early.__anext__()
+        await early.__anext__()
+        await early.aclose()
+        assert seen() == LOW
+        return await asyncio.gather(*(coroutine(n) for n in range(5)))
+
+    # asyncio.run copies this thread's context, casts included
+    assert [n for n, *_ in asyncio.run(main())] == list(range(5))
+    assert closed == [WIDE, WIDE] and seen() == LOW
+
+
+def test_r14_a_class_of_regions_decorates_too(casting):
+    with hmp.disable_casts():
+        assert hmp.enable_casts(seen)() == LOW
+        assert hmp.enable_casts()(seen)() == LOW
+        assert seen() == WIDE
+
+
+def test_r14_enable_casts_brings_nothing_where_no_policy_is_in_force():
+    with hmp.enable_casts():
+        assert not hmp.casts_enabled()
+        assert seen() == WIDE
+    with hmp.casts("habana"):
+        pass
+    with hmp.enable_casts():
+        assert seen() == WIDE
+
+
+def test_r14_convert_is_process_wide_and_disable_is_not():
+    hmp.convert()
+    with hmp.disable_casts(), ThreadPoolExecutor(1) as pool:
+        assert seen() == WIDE
+        assert pool.submit(seen).result() == LOW
+
+
+def test_r14_a_region_belongs_to_its_thread():
+    with hmp.casts("habana"), ThreadPoolExecutor(1) as pool:
+        assert seen() == LOW
+        assert pool.submit(seen).result() == WIDE
+        assert pool.submit(contextvars.copy_context().run, seen).result() == LOW
+
+
+def test_r14_sixteen_threads_never_see_each_others_state():
+    hmp.convert()
+    barrier, wrong = threading.Barrier(16), []
+
+    def toggle(seed: int) -> None:
+        rng = random.Random(seed)
+        barrier.wait()
+        for _ in range(60):
+            region, dtype = rng.choice([(hmp.disable_casts, WIDE), (hmp.enable_casts, LOW)])
+            with region():
+                if seen() != dtype:
+                    wrong.append(seed)
+                with (hmp.enable_casts if dtype == WIDE else hmp.disable_casts)():
+                    if seen() == dtype:
+                        wrong.append(seed)
+            if seen() != LOW:
+                wrong.append(seed)
+
+    _in_threads(toggle, 16)
+    assert wrong == []
+
+
+def test_r14_sixteen_threads_open_and_close_regions_of_several_policies():
+    lists = [{"bf16": ["relu"]}, {"bf16": ["sin"]}, {"fp32": ["relu"], "bf16": ["cos"]}]
+    expected = [(LOW, WIDE, WIDE), (WIDE, LOW, WIDE), (WIDE, WIDE, LOW)]
+    barrier, wrong = threading.Barrier(16), []
+
+    def toggle(seed: int) -> None:
+        rng, x = random.Random(seed), torch.ones(2)
+        barrier.wait()
+        for _ in range(25):
+            which = rng.randrange(3)
+            with hmp.casts(policy(**lists[which])):
+                found = (torch.relu(x).dtype, torch.sin(x).dtype, torch.cos(x).dtype)
+            if found != expected[which] or torch.relu(x).dtype != WIDE:
+                wrong.append((seed, which, found))
+
+    _in_threads(toggle, 16)
+    assert wrong == []
+
+
+def test_r14_a_hundred_tasks_never_see_each_others_state():
+    hmp.convert()
+
+    async def toggle(seed: int) -> bool:
+        rng = random.Random(seed)
+        for _ in range(5):
+            off = rng.random() < 0.5
+            with hmp.disable_casts() if off else hmp.enable_casts():
+                await asyncio.sleep(rng.random() / 1000)
+                if (seen() == WIDE) != off:
+                    return False
+            await asyncio.sleep(0)
+            if seen() != LOW:
+                return False
+        return True
+
+    async def main():
+        return await asyncio.gather(*(toggle(seed) for seed in range(100)))
+
+    assert all(asyncio.run(main()))
+
+
+def test_r14_a_generator_left_open_in_one_context_may_be_closed_in_another():
+    def steps():
+        with hmp.disable_casts():
+            yield seen()
+
+    hmp.convert()
+    open_steps = steps()
+    # a plain generator's with reaches into its caller, as torch.no_grad's does: so the caller is a context of its own
+    assert contextvars.copy_context().run(next, open_steps) == WIDE
+    assert seen() == LOW
+    contextvars.copy_context().run(open_steps.close)
+    assert seen() == LOW
+
+
+@pytest.fixture
+def replicas(monkeypatch):
+    """torch's parallel_apply on CPU tensors: it asks for an accelerator and its streams, so it gets one that does nothing."""
+
+    def accelerated(*args):
+        return contextlib.nullcontext()
+
+    for name in ("current_stream", "device_index"):
+        monkeypatch.setattr(torch.accelerator, name, accelerated)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cpu"))
+    monkeypatch.setattr(sys.modules["torch.nn.parallel.parallel_apply"], "_get_device_index", lambda device, optional: device)
+
+    class Seen(torch.nn.Module):
+        def forward(self, x):
+            threads.add(threading.get_ident())
+            return torch.relu(x)
+
+    threads: set[int] = set()
+
+    def apply() -> set[torch.dtype]:
+        outputs = torch.nn.parallel.parallel_apply([Seen(), Seen(), Seen()], [(torch.ones(1),)] * 3, devices=[0, 1, 2])
+        assert threading.get_ident() not in threads
+        return {output.dtype for output in outputs}
+
+    return apply
+
+
+def test_r14_replica_threads_inherit_the_callers_state(replicas):
+    assert replicas() == {WIDE}
+    hmp.convert()
+    assert replicas() == {LOW}
+    with hmp.disable_casts():
+        assert replicas() == {WIDE}
+        with hmp.enable_casts():
+            assert replicas() == {LOW}
+        with hmp.casts("habana"):
+            assert replicas() == {LOW}
+    hmp.revert()
+    with hmp.casts("habana"):
+        assert replicas() == {LOW}
+        with hmp.disable_casts():
+            assert replicas() == {WIDE}
+    assert replicas() == {WIDE}
+
+
+def test_r14_replica_threads_inherit_the_policy_of_a_region(replicas):
+    hmp.convert()
+    with hmp.casts(policy(bf16=["mm"])):
+        assert replicas() == {WIDE}
+    with hmp.casts(policy(bf16=["relu"], dtype=torch.float16)):
+        assert replicas() == {torch.float16}
+
+
+def _in_threads(function, count: int) -> None:
+    threads = [threading.Thread(target=function, args=(seed,)) for seed in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

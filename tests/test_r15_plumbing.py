@@ -1,0 +1,352 @@
+"""R15: the plumbing of a training loop computes what it computes without hmp, bit for bit, under a policy that casts all it can."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from trap_kit import policy, same
+
+import hmp
+
+LOW = torch.bfloat16
+# every op that an optimizer, an averager or a scaler is made of
+HOSTILE = """add sub mul div truediv pow sqrt rsqrt reciprocal neg abs sign lerp addcmul addcdiv clamp maximum minimum norm linalg.vector_norm mean sum
+matmul mm bmm addmm addmv dot outer exp log square isclose stack cat erfinv qr linalg.qr""".split()
+
+
+def everything() -> hmp.Policy:
+    """A policy with all of that on its BF16 list."""
+    return policy(bf16=HOSTILE, name="hostile")
+
+
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, nesterov=True, weight_decay=0.01),
+    "SGD-loop": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, dampening=0.1, weight_decay=0.01, foreach=False, maximize=True),
+    "SGD-fused": lambda p: torch.optim.SGD(p, lr=0.01, momentum=0.9, fused=True),
+    "SGD-tensor-lr": lambda p: torch.optim.SGD(p, lr=torch.tensor(0.01), momentum=0.9),
+    "Adam": lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.01, amsgrad=True),
+    "Adam-foreach": lambda p: torch.optim.Adam(p, lr=0.01, foreach=True),
+    "Adam-fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
+    "Adam-capturable": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.01)),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
+    "AdamW-tensor-lr": lambda p: torch.optim.AdamW(p, lr=torch.tensor(0.01), weight_decay=0.0123),
+    "Adamax": lambda p: torch.optim.Adamax(p, lr=0.01, weight_decay=0.01),
+    "Adamax-foreach": lambda p: torch.optim.Adamax(p, lr=0.01, foreach=True),
+    "Adadelta": lambda p: torch.optim.Adadelta(p, weight_decay=0.01),
+    "Adafactor": lambda p: torch.optim.Adafactor(p, lr=0.01),
+    "Adafactor-foreach": lambda p: torch.optim.Adafactor(p, lr=0.01, foreach=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1, weight_decay=0.01),
+    "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2),
+    "ASGD-foreach": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2, foreach=True),
+    "Muon": lambda p: torch.optim.Muon([p[0]], lr=0.01),
+    "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True),
+    "NAdam-foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
+    "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01, weight_decay=0.01),
+    "RAdam-foreach": lambda p: torch.optim.RAdam(p, lr=0.01, foreach=True),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, centered=True, momentum=0.9, weight_decay=0.01),
+    "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
+    "Rprop-foreach": lambda p: torch.optim.Rprop(p, lr=0.01, foreach=True),
+}
+
+
+def _trajectory(make, steps: int = 8):
+    parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 20).reshape(4, 5)), torch.nn.Parameter(torch.linspace(0.1, 2, 7))]
+    optimizer = make(parameters)
+    # the scheduler of a tensor lr multiplies tensors, and R15 does not name schedulers
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, steps if torch.is_tensor(optimizer.param_groups[0]["lr"]) else 3, 0.7)
+    for step in range(steps):
+        for p in parameters:
+            p.grad = _gradient(p, step)
+        optimizer.step()
+        if step < steps - 1:
+            scheduler.step()
+    return parameters, optimizer.state_dict()
+
+
+def _gradient(p, step):
+    with hmp.disable_casts():
+        return torch.sin(torch.arange(float(p.numel())) * 1.7 + step).reshape(p.shape)
+
+
+def _assert_same_tree(ours, theirs) -> None:
+    assert type(ours) is type(theirs)
+    if isinstance(ours, torch.Tensor):
+        same(ours.to_dense(), theirs.to_dense())
+    elif isinstance(ours, dict):
+        assert ours.keys() == theirs.keys()
+        for key in ours:
+            _assert_same_tree(ours[key], theirs[key])
+    elif isinstance(ours, (list, tuple)):
+        assert len(ours) == len(theirs)
+        for a, b in zip(ours, theirs):
+            _assert_same_tree(a, b)
+    else:
+        assert ours == theirs
+
+
+def test_r15_every_optimizer_of_torch_is_in_this_file():
+    classes = {name for name, value in vars(torch.optim).items() if isinstance(value, type) and issubclass(value, torch.optim.Optimizer)}
+    assert classes - {"Optimizer", "LBFGS", "SparseAdam"} == {name.partition("-")[0] for name in OPTIMIZERS}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_r15_an_optimizer_takes_the_steps_that_it_takes_without_hmp(name):
+    plain = _trajectory(OPTIMIZERS[name])
+    with hmp.casts(everything()):
+        _assert_same_tree(_trajectory(OPTIMIZERS[name]), plain)
+    hmp.convert()
+    _assert_same_tree(_trajectory(OPTIMIZERS[name]), plain)
+
+
+def test_r15_sparse_adam_takes_the_steps_that_it_takes_without_hmp():
+    def trajectory():
+        p = torch.nn.Parameter(torch.linspace(-1, 1, 8).reshape(4, 2))
+        optimizer = torch.optim.SparseAdam([p], lr=0.01)
+        for step in range(5):
+            p.grad = torch.sparse_coo_tensor([[0, 2]], _gradient(p[:2].detach(), step), (4, 2))
+            optimizer.step()
+        return p, optimizer.state_dict()
+
+    plain = trajectory()
+    with hmp.casts(everything()):
+        _assert_same_tree(trajectory(), plain)
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+def test_r15_lbfgs_takes_the_steps_that_it_takes_without_hmp(line_search):
+    scale = torch.logspace(0, 3, 10)
+
+    def trajectory():
+        p = torch.nn.Parameter(torch.ones(10))
+        optimizer = torch.optim.LBFGS([p], lr=0.5, max_iter=5, line_search_fn=line_search)
+
+        @hmp.disable_casts
+        def closure():
+            optimizer.zero_grad()
+            loss = (scale * p * p).sum()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+        return p
+
+    plain = trajectory()
+    with hmp.casts(everything()):
+        same(trajectory(), plain)
+
+
+@pytest.mark.parametrize("by_keyword", [False, True])
+@pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.Adam], ids=["LBFGS", "SGD", "Adam"])
+def test_r15_a_closure_runs_as_if_it_were_called_outside(make, by_keyword):
+    p, seen = torch.nn.Parameter(torch.ones(2, 2)), []
+    optimizer = make([p], lr=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        y = torch.mm(p, p)
+        seen.append(y.dtype)
+        loss = y.float().sum()
+        loss.backward()
+        return loss
+
+    for region, dtype in ((hmp.enable_casts, LOW), (hmp.disable_casts, torch.float32)):
+        seen.clear()
+        with hmp.casts("habana"), region():
+            loss = optimizer.step(closure=closure) if by_keyword else optimizer.step(closure)
+        assert set(seen) == {dtype}
+        assert loss.dtype == torch.float32
+
+
+def test_r15_an_exception_in_a_step_or_a_closure_leaves_no_trace():
+    class Broken(torch.optim.SGD):
+        def step(self, closure=None):
+            raise KeyError
+
+    def closure():
+        raise KeyError
+
+    p = torch.nn.Parameter(torch.ones(2))
+    optimizers = [Broken([p]), torch.optim.SGD([p]), torch.optim.LBFGS([p])]
+    hmp.convert()
+    for region, on in ((hmp.enable_casts, True), (hmp.disable_casts, False)):
+        for optimizer in optimizers:
+            with region(), pytest.raises(KeyError):
+                optimizer.step(closure)
+            with region():
+                with pytest.raises(KeyError):
+                    optimizer.step(closure)
+                assert hmp.casts_enabled() == on
+    assert hmp.casts_enabled()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_r15_a_users_optimizer_is_plumbing_too(when):
+    if when == "after":
+        hmp.convert()
+
+    class Users(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        @torch.no_grad()
+        def step(self, closure=None):
+            loss = closure() if closure is not None else None
+            for p in self.param_groups[0]["params"]:
+                seen.append((p * 0.5).dtype)
+            return loss
+
+    class Derived(Users):
+        def step(self, closure=None):
+            seen.append((torch.ones(1) * 1).dtype)
+            return super().step(closure)
+
+    seen: list[torch.dtype] = []
+    inside: list[torch.dtype] = []
+    p = torch.nn.Parameter(torch.ones(1))
+    optimizers = [Users([p]), Derived([p])]
+    hmp.convert()
+    for optimizer in optimizers + [Users([p]), Derived([p])]:
+        optimizer.step(lambda: inside.append((torch.ones(1) * 1).dtype))
+        optimizer.step()
+    assert set(seen) == {torch.float32}
+    assert set(inside) == {LOW}
+
+
+def test_r15_wrapping_the_step_in_disable_casts_stays_right():
+    make = OPTIMIZERS["RAdam"]
+    plain = _trajectory(make)
+    hmp.convert()
+    with hmp.disable_casts():
+        _assert_same_tree(_trajectory(make), plain)
+
+
+def _scaled(found_inf: bool):
+    p = torch.nn.Parameter(torch.linspace(-1, 1, 6))
+    optimizer = torch.optim.RAdam([p], lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**17, growth_interval=1)
+    results = []
+    for step in range(3):
+        optimizer.zero_grad()
+        loss = scaler.scale(p.square().sum() + 0.123)
+        results += [loss.detach(), scaler.get_scale()]
+        loss.backward()
+        if found_inf and step == 1:
+            p.grad[0] = float("inf")
+        scaler.unscale_(optimizer)
+        results.append(p.grad.clone())
+        scaler.step(optimizer)
+        scaler.update()
+    return results, p.detach(), scaler.state_dict()
+
+
+@pytest.mark.parametrize("found_inf", [False, True])
+@pytest.mark.parametrize("dtype", [LOW, torch.float16], ids=str)
+def test_r15_the_scaler_scales_as_without_hmp(found_inf, dtype):
+    plain = _scaled(found_inf)
+    # the loss itself is the user's: only ops of the scaler are listed
+    lists = [each for each in HOSTILE if each not in ("sum", "square", "add")]
+    with hmp.casts(policy(bf16=lists, dtype=dtype)):
+        _assert_same_tree(_scaled(found_inf), plain)
+
+
+@pytest.mark.parametrize("foreach", [None, True, False])
+@pytest.mark.parametrize("norm_type", [2.0, float("inf"), 1.0])
+def test_r15_clipping_clips_as_without_hmp(foreach, norm_type):
+    def clipped():
+        parameters = [torch.nn.Parameter(torch.zeros(50)) for _ in range(2)]
+        for p in parameters:
+            p.grad = _gradient(p, 3)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, 1.0, norm_type, foreach=foreach)
+        first = [p.grad.clone() for p in parameters]
+        torch.nn.utils.clip_grad_value_(parameters, 0.0123, foreach=foreach)
+        return norm, first, [p.grad for p in parameters], torch.nn.utils.get_total_norm([p.grad for p in parameters], norm_type)
+
+    plain = clipped()
+    with hmp.casts(everything()):
+        _assert_same_tree(clipped()[:3], plain[:3])
+
+
+AVERAGES = {
+    "equal": {},
+    "ema": {"avg_fn": torch.optim.swa_utils.get_ema_avg_fn(0.99)},
+    "swa": {"avg_fn": torch.optim.swa_utils.get_swa_avg_fn()},
+    "multi-ema": {"multi_avg_fn": torch.optim.swa_utils.get_ema_multi_avg_fn(0.99)},
+    "multi-swa": {"multi_avg_fn": torch.optim.swa_utils.get_swa_multi_avg_fn()},
+    "buffers": {"use_buffers": True},
+    "users": {"avg_fn": lambda averaged, current, count: averaged * 0.99 + current * (1 - 0.99)},
+}
+
+
+@pytest.mark.parametrize("name", AVERAGES)
+def test_r15_an_averaged_model_moves_as_without_hmp(name):
+    def averaged():
+        torch.manual_seed(2)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+        average = torch.optim.swa_utils.AveragedModel(model, **AVERAGES[name])
+        for step in range(5):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.copy_(_gradient(p, step))
+            average.update_parameters(model)
+        return average.state_dict()
+
+    plain = averaged()
+    with hmp.casts(everything()):
+        _assert_same_tree(averaged(), plain)
+
+
+INITS = {
+    "uniform_": (-1, 1), "normal_": (), "trunc_normal_": (), "constant_": (0.3,), "eye_": (), "dirac_": (), "xavier_uniform_": (), "xavier_normal_": (),
+    "kaiming_uniform_": (), "kaiming_normal_": (), "orthogonal_": (), "sparse_": (0.1,), "ones_": (), "zeros_": (),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", INITS)
+def test_r15_initialisation_draws_the_same_numbers(name):
+    def drawn():
+        torch.manual_seed(4)
+        weight = torch.empty((4, 4, 3) if name == "dirac_" else (6, 4))
+        assert getattr(torch.nn.init, name)(weight, *INITS[name]) is weight
+        return weight
+
+    plain = drawn()
+    with hmp.casts(everything()):
+        same(drawn(), plain)
+
+
+def test_r15_gradcheck_passes():
+    x, weight = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    calls = [F.linear, torch.matmul, lambda x, w: F.softmax(x @ w, -1), lambda x, w: F.layer_norm(x * w, (3,)), lambda x, w: torch.log(x.square() + 1) / 3]
+    with hmp.casts("habana"):
+        for call in calls:
+            assert torch.autograd.gradcheck(call, (x, weight))
+            assert torch.autograd.gradgradcheck(call, (x, weight))
+
+
+def test_r15_assert_close_sees_what_it_sees_without_hmp():
+    a = torch.tensor([1.0, 2.0])
+    with hmp.casts(everything()):
+        torch.testing.assert_close(a, a.clone())
+        for wrong in (a + 1e-4, a * 1.0001):
+            with hmp.disable_casts():
+                wrong = wrong.float() + 1e-4
+            with pytest.raises(AssertionError) as caught:
+                torch.testing.assert_close(a, wrong)
+    with pytest.raises(AssertionError) as plain:
+        torch.testing.assert_close(a, wrong)
+    assert str(caught.value) == str(plain.value)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [torch.tensor([1.2345, 1e-5, 12345.678]), torch.tensor([1.0, 2.0]), torch.randn(30, 50), torch.tensor(3.14159), torch.tensor([1e10, 1e-10]),
+     torch.tensor([1.5 + 2j]), torch.ones(2, dtype=LOW) / 3, torch.empty(0, 3)],
+)  # fmt: skip
+def test_r15_a_tensor_is_shown_as_without_hmp(tensor):
+    parameter = torch.nn.Parameter(tensor)
+    plain = repr(tensor), str(tensor), f"{tensor}", repr(parameter)
+    lists = [each for each in HOSTILE if each not in ("isclose",)] + ["masked_select", "ceil", "isfinite", "max", "min", "ne"]
+    with hmp.casts(policy(bf16=lists)):
+        assert (repr(tensor), str(tensor), f"{tensor}", repr(parameter)) == plain

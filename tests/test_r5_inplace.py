@@ -1,0 +1,316 @@
+"""R5: where an op writes into its first input, the others become that input's dtype and it is itself never cast, listed or not."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from oracle import BF16, F16, F32, F64, assert_same, cast, outcome
+from strategies import INTEGER, RULES, Leaf, any_dtypes, build, castable_dtypes, leaves
+
+NAMES = """add iadd sub isub mul imul div truediv itruediv floor_divide floordiv ifloordiv fmod remainder mod imod pow ipow atan2 hypot copysign
+xlogy addcmul addcdiv clamp addmm addmv addbmm baddbmm lerp index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter
+put relu leaky_relu dropout dropout1d dropout2d dropout3d log log2 sigmoid exp neg abs t masked_fill relu6 selu silu mish hardswish hardsigmoid elu
+celu alpha_dropout feature_alpha_dropout hardtanh threshold rrelu""".split()
+
+
+@functools.cache
+def every(rule: str) -> hmp.Policy:
+    lists = {"bf16": frozenset(), "fp32": frozenset(), "promote": frozenset()}
+    return hmp.Policy(name=f"all {rule}", **(lists if rule == "none" else lists | {rule: frozenset(NAMES)}))
+
+
+POLICIES = {"habana": lambda: "habana", **{rule: (lambda rule=rule: every(rule)) for rule in ("bf16", "fp32", "promote", "none")}}
+policies = st.sampled_from(sorted(POLICIES))
+
+
+def on_a_copy(op, first, *others):
+    """`op` writes into a copy of the leaf, so that the leaf gets a gradient; the written tensor itself must come back."""
+    written = first.clone() if first.requires_grad else first
+    alias, dtype, storage = written, written.dtype, written.data_ptr()
+    result = op(written, *others)
+    assert result is alias, "the op must return the tensor that it wrote"
+    assert result.dtype is dtype and result.data_ptr() == storage
+    return result
+
+
+def statement(op):
+    """`x op= y` as the statement that users write."""
+
+    def run(x, y):
+        alias = x
+        x = op(x, y)
+        assert x is alias, "an augmented assignment must not rebind the name to a new tensor"
+        return x
+
+    return run
+
+
+# torch computes these with mixed inputs by itself: one rounding, and to the bit what plain torch gives.
+MIXED = {
+    "add_": lambda x, y: x.add_(y, alpha=2),
+    "sub_": lambda x, y: x.sub_(y),
+    "mul_": lambda x, y: x.mul_(y),
+    "multiply_": lambda x, y: x.multiply_(y),
+    "div_": lambda x, y: x.div_(y),
+    "true_divide_": lambda x, y: x.true_divide_(y),
+    "floor_divide_": lambda x, y: x.floor_divide_(y),
+    "remainder_": lambda x, y: x.remainder_(y),
+    "pow_": lambda x, y: x.pow_(y),
+    "atan2_": lambda x, y: x.atan2_(y),
+    "xlogy_": lambda x, y: torch.xlogy_(x, y),
+    "clamp_": lambda x, y: x.clamp_(max=y),
+    "addcmul_": lambda x, y: x.addcmul_(y, y),
+    "addcdiv_": lambda x, y: x.addcdiv_(y, y, value=0.5),
+    "copy_": lambda x, y: x.copy_(y),
+    "+=": statement(operator.iadd),
+    "-=": statement(operator.isub),
+    "*=": statement(operator.imul),
+    "/=": statement(operator.itruediv),
+    "//=": statement(operator.ifloordiv),
+    "%=": statement(operator.imod),
+    "**=": statement(operator.ipow),
+    "mul(out=x)": lambda x, y: torch.mul(x, y, out=x),
+    "div(out=x)": lambda x, y: torch.div(x, y, out=x),
+    "add(out=x)": lambda x, y: torch.add(x, y, out=x),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+@given(policy=policies, shape=st.sampled_from([(2, 3), (), (0, 3), (3,)]), data=st.data())
+@RULES
+def test_r5_inplace_mixed_arithmetic_is_torchs_own_to_the_bit(name, policy, shape, data) -> None:
+    with_grad = "out=" not in name
+    tree = [
+        data.draw(leaves(size, any_dtypes if shape == (3,) else castable_dtypes, "positive", with_grad, subclass=False))
+        for size in (shape, shape[-1:])
+    ]
+
+    def call(x, y):
+        return on_a_copy(MIXED[name], x, y)
+
+    expected = outcome(call, build(tree))
+    with hmp.casts(POLICIES[policy]()):
+        got = outcome(call, build(tree))
+    assert_same(got, expected)
+
+
+ROWS, ONE_ROW = torch.tensor([2, 0]), torch.tensor([[2, 0, 1]])
+MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
+
+
+def assign(index, value_shape):
+    def run(x, y):
+        x[index] = y
+        return x
+
+    return run, [(3, 3), value_shape]
+
+
+# torch refuses mixed inputs here: the others become the first one's dtype.
+REFUSED = {
+    "addmm_": (lambda x, a, b: x.addmm_(a, b), [(3, 3), (3, 2), (2, 3)]),
+    "addmv_": (lambda x, a, b: x.addmv_(a, b), [(3,), (3, 2), (2,)]),
+    "torch.addmv_": (lambda x, a, b: torch.addmv_(x, a, b), [(3,), (3, 2), (2,)]),
+    "addbmm_": (lambda x, a, b: x.addbmm_(a, b), [(3, 3), (2, 3, 2), (2, 2, 3)]),
+    "baddbmm_": (lambda x, a, b: x.baddbmm_(a, b), [(2, 3, 3), (2, 3, 2), (2, 2, 3)]),
+    "addmm(out=x)": (lambda x, a, b: torch.addmm(x, a, b, out=x), [(3, 3), (3, 2), (2, 3)]),
+    "lerp_": (lambda x, a, b: x.lerp_(a, b), [(3,), (3,), (3,)]),
+    "index_add_": (lambda x, y: x.index_add_(0, ROWS, y), [(3, 3), (2, 3)]),
+    "index_copy_": (lambda x, y: x.index_copy_(0, ROWS, y), [(3, 3), (2, 3)]),
+    "index_put_": (lambda x, y: x.index_put_((ROWS,), y), [(3, 3), (2, 3)]),
+    "torch.index_put_": (lambda x, y: torch.index_put_(x, (ROWS,), y, accumulate=True), [(3, 3), (2, 3)]),
+    "scatter_": (lambda x, y: x.scatter_(0, ONE_ROW, y), [(3, 3), (1, 3)]),
+    "scatter_add_": (lambda x, y: x.scatter_add_(0, ONE_ROW, y), [(3, 3), (1, 3)]),
+    "scatter_reduce_": (lambda x, y: x.scatter_reduce_(0, ONE_ROW, y, "sum"), [(3, 3), (1, 3)]),
+    "masked_scatter_": (lambda x, y: x.masked_scatter_(MASK, y), [(3, 3), (5,)]),
+    "put_": (lambda x, y: x.put_(ROWS, y), [(3, 3), (2,)]),
+    "x[mask]=": assign(MASK, (5,)),
+    "x[tensor]=": assign(ROWS, (2, 3)),
+    "x[tensor,slice]=": assign((ROWS, slice(0, 2)), (2, 2)),
+    "x[list]=": assign([0, 2], (3,)),
+    "x[int]=": assign(1, (3,)),
+    "x[slice]=": assign(slice(0, 2), (2, 3)),
+    "x[...]=": assign(..., (3, 3)),
+    "x[mask]=0dim": assign(MASK, ()),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+@given(policy=policies, data=st.data())
+@RULES
+def test_r5_inplace_casts_the_others_to_the_first_inputs_dtype(name, policy, data) -> None:
+    op, shapes = REFUSED[name]
+    tree = [data.draw(leaves(shape, castable_dtypes, grad="out=" not in name, subclass=False)) for shape in shapes]
+
+    def call(x, *others):
+        return on_a_copy(op, x, *others)
+
+    expected = outcome(lambda x, *others: call(x, *cast(others, x.dtype)), build(tree))
+    with hmp.casts(POLICIES[policy]()):
+        got = outcome(call, build(tree))
+    assert_same(got, expected)
+
+
+def test_r5_inplace_keeps_first_inputs_dtype() -> None:
+    """The rule's own examples, in both directions."""
+    for first, other in ((F32, BF16), (BF16, F32), (F16, F32)):
+        y, mask = torch.ones(3, dtype=other), torch.tensor([True, False, True])
+        with hmp.casts("habana"):
+            x = alias = torch.full((3,), 2.0, dtype=first)
+            x.add_(y)
+            x += y
+            x *= y
+            x[mask] = y[:2]
+            torch.mul(x, y, out=x)
+            x.relu_()
+        assert x is alias and x.dtype is first
+        assert x.tolist() == [1.0, 4.0, 1.0]
+
+
+# (function, arguments before inplace): written by position and by keyword.
+WITH_FLAG = {
+    "relu": (), "relu6": (), "selu": (), "silu": (), "mish": (), "hardswish": (), "hardsigmoid": (), "elu": (1.5,), "celu": (1.5,),
+    "leaky_relu": (0.3,), "dropout": (0.5, True), "dropout1d": (0.5, True), "dropout2d": (0.5, True), "dropout3d": (0.5, True),
+    "alpha_dropout": (0.5, True), "feature_alpha_dropout": (0.5, True), "hardtanh": (-0.5, 0.5), "threshold": (0.1, 20.0),
+    "rrelu": (0.1, 0.3, True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WITH_FLAG)
+@given(policy=policies, spelling=st.sampled_from(["position", "keyword"]), dtype=st.sampled_from([F32, BF16]))
+@RULES
+def test_r5_functions_with_an_inplace_flag_write_into_their_input(name, spelling, policy, dtype) -> None:
+    """A caller may ignore what they return (traps B1 to B3)."""
+    before = WITH_FLAG[name]
+    leaf = Leaf((3, 4, 2, 2, 2)[: 5 if name == "dropout3d" else 4 if name == "dropout2d" else 3], dtype, seed=3)
+
+    def call(x):
+        written = x.clone()
+        dtype, storage = written.dtype, written.data_ptr()
+        function = getattr(F, name)
+        returned = function(written, *before, True) if spelling == "position" else function(written, *before, inplace=True)
+        assert returned is written and written.dtype is dtype and written.data_ptr() == storage
+        return written
+
+    expected = outcome(call, [leaf.build()])
+    with hmp.casts(POLICIES[policy]()):
+        got = outcome(call, [leaf.build()])
+    assert not torch.equal(got.results[0].detach(), got.inputs[0].detach())
+    assert_same(got, expected)
+
+
+UNARY = {
+    "torch.relu_": lambda x: torch.relu_(x),
+    "x.relu_": lambda x: x.relu_(),
+    "F.relu_": lambda x: F.relu_(x),
+    "F.leaky_relu_": lambda x: F.leaky_relu_(x, 0.3),
+    "nn.leaky_relu_": lambda x: torch._C._nn.leaky_relu_(x, 0.3),
+    "torch.dropout_": lambda x: torch.dropout_(x, 0.5, True),
+    "VF.dropout_": lambda x: torch._VF.dropout_(x, 0.5, True),
+    "x.log_": lambda x: x.abs_().log_(),
+    "torch.log2_": lambda x: torch.log2_(torch.abs_(x)),
+    "x.sigmoid_": lambda x: x.sigmoid_(),
+    "torch.exp_": lambda x: torch.exp_(x),
+    "x.neg_": lambda x: x.neg_(),
+    "x.t_": lambda x: x.t_(),
+    "ReLU": lambda x: torch.nn.ReLU(inplace=True)(x),
+    "LeakyReLU": lambda x: torch.nn.LeakyReLU(0.3, inplace=True)(x),
+    "Dropout": lambda x: torch.nn.Dropout(0.5, inplace=True)(x),
+    "masked_fill_": lambda x: x.masked_fill_(torch.tensor([True, False, True, False]), -3.0),
+}
+
+
+@pytest.mark.parametrize("name", UNARY)
+@given(policy=policies, dtype=castable_dtypes, seed=st.integers(0, 99))
+@RULES
+def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, dtype, seed) -> None:
+    def call(x):
+        return on_a_copy(UNARY[name], x)
+
+    expected = outcome(call, [Leaf((3, 4), dtype, seed=seed).build()])
+    with hmp.casts(POLICIES[policy]()):
+        got = outcome(call, [Leaf((3, 4), dtype, seed=seed).build()])
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("name", ["add_", "mul_", "+=", "*=", "/=", "pow_", "mul(out=x)"])
+@given(policy=policies, dtype=st.sampled_from(INTEGER))
+@RULES
+def test_r5_an_integer_first_input_gets_torchs_own_error(name, dtype, policy) -> None:
+    """Never truncated in silence (trap U3)."""
+    tree = [Leaf((3,), dtype, seed=1), Leaf((3,), F32, values="positive", grad=False)]
+    expected = outcome(MIXED[name], build(tree))
+    assert expected.error is RuntimeError
+    with hmp.casts(POLICIES[policy]()):
+        got = outcome(MIXED[name], build(tree))
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("first", [torch.int64, F64])
+@pytest.mark.parametrize("name", ["addmm_", "index_add_", "x[mask]=", "x[int]=", "scatter_", "lerp_"])
+def test_r5_a_first_input_that_is_no_castable_tensor_is_left_to_torch(name, first) -> None:
+    op, shapes = REFUSED[name]
+    tree = [Leaf(shapes[0], first, grad=False), *[Leaf(s, F32, grad=False) for s in shapes[1:]]]
+    expected = outcome(op, build(tree))
+    for policy in POLICIES.values():
+        with hmp.casts(policy()):
+            got = outcome(op, build(tree))
+        assert_same(got, expected)
+
+
+@pytest.mark.parametrize("name", ["addmm_", "x[mask]=", "scatter_"])
+def test_r5_a_float64_among_the_others_is_left_to_torch(name) -> None:
+    op, shapes = REFUSED[name]
+    tree = [Leaf(shapes[0], BF16, grad=False), *[Leaf(s, F64, grad=False) for s in shapes[1:]]]
+    expected = outcome(op, build(tree))
+    assert expected.error is RuntimeError
+    with hmp.casts("habana"):
+        got = outcome(op, build(tree))
+    assert_same(got, expected)
+
+
+def test_r5_writing_through_a_view_reaches_its_base() -> None:
+    y = torch.full((3,), 2.0, dtype=BF16)
+    with hmp.casts("habana"):
+        base = torch.ones(2, 3)
+        base[0].mul_(y)
+        base[1] *= y
+        base.view(-1)[:2].relu_()
+        base[:, 2].addcmul_(y[:2], y[:2])
+    assert base.dtype is F32 and base.tolist() == [[2.0, 2.0, 6.0], [2.0, 2.0, 6.0]]
+
+
+def test_r5_an_attribute_is_not_rebound_to_a_narrow_copy() -> None:
+    """`self.x *= y` keeps the tensor that others hold (trap M1)."""
+
+    class Holder:
+        x = torch.ones(3)
+
+    holder, held = Holder(), Holder.x
+    with hmp.casts("habana"):
+        holder.x *= torch.full((3,), 3.0)
+        holder.x /= 2.0
+    assert holder.x is held and held.dtype is F32 and held.tolist() == [1.5] * 3
+
+
+def test_r5_a_leaf_that_needs_a_gradient_gets_torchs_own_error() -> None:
+    for op in (lambda x: x.mul_(2.0), lambda x: F.relu(x, True), lambda x: x.__setitem__(0, 1.0)):
+        with hmp.casts("habana"), pytest.raises(RuntimeError, match="leaf Variable"):
+            op(torch.ones(3, requires_grad=True))
+
+
+def test_r5_a_product_in_place_is_rounded_once() -> None:
+    """Casting y first would round twice."""
+    x, y = torch.rand(1000).to(BF16) + 1, torch.rand(1000) + 1
+    once = (x.float() * y).to(BF16)
+    assert not torch.equal(once, x * y.to(BF16))
+    with hmp.casts("habana"):
+        assert torch.equal(x.clone().mul_(y), once)

@@ -1,0 +1,244 @@
+"""R8: one op, one decision. What torch's own code calls inside an op is not decided again; structure is user code."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from oracle import BF16, F32, assert_same, by_explicit_casts, outcome
+from strategies import RULES, Leaf, build, castable_dtypes, leaves
+
+# What torch's Python code calls inside other functions (torch-surface.md, "Nesting").
+INNER = frozenset(
+    """mul truediv div add sub rsub pow log exp sqrt rsqrt sum mean abs sign neg reciprocal matmul mm bmm addmm baddbmm linear softmax log_softmax
+    relu clamp clamp_min clamp_max norm linalg.vector_norm avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d dropout dot
+    cat stack maximum where sigmoid tanh square expand_as unsqueeze sort cumsum layer_norm batch_norm floor_divide
+    linalg.svd linalg.qr max argmax gather threshold mse_loss pairwise_distance log_sigmoid""".split()
+)
+
+
+def inner_in_bf16(*but: str) -> hmp.Policy:
+    return hmp.Policy(name="r8", bf16=INNER - set(but), fp32=frozenset(), promote=frozenset())
+
+
+def x(*shape: int, values: str = "normal") -> Leaf:
+    return Leaf(shape, F32, values=values, seed=sum(shape))
+
+
+# Public functions of torch.nn.functional with Python bodies; none is on a list here.
+COMPOSITES = {
+    "gaussian_nll_loss": (lambda a, b, c: F.gaussian_nll_loss(a, b, c, full=True), [x(3), x(3), x(3, values="positive")]),
+    "poisson_nll_loss": (lambda a, b: F.poisson_nll_loss(a, b, log_input=False, full=True), [x(3, values="positive"), x(3, values="positive")]),
+    "kl_div": (lambda a, b: F.kl_div(a, b, reduction="batchmean"), [x(2, 3), x(2, 3, values="probability")]),
+    "margin_ranking_loss": (lambda a, b: F.margin_ranking_loss(a, b, torch.ones(3)), [x(3), x(3)]),
+    "multilabel_soft_margin_loss": (lambda a, b: F.multilabel_soft_margin_loss(a, b), [x(2, 3), x(2, 3, values="probability")]),
+    "triplet_margin_loss": (lambda a, b, c: F.triplet_margin_loss(a, b, c, swap=True), [x(2, 3), x(2, 3), x(2, 3)]),
+    "triplet_margin_with_distance_loss": (lambda a, b, c: F.triplet_margin_with_distance_loss(a, b, c), [x(2, 3), x(2, 3), x(2, 3)]),
+    "local_response_norm": (lambda a: F.local_response_norm(a, 2), [x(1, 4, 3, 3)]),
+    "lp_pool1d": (lambda a: F.lp_pool1d(a, 2.0, 2), [x(1, 2, 6, values="positive")]),
+    "lp_pool2d": (lambda a: F.lp_pool2d(a, 2.0, 2), [x(1, 2, 4, 4, values="positive")]),
+    "normalize": (lambda a: F.normalize(a, dim=-1), [x(2, 3)]),
+    "softsign": (lambda a: F.softsign(a), [x(3)]),
+    "tanhshrink": (lambda a: F.tanhshrink(a), [x(3)]),
+    "softmin": (lambda a: F.softmin(a, 0), [x(3)]),
+    "gumbel_softmax": (lambda a: F.gumbel_softmax(a, hard=True), [x(2, 3)]),
+    "mse_loss(weight)": (lambda a, b, c: F.mse_loss(a, b, weight=c), [x(3), x(3), x(3, values="positive")]),
+    "l1_loss(weight)": (lambda a, b, c: F.l1_loss(a, b, weight=c), [x(3), x(3), x(3, values="positive")]),
+    "smooth_l1_loss": (lambda a, b: F.smooth_l1_loss(a, b), [x(3), x(3)]),
+    "cosine_embedding_loss": (lambda a, b: F.cosine_embedding_loss(a, b, torch.ones(2)), [x(2, 3), x(2, 3)]),
+    "cross_entropy": (lambda a, b: F.cross_entropy(a, b), [x(2, 3), x(2, 3, values="probability")]),
+    "hinge_embedding_loss": (lambda a: F.hinge_embedding_loss(a, torch.tensor([1.0, -1.0, 1.0])), [x(3)]),
+    "bilinear": (lambda a, b, c: F.bilinear(a, b, c), [x(2, 3), x(2, 4), x(5, 3, 4)]),
+    "interpolate": (lambda a: F.interpolate(a, scale_factor=2.0, mode="bilinear"), [x(1, 2, 3, 3)]),
+    "adaptive_avg_pool2d": (lambda a: F.adaptive_avg_pool2d(a, 2), [x(1, 2, 4, 4)]),
+    "unfold": (lambda a: F.unfold(a, 2), [x(1, 2, 3, 3)]),
+    "glu": (lambda a: F.glu(a), [x(2, 4)]),
+    "rms_norm": (lambda a: F.rms_norm(a, (3,)), [x(2, 3)]),
+    "scaled_dot_product_attention": (lambda a: F.scaled_dot_product_attention(a, a, a), [x(1, 2, 3, 4)]),
+    "torch.norm": (lambda a: torch.norm(a, p=3), [x(2, 3)]),
+    "Tensor.norm": (lambda a: a.norm(), [x(2, 3)]),
+    "torch.svd_lowrank": (lambda a: torch.svd_lowrank(a, 2)[1], [x(4, 3)]),
+    "torch.cdist": (lambda a: torch.cdist(a, a), [x(4, 3)]),
+    "torch.tensordot": (lambda a, b: torch.tensordot(a, b, 1), [x(4, 3), x(3, 2)]),
+    "torch.einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [x(4, 3), x(3, 2)]),
+    "x ** y reversed": (lambda a: 2.0 ** a, [x(3)]),
+    "2.0 / x": (lambda a: 2.0 / a, [x(3)]),
+}
+# what names the outer op itself, by its own name or a synonym's
+OWN = {
+    "smooth_l1_loss": ("smooth_l1_loss",), "cross_entropy": ("cross_entropy",), "torch.norm": ("norm",), "Tensor.norm": ("norm",),
+    "mse_loss(weight)": ("mse_loss",), "2.0 / x": ("truediv", "div"), "x ** y reversed": ("pow",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", COMPOSITES)
+def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside(name: str) -> None:
+    """gaussian_nll_loss or lp_pool would otherwise come back in bf16 (trap G3)."""
+    call, tree = COMPOSITES[name]
+    expected = outcome(call, build(tree))
+    assert expected.error is None, expected.message
+    with hmp.casts(inner_in_bf16(*OWN.get(name, ()))):
+        got = outcome(call, build(tree))
+        assert torch.mul(torch.ones(2), 2.0).dtype is BF16  # the policy is on
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize(("rule", "start", "end"), [("fp32", BF16, F32), ("bf16", F32, BF16)])
+@pytest.mark.parametrize("name", ["gaussian_nll_loss", "normalize", "lp_pool1d", "multilabel_soft_margin_loss", "kl_div"])
+def test_r8_a_listed_function_is_one_op_whatever_it_calls_inside(name: str, rule: str, start: torch.dtype, end: torch.dtype) -> None:
+    call, tree = COMPOSITES[name]
+    tree = [Leaf(leaf.shape, start, values=leaf.values, seed=leaf.seed) for leaf in tree]
+    inner = {"bf16": "fp32", "fp32": "bf16"}[rule]
+    expected = by_explicit_casts(call, build(tree), {}, end)
+    with hmp.casts(hmp.Policy(name="r8", **{rule: frozenset({name}), inner: INNER, "promote": frozenset()})):
+        got = outcome(call, build(tree))
+    assert got.results[0].dtype is end
+    assert_same(got, expected)
+
+
+@given(leaves((4,), castable_dtypes, "positive"), st.sampled_from([2.0, 3, 0.1]))
+@RULES
+def test_r8_a_reversed_division_is_one_float32_op(leaf: Leaf, scalar: float) -> None:
+    """torch computes `2.0 / x` as reciprocal and mul; mul is on the BF16 list (trap G2)."""
+    expected = by_explicit_casts(lambda a: scalar / a, [leaf.build()], {}, F32)
+    with hmp.casts("habana"):
+        got = outcome(lambda a: scalar / a, [leaf.build()])
+    assert got.results[0].dtype is F32
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: F.softmax(a, 0),
+        lambda a: F.softmin(a, 0),
+        lambda a: torch.nn.Softmax(0)(a),
+        lambda a: F.cross_entropy(a[None], torch.tensor([1]), label_smoothing=0.1),
+        lambda a: F.binary_cross_entropy_with_logits(a, torch.ones(3, dtype=a.dtype), reduction="mean"),
+        lambda a: F.dropout(a, 0.5),
+        lambda a: F.layer_norm(a, (3,)),
+        lambda a: F.gelu(a),
+    ],
+)
+def test_r8_the_two_layers_of_one_op_are_decided_once(call) -> None:
+    """F.x is a Python function that calls torch.x or Tensor.x: no double rounding, and no second cast in the graph."""
+    for dtype in (F32, BF16):
+        with hmp.casts("habana"):
+            result = call(Leaf((3,), dtype, seed=1).build())
+        casts, seen, todo = 0, set(), [result.grad_fn]
+        while todo:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            casts += "ToCopy" in node.name()
+            todo += [following for following, _ in node.next_functions]
+        assert casts <= 1, [node.name() for node in seen]
+
+
+def test_r8_the_body_of_a_users_module_is_decided_op_by_op() -> None:
+    class Mine(torch.nn.Module):
+        def forward(self, a):
+            return F.softmax(a @ a, -1), a @ a, F.normalize(a)
+
+    with hmp.casts("habana"):
+        probabilities, product, unit = Mine()(torch.randn(3, 3))
+    assert (probabilities.dtype, product.dtype, unit.dtype) == (F32, BF16, F32)
+
+
+def attention(**options) -> torch.nn.MultiheadAttention:
+    torch.manual_seed(5)
+    return torch.nn.MultiheadAttention(8, 2, batch_first=True, **options)
+
+
+MASKS = {
+    "none": {},
+    "weights": {"need_weights": True},
+    "no weights": {"need_weights": False},
+    "float mask": {"attn_mask": torch.randn(5, 5), "need_weights": True},
+    "bool mask": {"attn_mask": torch.eye(5, dtype=torch.bool), "need_weights": False},
+    "padding": {"key_padding_mask": torch.tensor([[False, False, False, True, True], [False] * 5])},
+}
+
+
+@pytest.mark.parametrize("policy", ["habana", "bert"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_r8_attention_has_the_same_precision_in_eval_as_in_training(mask: str, policy: str) -> None:
+    """The eval fast path computes in float32 inside one C call (trap R4); float masks raise in a naive caster (R3)."""
+    module, a = attention(), torch.randn(2, 5, 8)
+    plain, _ = module(a, a, a, **MASKS[mask])
+    with hmp.casts(policy):
+        trained, weights = module.train()(a, a, a, **MASKS[mask])
+        module.eval()
+        with torch.no_grad():
+            evaluated, weights_too = module(a, a, a, **MASKS[mask])
+        with torch.inference_mode():
+            inferred, _ = module(a, a, a, **MASKS[mask])
+    assert trained.dtype is BF16  # out_proj is a linear, which both presets have on the BF16 list
+    for other in (evaluated, inferred):
+        assert other.dtype is trained.dtype and torch.equal(other, trained)
+    assert (weights is None) == (weights_too is None)
+    assert weights is None or torch.equal(weights, weights_too)
+    torch.testing.assert_close(trained.float(), plain, rtol=0.1, atol=0.05)
+
+
+def test_r8_the_ops_inside_attention_follow_their_lists() -> None:
+    """F.multi_head_attention_forward is structure: its softmax is on the FP32 list, its linears on the BF16 list."""
+    a = torch.randn(2, 5, 8)
+    with hmp.casts("habana"):
+        out, weights = attention()(a, a, a, need_weights=True)
+    assert out.dtype is BF16 and weights.dtype is F32
+
+
+@pytest.mark.parametrize("policy", ["habana", "bert"])
+@pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu"}, {"bias": False}], ids=str)
+def test_r8_an_encoder_layer_has_the_same_precision_in_eval_as_in_training(options, policy: str) -> None:
+    torch.manual_seed(3)
+    layer, a = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, **options), torch.randn(2, 5, 8)
+    plain = layer(a)
+    with hmp.casts(policy):
+        trained = layer.train()(a)
+        with torch.no_grad():
+            evaluated = layer.eval()(a)
+    assert evaluated.dtype is trained.dtype and torch.equal(evaluated, trained)
+    assert not torch.equal(trained.float(), plain)  # it did run in another precision
+    torch.testing.assert_close(trained.float(), plain, rtol=0.1, atol=0.1)
+
+
+def test_r8_an_encoder_with_padding_has_the_same_precision_in_eval_as_in_training() -> None:
+    """In eval torch packs the padded batch into a nested tensor and takes the fast path."""
+    torch.manual_seed(3)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder = torch.nn.TransformerEncoder(layer, 2)
+    a, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
+    with hmp.casts("habana"):
+        trained = encoder.train()(a, src_key_padding_mask=padding)
+        with torch.no_grad():
+            evaluated = encoder.eval()(a, src_key_padding_mask=padding)
+    assert evaluated.dtype is trained.dtype
+    keep = ~padding
+    assert torch.equal(evaluated[:, : keep.shape[1]][keep], trained[keep])
+
+
+def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
+    """Its activation is the F.relu of then, taken as a default argument (trap R5)."""
+    layer, a = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(2, 5, 8)
+    hmp.convert()
+    later = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    later.load_state_dict(layer.state_dict())
+    with torch.no_grad():
+        assert torch.equal(layer.eval()(a), later.eval()(a))
+    assert torch.equal(layer.train()(a), later.train()(a))
+
+
+def test_r8_sequential_and_functional_spellings_agree() -> None:
+    torch.manual_seed(0)
+    linear, a = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    with hmp.casts("habana"):
+        by_module = torch.nn.Sequential(linear, torch.nn.ReLU(), torch.nn.Softmax(-1))(a)
+        by_function = F.softmax(F.relu(F.linear(a, linear.weight, linear.bias)), -1)
+    assert by_module.dtype is F32 and torch.equal(by_module, by_function)

@@ -1,0 +1,329 @@
+"""R9: state is never narrowed: statistics, parameters, buffers and gradients keep their dtype whatever the policy says."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from trap_kit import policy, same
+
+import hmp
+
+LOW = torch.bfloat16
+NORMS = {
+    "BatchNorm1d": (lambda: torch.nn.BatchNorm1d(4), (8, 4)),
+    "BatchNorm2d": (lambda: torch.nn.BatchNorm2d(4), (2, 4, 3, 3)),
+    "BatchNorm3d": (lambda: torch.nn.BatchNorm3d(4), (2, 4, 2, 2, 2)),
+    "cumulative": (lambda: torch.nn.BatchNorm2d(4, momentum=None), (2, 4, 3, 3)),
+    "InstanceNorm1d": (lambda: torch.nn.InstanceNorm1d(4, affine=True, track_running_stats=True), (2, 4, 5)),
+    "InstanceNorm2d": (lambda: torch.nn.InstanceNorm2d(4, affine=True, track_running_stats=True), (2, 4, 3, 3)),
+    "InstanceNorm3d": (lambda: torch.nn.InstanceNorm3d(4, affine=True, track_running_stats=True), (2, 4, 2, 2, 2)),
+}
+
+
+@pytest.mark.parametrize("dtype", [LOW, torch.float16], ids=str)
+@pytest.mark.parametrize("name", NORMS)
+def test_r9_running_statistics_are_updated_in_place_in_float32(name, dtype):
+    make, shape = NORMS[name]
+    norm = make()
+    alone, x = copy.deepcopy(norm), torch.rand(shape) + 2
+    mean, variance = norm.running_mean, norm.running_var
+    with hmp.casts(hmp.Policy.load("habana").replace(dtype=dtype)):
+        y = norm(x)
+        y.float().square().mean().backward()
+        norm.eval()
+        evaluated = norm(x)
+    assert norm.running_mean is mean and norm.running_var is variance
+    assert y.dtype == dtype
+    expected = alone(x.to(dtype))
+    expected.float().square().mean().backward()
+    same(y, expected)
+    same(mean, alone.running_mean)
+    same(variance, alone.running_var)
+    same(norm.weight.grad, alone.weight.grad)
+    same(evaluated, alone.eval()(x.to(dtype)))
+
+
+def test_r9_statistics_given_by_keyword_and_to_torchs_own_layout():
+    x = torch.rand(4, 3) + 1
+    for call in (
+        lambda mean, var: F.batch_norm(input=x, running_var=var, running_mean=mean, training=True),
+        lambda mean, var: torch.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
+        lambda mean, var: torch._VF.batch_norm(x, None, None, mean, var, True, 0.1, 1e-5, False),
+        lambda mean, var: F.instance_norm(x[..., None].expand(4, 3, 5), mean, var),
+        lambda mean, var: torch.instance_norm(x[..., None].expand(4, 3, 5), None, None, mean, var, True, 0.1, 1e-5, False),
+    ):
+        mean, variance = torch.zeros(3), torch.ones(3)
+        with hmp.casts("habana"):
+            assert call(mean, variance).dtype == LOW
+        torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
+
+
+def test_r9_float32_rule_leaves_low_precision_statistics_in_place():
+    norm = torch.nn.BatchNorm1d(3).to(LOW)
+    mean = norm.running_mean
+    with hmp.casts(policy(fp32=["batch_norm"])):
+        norm(torch.rand(8, 3, dtype=LOW) + 1)
+    assert norm.running_mean is mean and mean.dtype == LOW and (mean != 0).all()
+
+
+@pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
+@pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
+def test_r9_max_norm_renormalises_the_real_weight(make, listed):
+    names = ["embedding", "embedding_bag"]
+    table = make(4, 16, max_norm=1.0)
+    torch.nn.init.constant_(table.weight, 5.0)
+    weight = table.weight
+    with hmp.casts(policy(**{listed: names}) if listed != "unlisted" else policy(bf16=["relu"])):
+        y = table(torch.tensor([[1, 2]]))
+    assert table.weight is weight and weight.dtype == torch.float32
+    torch.testing.assert_close(weight[1:3].norm(dim=1), torch.ones(2), rtol=1e-4, atol=1e-4)
+    assert (weight[0] == 5).all() and (weight[3] == 5).all()
+    assert y.dtype == (LOW if listed == "bf16" else torch.float32)
+
+
+def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
+    for sparse in (False, True):
+        table = torch.nn.Embedding(5, 3, sparse=sparse)
+        with hmp.casts(policy(bf16=["embedding"])):
+            y = table(torch.tensor([1, 1, 2]))
+        same(y, table.weight[[1, 1, 2]].to(LOW))
+        y.float().sum().backward()
+        gradient = table.weight.grad
+        assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
+        assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
+
+
+def _inits() -> torch.nn.Module:
+    """A module whose constructor computes: tables, rescaled weights, buffers."""
+
+    class Rotary(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("inverse", 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8)))
+            self.register_buffer("angles", torch.arange(5000.0)[:, None] * self.inverse)
+            self.weight = torch.nn.Parameter(torch.randn(4, 4) * 0.02)
+            self.product = torch.nn.Parameter(torch.matmul(torch.eye(4) * 1.001, torch.ones(4)))
+            self.linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
+            self.spectral = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
+            self.layers = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.LSTM(3, 4), torch.nn.TransformerEncoderLayer(4, 1))
+
+    class Derived(Rotary):
+        def __init__(self):
+            super().__init__()
+            with torch.no_grad():
+                self.scaled = torch.nn.Parameter(self.weight * 3.001)
+
+    return Derived()
+
+
+@pytest.mark.parametrize("enter", [lambda: hmp.convert(), lambda: hmp.casts("habana"), lambda: hmp.casts("bert")], ids=["convert", "casts", "bert"])
+def test_r9_a_module_built_under_casts_has_the_same_parameters_and_buffers(enter):
+    torch.manual_seed(5)
+    plain = _inits()
+    torch.manual_seed(5)
+    with enter():
+        built = _inits()
+    _same_state(built, plain)
+
+
+def test_r9_casts_are_on_again_after_a_constructor_and_after_one_that_raises():
+    class Broken(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            assert torch.relu(torch.ones(1)).dtype == torch.float32
+            raise ValueError("broken")
+
+    with hmp.casts("habana"):
+        with pytest.raises(ValueError, match="broken"):
+            Broken()
+        assert torch.relu(torch.ones(1)).dtype == LOW
+        torch.nn.Linear(2, 2)
+        assert torch.relu(torch.ones(1)).dtype == LOW
+
+
+def _tiny_transformers():
+    transformers = pytest.importorskip("transformers")
+    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
+    return {
+        "bert": lambda: transformers.BertModel(transformers.BertConfig(**small)),
+        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=2)),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)),
+        "t5": lambda: transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=40)),
+        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=16, patch_size=4)),
+        "gpt_neox": lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**small)),
+        "wav2vec2": lambda: transformers.Wav2Vec2Model(
+            transformers.Wav2Vec2Config(**small, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2)
+        ),
+        "ctrl": lambda: transformers.CTRLModel(transformers.CTRLConfig(n_embd=16, dff=32, n_layer=1, n_head=2, vocab_size=40, n_positions=64)),
+        "gptj": lambda: transformers.GPTJModel(
+            transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=8, vocab_size=40, n_positions=64)
+        ),
+        "speech_to_text": lambda: transformers.Speech2TextModel(
+            transformers.Speech2TextConfig(
+                d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
+                encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=40, max_source_positions=64, max_target_positions=64,
+            )
+        ),
+        "roformer": lambda: transformers.RoFormerModel(transformers.RoFormerConfig(**small, embedding_size=16, max_position_embeddings=32)),
+    }
+
+
+@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5", "vit", "gpt_neox", "wav2vec2", "roformer"])
+def test_r9_transformers_models_are_the_same_before_and_after_convert(name):
+    make = _tiny_transformers()[name]
+    torch.manual_seed(7)
+    plain = make()
+    hmp.convert()
+    torch.manual_seed(7)
+    _same_state(make(), plain)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "ctrl", "gptj", "speech_to_text"])
+def test_r9_pretrained_models_are_the_same_when_loaded_after_convert(name, dtype, tmp_path):
+    """from_pretrained computes the tables that no file holds, sinusoids among them, after the constructor."""
+    plain = _tiny_transformers()[name]()
+    plain.save_pretrained(tmp_path)
+    loaded = type(plain).from_pretrained(tmp_path, dtype=dtype)
+    hmp.convert()
+    _same_state(type(plain).from_pretrained(tmp_path, dtype=dtype), loaded)
+
+
+def _dataclass_module() -> type[torch.nn.Module]:
+    @dataclasses.dataclass(eq=False)
+    class Module(torch.nn.Module):
+        size: int
+
+        def __post_init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(self.size, self.size) * 0.02)
+
+    return Module
+
+
+def _late_module() -> type[torch.nn.Module]:
+    class Module(torch.nn.Module):
+        pass
+
+    def init(self, size):
+        torch.nn.Module.__init__(self)
+        self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
+
+    Module.__init__ = init
+    return Module
+
+
+def _wrapped_module() -> type[torch.nn.Module]:
+    class Module(torch.nn.Module):
+        def __init__(self, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
+
+    # as deepspeed's zero.Init does
+    original = Module.__init__
+    Module.__init__ = lambda self, size: original(self, size)
+    return Module
+
+
+@pytest.mark.parametrize("converted", ["before", "after"])
+@pytest.mark.parametrize("make", [_dataclass_module, _late_module, _wrapped_module])
+def test_r9_every_way_of_giving_a_class_its_constructor(make, converted):
+    if converted == "before":
+        hmp.convert()
+        cls = make()
+    else:
+        cls = make()
+        hmp.convert()
+    torch.manual_seed(6)
+    built = cls(4)
+    with hmp.disable_casts():
+        torch.manual_seed(6)
+        same(built.weight.data, torch.randn(4, 4) * 0.02)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that somebody wrapped the constructor after hmp did
+        hmp.revert()
+
+
+def test_r9_parameter_data_keeps_its_dtype():
+    p = torch.nn.Parameter(torch.full((3,), 1.5))
+    with hmp.casts("habana"):
+        p.data = p.data * 0.5
+        assert p.dtype == torch.float32
+        p.data = torch.mm(torch.ones(3, 3), p.data[:, None])[:, 0]
+    same(p.data, torch.full((3,), 2.25))
+
+
+def test_r9_an_explicit_change_of_dtype_still_works_under_convert():
+    hmp.convert()
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    assert {p.dtype for p in model.to(LOW).parameters()} == {LOW}
+    assert {p.dtype for p in model.half().parameters()} == {torch.float16}
+    assert {p.dtype for p in model.float().parameters()} == {torch.float32}
+    assert {p.dtype for p in model.double().parameters()} == {torch.float64}
+    assert model[1].running_mean.dtype == torch.float64
+    assert {p.dtype for p in model.bfloat16().parameters()} == {LOW}
+    assert model[1].running_mean.dtype == LOW
+    model.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    assert {p.dtype for p in model.parameters()} == {LOW}
+
+
+def test_r9_data_may_be_narrowed_by_hand_under_disable_casts():
+    p = torch.nn.Parameter(torch.ones(3))
+    hmp.convert()
+    with hmp.disable_casts():
+        p.data = p.data.to(LOW)
+    assert p.dtype == LOW
+
+
+def test_r9_gradients_keep_the_dtype_of_their_tensor():
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.full((3,), 2.0)
+    with hmp.casts("habana"):
+        p.grad = p.grad * 0.5
+        same(p.grad, torch.ones(3))
+        p.grad = None
+        torch.nn.functional.linear(torch.ones(2, 3), p[None]).sum().backward()
+    same(p.grad, torch.full((3,), 2.0))
+
+
+def test_r9_registered_buffers_keep_their_dtype_and_other_attributes_do_not():
+    class Holder(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(2))
+            self.register_buffer("ids", torch.zeros(2, dtype=torch.int64))
+            self.register_buffer("empty", None)
+            self.plain = None
+
+    holder = Holder()
+    with hmp.casts("habana"):
+        holder.count = holder.count * 2 + 1.0
+        holder.ids = holder.ids + 1
+        holder.empty = torch.relu(torch.ones(2))
+        holder.plain = torch.relu(torch.ones(2))
+        holder.count = torch.nn.functional.relu(holder.count)
+    same(holder.count, torch.ones(2))
+    same(holder.ids, torch.ones(2, dtype=torch.int64))
+    assert holder.plain.dtype == LOW
+    assert dict(holder.named_buffers())["count"].dtype == torch.float32
+
+
+def test_r9_a_buffer_cast_by_hand_outside_a_region_changes():
+    norm = torch.nn.BatchNorm1d(2)
+    norm.running_mean = norm.running_mean.to(LOW)
+    assert norm.running_mean.dtype == LOW
+
+
+def _same_state(built: torch.nn.Module, plain: torch.nn.Module) -> None:
+    ours, theirs = dict(built.named_parameters()), dict(plain.named_parameters())
+    ours.update(built.named_buffers())
+    theirs.update(plain.named_buffers())
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        same(value, theirs[name])
+    assert set(built.state_dict()) == set(plain.state_dict())

@@ -1,0 +1,319 @@
+"""Scope: a region casts in its thread or task, an applied model casts inside its calls, and each policy stays where it is."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import io
+import pickle
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from trap_kit import policy, same
+
+import hmp
+
+LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
+
+
+class Seen(torch.nn.Module):
+    """A model that tells what each of its calls ran in."""
+
+    def __init__(self, child: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(2, 2)
+        self.child = child
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x):
+        y = self.linear(x)
+        self.seen.append(y.dtype)
+        if self.child is not None:
+            self.child(x)
+            self.seen.append(self.linear(x).dtype)
+        return y
+
+
+def plain() -> torch.dtype:
+    """What a listed op gives here."""
+    return F.linear(torch.ones(1, 2), torch.eye(2)).dtype
+
+
+HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
+X = torch.ones(1, 2)
+
+
+def test_scope_a_region_ends():
+    with hmp.casts("habana"):
+        assert plain() == LOW
+    assert plain() == WIDE
+    with pytest.raises(KeyError), hmp.casts("habana"):
+        raise KeyError
+    assert plain() == WIDE
+
+
+def test_scope_regions_nest_and_the_policy_around_is_in_force_again():
+    with hmp.casts("habana"):
+        with hmp.casts(HALF_LINEAR):
+            assert plain() == HALF
+            with hmp.casts(policy(fp32=["linear"])):
+                assert plain() == WIDE
+                with hmp.casts("habana"):
+                    assert plain() == LOW
+            assert plain() == HALF
+        assert plain() == LOW
+    hmp.convert()
+    with hmp.casts(HALF_LINEAR):
+        assert plain() == HALF
+    assert plain() == LOW
+
+
+def test_scope_a_region_inside_disabled_casts_is_on_and_disable_inside_it_is_off():
+    with hmp.casts("habana"), hmp.disable_casts():
+        assert plain() == WIDE
+        with hmp.casts(HALF_LINEAR):
+            assert plain() == HALF
+            with hmp.disable_casts():
+                assert plain() == WIDE
+                with hmp.enable_casts():
+                    assert plain() == HALF
+        assert plain() == WIDE
+
+
+def test_scope_a_region_decorates():
+    @hmp.casts(HALF_LINEAR)
+    def called():
+        return plain()
+
+    @hmp.casts("habana")
+    def generated():
+        yield plain()
+        yield plain()
+
+    @hmp.casts("habana")
+    async def awaited():
+        await asyncio.sleep(0)
+        return plain()
+
+    assert called() == HALF and plain() == WIDE
+    assert list(generated()) == [LOW, LOW] and plain() == WIDE
+    assert asyncio.run(awaited()) == LOW and plain() == WIDE
+
+
+def test_scope_tasks_with_regions_of_their_own():
+    async def task(n):
+        with hmp.casts("habana" if n % 2 else HALF_LINEAR):
+            await asyncio.sleep(0.001 * (n % 3))
+            return plain()
+
+    async def main():
+        return await asyncio.gather(*(task(n) for n in range(20)))
+
+    assert asyncio.run(main()) == [HALF, LOW] * 10
+
+
+def test_apply_casts_inside_the_calls_of_the_model_only():
+    model = Seen()
+    assert hmp.apply(model, "habana") is model
+    assert not hmp.is_converted() and not hmp.casts_enabled()
+    y = model(X)
+    assert y.dtype == LOW and plain() == WIDE
+    same(y * 32, y * 32.0)
+    y.float().sum().backward()
+    assert model.linear.weight.grad.dtype == WIDE
+    assert model.linear(X).dtype == WIDE  # a part that is called by itself is not the model's call
+
+
+def test_apply_other_models_are_not_cast():
+    first, second = hmp.apply(Seen()), Seen()
+    assert (first(X).dtype, second(X).dtype, torch.nn.Linear(2, 2)(X).dtype) == (LOW, WIDE, WIDE)
+
+
+def test_apply_remove_undoes_it():
+    model = hmp.apply(Seen())
+    assert hmp.remove(model) is model
+    assert model(X).dtype == WIDE
+    hmp.remove(model)
+    hmp.remove(Seen())
+    hmp.apply(model, HALF_LINEAR)
+    assert model(X).dtype == HALF
+
+
+def test_apply_a_second_time_replaces_the_policy():
+    model = hmp.apply(hmp.apply(Seen()), HALF_LINEAR)
+    assert model(X).dtype == HALF
+    hmp.remove(model)
+    assert model(X).dtype == WIDE
+
+
+def test_apply_inside_apply_the_inner_policy_is_in_force_in_the_inner_call():
+    inner = hmp.apply(Seen(), HALF_LINEAR)
+    outer = hmp.apply(Seen(inner))
+    outer(X)
+    assert outer.seen == [LOW, LOW] and inner.seen == [HALF]
+
+
+def test_apply_and_the_state_around():
+    model = hmp.apply(Seen(), HALF_LINEAR)
+    with hmp.casts("habana"):
+        assert model(X).dtype == HALF and plain() == LOW
+    with hmp.convert():
+        assert model(X).dtype == HALF and plain() == LOW
+    assert model(X).dtype == HALF and plain() == WIDE
+
+
+def test_apply_an_exception_restores_the_state_around():
+    class Broken(torch.nn.Module):
+        def forward(self, x):
+            raise KeyError
+
+    model = hmp.apply(Broken())
+    with pytest.raises(KeyError):
+        model(X)
+    assert plain() == WIDE
+    with hmp.casts(HALF_LINEAR):
+        with pytest.raises(KeyError):
+            model(X)
+        assert plain() == HALF
+
+
+def test_apply_hooks_of_the_model_belong_to_its_call():
+    model, seen = hmp.apply(Seen()), []
+    model.register_forward_hook(lambda module, args, output: seen.append(plain()))
+    model.register_forward_pre_hook(lambda module, args: seen.append(plain()))
+    model(X)
+    assert seen == [LOW, LOW] or seen == [WIDE, WIDE], "half of a call"
+    assert plain() == WIDE
+
+
+def test_apply_two_models_with_two_policies_in_one_process():
+    first, second = hmp.apply(Seen(), "habana"), hmp.apply(Seen(), HALF_LINEAR)
+    for _ in range(3):
+        assert (first(X).dtype, second(X).dtype) == (LOW, HALF)
+
+
+def test_apply_two_models_with_two_policies_in_two_threads_at_once():
+    models = {LOW: hmp.apply(Seen(), "habana"), HALF: hmp.apply(Seen(), HALF_LINEAR), WIDE: Seen()}
+    barrier, wrong = threading.Barrier(len(models)), []
+
+    def work(dtype):
+        barrier.wait()
+        for _ in range(200):
+            if models[dtype](X).dtype != dtype or plain() != WIDE:
+                wrong.append(dtype)
+
+    threads = [threading.Thread(target=work, args=(dtype,)) for dtype in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_apply_one_model_in_many_threads():
+    model, results = hmp.apply(Seen(), HALF_LINEAR), []
+    threads = [threading.Thread(target=lambda: results.append((model(X).dtype, plain()))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == [(HALF, WIDE)] * 8
+
+
+def test_apply_a_deep_copy_is_applied_to_as_well():
+    model = hmp.apply(Seen(), HALF_LINEAR)
+    twin = copy.deepcopy(model)
+    assert twin(X).dtype == HALF
+    same(twin(X), model(X))
+    hmp.remove(twin)
+    assert (twin(X).dtype, model(X).dtype) == (WIDE, HALF)
+
+
+def test_apply_a_model_pickles_and_saves():
+    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
+    restored = pickle.loads(pickle.dumps(model))
+    same(restored[0].weight, model[0].weight)
+    assert restored(X).dtype in (LOW, WIDE)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    assert type(torch.load(file, weights_only=False)) is torch.nn.Sequential
+    hmp.revert()
+    assert restored(X).dtype == pickle.loads(pickle.dumps(model))(X).dtype == WIDE
+
+
+def test_apply_a_pickle_needs_no_hmp_and_takes_no_policy_along():
+    """Another process that applies a policy to another model must not reach the one that it loads."""
+    model = hmp.apply(torch.nn.Linear(2, 2))
+    script = """if True:
+        import pickle, sys, torch
+        model = pickle.loads(sys.stdin.buffer.read())
+        assert "hmp" not in sys.modules
+        import hmp
+        for policy in ("habana", "habana", "bert"):
+            hmp.apply(torch.nn.Linear(2, 2), policy)
+        print(model(torch.ones(1, 2)).dtype)
+    """
+    done = subprocess.run([sys.executable, "-c", script], input=pickle.dumps(model), capture_output=True, check=False)
+    assert done.stdout.decode().strip() == "torch.float32", done.stderr.decode()
+
+
+def test_apply_revert_leaves_nothing_on_copies_of_the_model():
+    before = torch.nn.Linear(2, 2)
+    model = hmp.apply(copy.deepcopy(before))
+    twin, loaded = copy.deepcopy(model), pickle.loads(pickle.dumps(model))
+    hmp.revert()
+    for each in (model, twin, loaded):
+        assert vars(each).keys() == vars(before).keys()
+
+
+def test_apply_leaves_what_the_model_shows_of_itself():
+    model = Seen()
+    shown = repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
+    hmp.apply(model)
+    assert (repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
+    other = Seen()
+    other.load_state_dict(model.state_dict())
+    same(other.linear.weight, model.linear.weight)
+
+
+def test_apply_torch_modules_and_classes_with_a_call_of_their_own():
+    class Called(torch.nn.Linear):
+        def __call__(self, x):
+            return super().__call__(x + 0)
+
+    for model in (torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), Called(2, 2)):
+        assert hmp.apply(model)(X).dtype == LOW
+        assert torch.nn.Linear(2, 2)(X).dtype == WIDE
+
+
+def test_apply_evaluates_as_it_trains():
+    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.LayerNorm(2)))
+    with torch.no_grad():
+        assert model.eval()(X).dtype == model.train()(X).dtype == LOW
+    with torch.inference_mode():
+        assert model(X).dtype == LOW
+
+
+def test_apply_after_revert_starts_anew():
+    model = hmp.apply(Seen())
+    hmp.revert()
+    assert model(X).dtype == WIDE
+    hmp.apply(model, HALF_LINEAR)
+    assert model(X).dtype == HALF
+
+
+def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():
+    def work():
+        hmp.casts("habana").__enter__()
+        seen.append(plain())
+
+    seen: list[torch.dtype] = []
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [LOW] and plain() == WIDE

@@ -1,0 +1,252 @@
+"""Training loops under every shipped policy, recurrent nets and attention, and plain arithmetic beside an applied model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from trap_kit import policy, same
+
+import hmp
+
+LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
+
+
+class Net(torch.nn.Module):
+    """A little of everything: convolution, norms, attention, recurrence, embedding, dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = torch.nn.Conv2d(1, 8, 3, padding=1), torch.nn.BatchNorm2d(8)
+        self.embed = torch.nn.Embedding(4, 8)
+        self.encoder = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+        self.gru = torch.nn.GRU(8, 8, batch_first=True)
+        self.head = torch.nn.Linear(8, 3)
+
+    def forward(self, image, token):
+        x = F.max_pool2d(F.relu(self.norm(self.conv(image))), 2)
+        x = x.flatten(2).transpose(1, 2) + self.embed(token)[:, None]
+        x, _ = self.gru(self.encoder(x))
+        return self.head(F.dropout(x.mean(1), 0.1, self.training))
+
+
+def _data():
+    generator = torch.Generator().manual_seed(0)
+    image, token = torch.randn(16, 1, 4, 4, generator=generator), torch.randint(0, 4, (16,), generator=generator)
+    return image, token, (image.mean((1, 2, 3)) > 0).long() + (token > 1).long()
+
+
+@pytest.mark.parametrize("name", hmp.policies())
+def test_training_in_float16_with_a_scaler_falls_under_every_shipped_policy(name):
+    image, token, target = _data()
+    model = Net()
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    losses = []
+    with hmp.casts(hmp.Policy.load(name).replace(dtype=HALF)):
+        for _ in range(50):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(image, token), target)
+            scaler.scale(loss).backward()
+            scaler.unscale_(optimizer)
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            losses.append(loss.item())
+    assert all(torch.isfinite(torch.tensor(losses)))
+    assert sum(losses[-5:]) / 5 < 0.7 * sum(losses[:5]) / 5, losses
+    assert {p.dtype for p in model.parameters()} == {WIDE} == {b.dtype for b in model.buffers() if b.is_floating_point()}
+    assert scaler.get_scale() >= 2.0**8
+
+
+def test_training_in_bfloat16_follows_float32():
+    def trained(region):
+        torch.manual_seed(3)
+        image, token, target = _data()
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        for _ in range(20):
+            optimizer.zero_grad()
+            with region:
+                loss = F.cross_entropy(model.eval()(image, token), target)
+            loss.backward()
+            optimizer.step()
+        return loss.item()
+
+    assert abs(trained(hmp.casts("habana")) - trained(hmp.disable_casts())) < 0.05
+
+
+def _loop(model, region):
+    """An ordinary loop with arithmetic of its own around the model; what it computes from the same losses must be the same."""
+    total, ema, history = torch.zeros(()), torch.ones(100), []
+    p = torch.nn.Parameter(torch.linspace(0.1, 1, 100))
+    target = torch.arange(4) % 2
+    with region:
+        for step in range(10):
+            output = model(torch.full((4, 2), step / 7))
+            loss = F.cross_entropy(output.float(), target)
+            total += loss * 32
+            ema = ema * 0.999 + (1 - 0.999) * p.detach()
+            p.data = p.data * 0.9
+            accuracy = (output.argmax(-1) == target).float().mean() * 100
+            history.append((loss.detach(), accuracy, loss.detach() / 3))
+    return total.detach(), ema, p.detach(), torch.tensor(history)
+
+
+@pytest.mark.parametrize("name", ["habana", "bert"])
+def test_training_arithmetic_beside_an_applied_model_is_plain(name):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    with torch.no_grad():
+        with hmp.casts(name):
+            outputs = {step: model(torch.full((4, 2), step / 7)).float() for step in range(10)}
+    # the same outputs again, from a model that computes nothing and without hmp
+    hmp.revert()
+    plain = _loop(lambda x: outputs[round(x[0, 0].item() * 7)], torch.no_grad())
+    hmp.apply(model, name)
+    ours = _loop(model, torch.no_grad())
+    for a, b in zip(ours, plain):
+        same(a, b)
+    assert plain[1].max() < 0.9999 and plain[2].dtype == WIDE
+
+
+def test_training_gradients_of_an_applied_model_are_those_of_explicit_casts():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2))
+    x = torch.randn(3, 4)
+    parameters = [p.detach().clone().requires_grad_() for p in model.parameters()]
+    hidden = F.linear(x.to(LOW), parameters[0].to(LOW), parameters[1].to(LOW))
+    F.linear(hidden, parameters[2].to(LOW), parameters[3].to(LOW)).float().square().sum().backward()
+    hmp.apply(model)(x).float().square().sum().backward()
+    for ours, theirs in zip(model.parameters(), parameters):
+        same(ours.grad, theirs.grad)
+
+
+RECURRENT = {
+    "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, batch_first=True),
+    "LSTM-projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),
+    "LSTM-bidirectional": lambda: torch.nn.LSTM(3, 4, bidirectional=True, batch_first=True),
+    "GRU": lambda: torch.nn.GRU(3, 4, batch_first=True),
+    "RNN-tanh": lambda: torch.nn.RNN(3, 4, batch_first=True),
+    "RNN-relu": lambda: torch.nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
+}
+CELLS = {"LSTMCell": torch.nn.LSTMCell, "GRUCell": torch.nn.GRUCell, "RNNCell": torch.nn.RNNCell}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_nets_take_a_low_input_with_float32_weights(name, packed):
+    net, x = RECURRENT[name](), torch.randn(2, 5, 3)
+    plain, _ = net(x)
+    twin = copy.deepcopy(net).to(LOW)
+    with hmp.casts("habana"):
+        low = torch.relu(x)
+        assert low.dtype == LOW
+        if packed:
+            packed_input = torch.nn.utils.rnn.pack_padded_sequence(x.to(LOW), [5, 5], batch_first=True)
+            y, _ = torch.nn.utils.rnn.pad_packed_sequence(net(packed_input)[0], batch_first=True)
+        else:
+            y, _ = net(x.to(LOW))
+        y.float().sum().backward()
+    assert y.dtype == LOW
+    torch.testing.assert_close(y.float(), plain, rtol=5e-2, atol=5e-2)
+    torch.testing.assert_close(y, twin(x.to(LOW))[0], rtol=2e-2, atol=2e-2)
+    assert all(p.dtype == p.grad.dtype == WIDE and torch.isfinite(p.grad).all() for p in net.parameters())
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_recurrent_nets_take_a_state_of_another_dtype(name):
+    net, x = RECURRENT[name](), torch.randn(2, 5, 3)
+    _, state = net(x)
+    with hmp.casts("habana"):
+        y, _ = net(x.to(LOW), state)
+        wide, _ = net(x, tuple(s.to(LOW) for s in state) if isinstance(state, tuple) else state.to(LOW))
+    assert y.dtype == LOW and wide.dtype == WIDE
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_recurrent_cells_take_a_low_input_with_float32_weights(name):
+    cell, x = CELLS[name](3, 4), torch.randn(2, 3)
+    plain = cell(x)
+    with hmp.casts("habana"):
+        y = cell(x.to(LOW))
+        again = cell(x.to(LOW), y)
+    first = y[0] if isinstance(y, tuple) else y
+    torch.testing.assert_close(first.float(), plain[0] if isinstance(plain, tuple) else plain, rtol=5e-2, atol=5e-2)
+    assert first.dtype == LOW == (again[0] if isinstance(again, tuple) else again).dtype
+    first.float().sum().backward()
+    assert all(p.grad is None or p.grad.dtype == WIDE for p in cell.parameters())
+
+
+def test_recurrent_nets_still_refuse_what_torch_refuses():
+    net = torch.nn.LSTM(3, 4)
+    with hmp.casts("habana"), pytest.raises(RuntimeError):
+        net(torch.randn(2, 5, 7).to(LOW))
+    with pytest.raises(ValueError, match="dtype"):
+        net(torch.randn(2, 5, 3).to(LOW))
+
+
+MASKS = {"none": None, "bool": torch.ones(5, 5).triu(1).bool(), "float": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))}
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("lists", ["habana", "bert", "linear"])
+def test_attention_in_eval_has_the_precision_of_training(lists, mask, need_weights):
+    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
+    plain, _ = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
+    with hmp.casts(policy(bf16=["linear"]) if lists == "linear" else lists):
+        trained, weights = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
+        attention.eval()
+        with torch.no_grad():
+            evaluated, evaluated_weights = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
+    assert trained.dtype == evaluated.dtype == LOW
+    torch.testing.assert_close(trained, evaluated, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(trained.float(), plain, rtol=5e-2, atol=5e-2)
+    if need_weights:
+        assert weights.dtype == evaluated_weights.dtype
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("lists", ["habana", "bert", "linear"])
+def test_an_encoder_layer_in_eval_has_the_precision_of_training(lists, norm_first):
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
+    encoder, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 8)
+    plain = encoder(x)
+    with hmp.casts(policy(bf16=["linear"]) if lists == "linear" else lists):
+        trained = encoder(x)
+        with torch.no_grad():
+            evaluated = encoder.eval()(x)
+    assert trained.dtype == evaluated.dtype
+    torch.testing.assert_close(trained, evaluated, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(trained.float(), plain, rtol=1e-1, atol=1e-1)
+    same(encoder.train()(x), plain)
+
+
+def test_an_encoder_with_padding_in_eval_has_the_precision_of_training():
+    """With padding torch's own fast path would go through nested tensors."""
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder, x = torch.nn.TransformerEncoder(layer, 2), torch.randn(2, 5, 8)
+    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
+    with hmp.casts("habana"):
+        trained = encoder(x, src_key_padding_mask=padding)
+        with torch.no_grad():
+            evaluated = encoder.eval()(x, src_key_padding_mask=padding)
+    assert trained.dtype == evaluated.dtype
+    torch.testing.assert_close(trained[~padding], evaluated[~padding], rtol=2e-2, atol=2e-2)
+
+
+def test_the_fast_path_is_on_again_where_casts_are_off():
+    layer, x = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        plain = layer(x)
+        with hmp.casts("habana"):
+            with hmp.disable_casts():
+                assert torch.backends.mha.get_fastpath_enabled()
+                same(layer(x), plain)
+        hmp.convert()
+        with hmp.disable_casts():
+            same(layer(x), plain)
+        hmp.revert()
+        same(layer(x), plain)

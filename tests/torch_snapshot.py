@@ -1,0 +1,252 @@
+"""What torch looks like, object by object, and how it differs from an earlier look.
+
+Taken before hmp patches anything; independent of hmp, which must not be asked whether it cleaned up.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import types
+from typing import Any
+
+import torch
+
+MODULES = (
+    "torch",
+    "torch._C._nn",
+    "torch._VF",
+    "torch._tensor",
+    "torch._tensor_str",
+    "torch.amp",
+    "torch.amp.autocast_mode",
+    "torch.amp.grad_scaler",
+    "torch.autograd",
+    "torch.autograd.function",
+    "torch.autograd.gradcheck",
+    "torch.autograd.graph",
+    "torch.backends.mha",
+    "torch.fft",
+    "torch.functional",
+    "torch.linalg",
+    "torch.masked",
+    "torch.nn",
+    "torch.nn.functional",
+    "torch.nn.init",
+    "torch.nn.modules.activation",
+    "torch.nn.modules.module",
+    "torch.nn.modules.rnn",
+    "torch.nn.modules.transformer",
+    "torch.nn.parallel",
+    "torch.nn.parallel.data_parallel",
+    "torch.nn.parallel.parallel_apply",
+    "torch.nn.parallel.replicate",
+    "torch.nn.utils",
+    "torch.nn.utils.clip_grad",
+    "torch.nn.utils.rnn",
+    "torch.optim",
+    "torch.optim.optimizer",
+    "torch.optim.swa_utils",
+    "torch.overrides",
+    "torch.sparse",
+    "torch.special",
+    "torch.testing",
+    "torch.testing._comparison",
+    "torch.utils._device",
+    "torch.utils.checkpoint",
+    "torch.utils.data",
+    "torch.utils.data._utils.collate",
+    "torch.utils.data._utils.fetch",
+    "torch.utils.data._utils.worker",
+    "torch.utils.data.dataloader",
+)
+MISSING = object()
+
+
+def settle_torch() -> None:
+    """Let torch do what it does lazily: it patches its own optimizers' step when the first one is built."""
+    importlib.import_module("torch._dynamo")
+    for cls in vars(torch.optim).values():
+        if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer:
+            cls([torch.nn.Parameter(torch.zeros(1, 1))])
+
+
+def torch_owners() -> dict[str, Any]:
+    """The modules and classes whose attributes are compared after every test."""
+    owners: dict[str, Any] = {name: _module(name) for name in MODULES}
+    classes = [torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.amp.GradScaler, torch.amp.autocast, torch.Generator]
+    classes += [torch._C._VariableFunctionsClass, torch._C.TensorBase, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.autograd.Function]
+    for name in ("torch.optim", "torch.optim.optimizer", "torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data.dataloader"):
+        classes += [value for value in vars(_module(name)).values() if isinstance(value, type) and value.__module__.startswith("torch")]
+    classes += [torch.nn.Module, *(cls for cls in subclasses(torch.nn.Module) if cls.__module__.startswith("torch"))]
+    owners.update({f"{cls.__module__}.{cls.__qualname__}": cls for cls in classes})
+    return owners
+
+
+def all_of_torch() -> dict[str, Any]:
+    """Every loaded module of torch and every class in one: compared once, at the end of the session."""
+    owners: dict[str, Any] = {}
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "torch" and isinstance(module, types.ModuleType):
+            owners[name] = module
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and (value.__module__ or "").split(".")[0] == "torch":
+                    owners[f"{value.__module__}.{value.__qualname__}"] = value
+    return owners
+
+
+def subclasses(cls: type) -> list[type]:
+    """Every class below cls that is alive."""
+    found: dict[type, None] = {}
+    waiting = [cls]
+    while waiting:
+        for child in waiting.pop().__subclasses__():
+            if child not in found:
+                found[child] = None
+                waiting.append(child)
+    return list(found)
+
+
+class Snapshot:
+    """The attributes of some owners by identity, their functions by body, and torch's process-wide switches."""
+
+    def __init__(self, owners: dict[str, Any]) -> None:
+        self.owners = owners
+        self.attributes = {label: dict(vars(owner)) for label, owner in owners.items()}
+        self.bodies: dict[int, tuple[str, types.FunctionType, tuple[Any, ...]]] = {}
+        for label, attributes in self.attributes.items():
+            for name, value in attributes.items():
+                for function in _functions_in(value):
+                    if id(function) not in self.bodies:
+                        self.bodies[id(function)] = (f"{label}.{name}", function, _body(function))
+        self.switches = switches()
+
+    def differences(self) -> list[str]:
+        """Say what is not as it was, one line each; empty when torch is untouched."""
+        found = []
+        for label, before in self.attributes.items():
+            now = vars(self.owners[label])
+            for name in before.keys() | now.keys():
+                old, new = before.get(name, MISSING), now.get(name, MISSING)
+                if old is not new and not (_is_data(old) and _is_data(new)) and not (old is MISSING and _is_foreign(new)):
+                    found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
+        for name, function, body in self.bodies.values():
+            if function.__code__ is not body[0] or not _same_body(body, _body(function)):
+                found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
+        for name, value in switches().items():
+            if value != self.switches[name]:
+                found.append(f"switch {name}: {self.switches[name]} became {value}")
+        return found
+
+
+def residue_on_modules(package_folder: str) -> list[str]:
+    """Attributes of any living nn.Module class, users' included, whose code or type is from the package in that folder."""
+    found = []
+    for cls in subclasses(torch.nn.Module):
+        if cls.__module__.startswith("hmp."):  # the demo's own models
+            continue
+        for name, value in list(vars(cls).items()):
+            files = [function.__code__.co_filename for function in _functions_in(value)]
+            if any(file.startswith(package_folder) for file in files) or type(value).__module__.split(".")[0] == "hmp":
+                found.append(f"{cls.__module__}.{cls.__qualname__}.{name} is left behind: {_show(value)}")
+    return found
+
+
+def switches() -> dict[str, Any]:
+    """Process-wide and thread-wide settings that a test, or hmp, could leave changed."""
+    optimizer, module = _module("torch.optim.optimizer"), _module("torch.nn.modules.module")
+    return {
+        "default dtype": torch.get_default_dtype(),
+        "grad": torch.is_grad_enabled(),
+        "mha fast path": torch.backends.mha.get_fastpath_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast dtype": torch.get_autocast_dtype("cpu"),
+        "autocast cache": torch.is_autocast_cache_enabled(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "optimizer hooks": [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)],
+        "module hooks": [len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")],
+        "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+    }
+
+
+def _module(name: str) -> Any:
+    # torch._VF, and parallel_apply behind the function of its name, are found in sys.modules only
+    if name not in sys.modules:
+        try:
+            importlib.import_module(name)
+        except ImportError:
+            parent, _, child = name.rpartition(".")
+            return getattr(_module(parent), child)
+    return sys.modules[name]
+
+
+def _is_data(value: Any) -> bool:
+    # counters and caches of torch's own come and go; what can be called or looked up through must stay
+    return not callable(value) and not hasattr(type(value), "__get__")
+
+
+def _is_foreign(value: Any) -> bool:
+    # transformers hangs Module.smart_apply on torch when it first builds a model
+    return str(getattr(value, "__module__", "")).split(".")[0] == "transformers"
+
+
+def _functions_in(value: Any) -> list[types.FunctionType]:
+    """The Python functions that make up an attribute: behind static, class and property wrappers, decorators and closures."""
+    found: dict[int, types.FunctionType] = {}
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, (staticmethod, classmethod, types.MethodType)):
+            waiting.append(each.__func__)
+        elif isinstance(each, property):
+            waiting += [each.fget, each.fset, each.fdel]
+        elif isinstance(each, types.FunctionType) and id(each) not in found:
+            found[id(each)] = each
+            waiting.append(each.__dict__.get("__wrapped__"))
+            waiting += [content for content in _cells(each) if isinstance(content, types.FunctionType)]
+    return list(found.values())
+
+
+def _cells(function: types.FunctionType) -> tuple[Any, ...]:
+    if function.__closure__ is None:
+        return ()
+    contents = []
+    for cell in function.__closure__:
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            contents.append(MISSING)
+    return tuple(contents)
+
+
+def _body(function: types.FunctionType) -> tuple[Any, ...]:
+    keyword_defaults = function.__kwdefaults__
+    return function.__code__, function.__defaults__, keyword_defaults and dict(keyword_defaults), _cells(function), function.__globals__
+
+
+def _same_body(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    return (
+        before[0] is now[0]
+        and _same_items(before[1], now[1])
+        and (before[2] is now[2] or (bool(before[2]) and bool(now[2]) and _same_items(tuple(before[2]), tuple(now[2]), equal=True)
+             and _same_items(tuple(before[2].values()), tuple(now[2].values()))))
+        and all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(before[3], now[3]))
+        and before[4] is now[4]
+    )
+
+
+def _same_items(before: Any, now: Any, equal: bool = False) -> bool:
+    if before is now:
+        return True
+    if before is None or now is None or len(before) != len(now):
+        return False
+    return all(a is b or (equal and a == b) for a, b in zip(before, now))
+
+
+def _show(value: Any) -> str:
+    if value is MISSING:
+        return "nothing"
+    text = repr(value) if not inspect.isclass(value) else value.__qualname__
+    return text if len(text) < 100 else text[:97] + "..."
