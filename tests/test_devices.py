@@ -15,7 +15,7 @@ def dtypes_on(device: str) -> dict[str, torch.dtype]:
     w = torch.empty(4, 3, 3, 3, device=device)
     rows = torch.empty(5, 8, device=device)
     square = torch.empty(8, 8, device=device)
-    low = square.to(torch.bfloat16)
+    low, batch = square.to(torch.bfloat16), torch.empty(3, 8, 8, device=device)
     return {
         "conv2d": F.conv2d(x, w).dtype,
         "linear": F.linear(rows, square).dtype,
@@ -25,9 +25,9 @@ def dtypes_on(device: str) -> dict[str, torch.dtype]:
         "softmax": F.softmax(low, dim=-1).dtype,
         "truediv": (low / 3).dtype,
         "add": (low + square).dtype,
-        "addbmm": torch.baddbmm(x[0], low.expand(3, 8, 8), x[0]).dtype,
+        "baddbmm": torch.baddbmm(batch, low.expand(3, 8, 8), batch).dtype,
         "mul_": square.clone().mul_(low).dtype,
-        "index_put": low.clone().index_put((torch.tensor([0, 1], device=device),), torch.empty(8, device=device)).dtype,
+        "index_put": low.clone().index_put((torch.zeros(2, dtype=torch.long, device=device),), torch.empty(8, device=device)).dtype,
         "float64": (square.double() @ square.double()).dtype,
     }
 
@@ -41,7 +41,7 @@ EXPECTED = {
     "softmax": torch.float32,
     "truediv": torch.float32,
     "add": torch.float32,
-    "addbmm": torch.float32,
+    "baddbmm": torch.float32,
     "mul_": torch.float32,
     "index_put": torch.bfloat16,
     "float64": torch.float64,
