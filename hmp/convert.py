@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import functools
-import itertools
 import threading
 import types
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from . import install, module_state, patches, plumbing, registry, sites, state, tables
+from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -25,10 +22,6 @@ M = TypeVar("M", bound=torch.nn.Module)
 _lock = threading.RLock()
 # The casts of each policy that was in force since torch was last untouched.
 _casts: dict[tuple[Policy, bool], Casts] = {}
-_applied: dict[str, Casts] = {}
-_tokens = itertools.count(1)
-_applied_models: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
-_MARK = "_hmp_policy"
 
 
 class Handle:
@@ -45,7 +38,7 @@ class Handle:
             (policy, is_verbose), self._before = self._before, None
             if policy is not None:
                 _put_in_force(policy, is_verbose)
-            elif _applied or _regions_entered:
+            elif applied.any_marked() or _regions_entered:
                 _put_in_force(None, False)
             else:
                 revert()
@@ -112,14 +105,11 @@ def revert() -> None:
     with _lock:
         _process = (None, False)
         PROCESS.table, PROCESS.policy = state.NOTHING, None
-        for casts in (*_casts.values(), *_applied.values()):
+        for casts in _casts.values():
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy = state.NOTHING, None
         _casts.clear()
-        _applied.clear()
-        for model in list(_applied_models):
-            vars(model).pop(_MARK, None)
-        _applied_models.clear()
+        applied.unmark_all()
         _regions_entered = False
         patches.restore()
 
@@ -150,52 +140,22 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
     """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. A deep copy of the model is applied to as well;
-    a pickle loaded in another process is not. `hmp.remove(model)` undoes it; the patches, doing nothing elsewhere, stay
+    a pickle of it takes no policy along. `hmp.remove(model)` undoes it; the patches, doing nothing elsewhere, stay
     until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
     chosen = as_policy(policy)
     with _lock:
-        casts = _casts_of(chosen)
-        token = next((t for t, c in _applied.items() if c is casts), None)
-        if token is None:
-            token = f"{chosen.name}#{next(_tokens)}"
-            _applied[token] = casts
-        cls = type(model)
-        patches.rebind(cls, "_call_impl", _calling_under_policy(cls._call_impl))
-        vars(model)[_MARK] = token
-        _applied_models.add(model)
+        applied.mark(model, _casts_of(chosen))
     return model
 
 
 def remove(model: M) -> M:
     """`model`, no longer applied to."""
     with _lock:
-        vars(model).pop(_MARK, None)
-        _applied_models.discard(model)
+        applied.unmark(model)
     return model
-
-
-def _calling_under_policy(call_impl: Callable[..., Any]) -> Callable[..., Any]:
-    """A class's `_call_impl` that puts in force what its instance is marked with: replicas and deep copies carry the mark."""
-    if getattr(call_impl, "hmp_applies", False):
-        return call_impl  # a base class has it already
-
-    @functools.wraps(call_impl)
-    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        casts = _applied.get(self.__dict__.get(_MARK, ""))
-        if casts is None:
-            return call_impl(self, *args, **kwargs)
-        before = state.get()
-        state.put(casts)
-        try:
-            return call_impl(self, *args, **kwargs)
-        finally:
-            state.put(before)
-
-    _call_impl.hmp_applies = True  # type: ignore[attr-defined]
-    return _call_impl
 
 
 def register(owner: Any, name: str, cast: Cast) -> None:
@@ -240,6 +200,7 @@ def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
         if fresh:
             plumbing.install()
             module_state.install()
+            construction.install()
         install.install(site for decision in decisions.values() for site in decision.sites)
     except BaseException:
         if fresh:

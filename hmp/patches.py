@@ -74,7 +74,10 @@ def restore() -> None:
         _undo.pop()()
     while _rebound:
         _, (owner, name, old, value) = _rebound.popitem()
-        if vars(owner).get(name, _MISSING) is not value:
+        found = vars(owner).get(name, _MISSING)
+        if found is old:
+            continue  # somebody has put it back already
+        if found is not value:
             _warn_foreign(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         elif old is _MISSING:
             delattr(owner, name)

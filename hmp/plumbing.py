@@ -28,7 +28,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch.testing._comparison": ("assert_close", "assert_allclose"),
     "torch.testing._creation": ("make_tensor",),
     "torch._tensor_str": ("_str",),
-    "torch.utils.data.dataloader": ("_SingleProcessDataLoaderIter._next_data", "_DatasetKind.create_fetcher"),
+    "torch.utils.data.dataloader": ("DataLoader.__iter__", "_BaseDataLoaderIter.__next__"),
     "torch.utils.data._utils.worker": ("_worker_loop",),
     # user Python in backward: hooks, autograd.Function.backward (R13)
     "torch.autograd.graph": ("_engine_run_backward",),

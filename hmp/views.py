@@ -17,7 +17,9 @@ _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
 # These end in "_" and change metadata only.
-_METADATA = frozenset({"requires_grad_", "detach_", "share_memory_", "rename_", "__set__"})
+_METADATA = frozenset(
+    """requires_grad_ detach_ share_memory_ rename_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ set_""".split()
+)
 
 
 class CopiedView(Tensor):

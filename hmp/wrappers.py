@@ -20,6 +20,7 @@ Kind = Literal["bf16", "fp32", "promote", "first", "in_place", "mask_in_place", 
 Parameter = torch.nn.Parameter
 _alias_copy = torch.alias_copy
 _SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
+_NUMBERS = frozenset({int, float, bool})
 _SMALLEST_LIMIT = FINITE_MAX[torch.float16]
 
 
@@ -165,7 +166,8 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         result = op(*cast_args, **cast_kwargs)
         if isinstance(out, Tensor):
             return _deliver(result, out)
-        return type(result)([_deliver(part, place) for part, place in zip(result, out, strict=True)])
+        delivered_to = [_deliver(part, place) for part, place in zip(result, out, strict=True)]
+        return getattr(torch.return_types, type(result).__name__ + "_out", type(result))(delivered_to)
 
     if fixed is None:
 
@@ -190,26 +192,28 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     flag_at, out_at, needs_care = rule.inplace_at, rule.out_at, bool(rule.keep) or rule.view
 
     def uniform(*args: Any, **kwargs: Any) -> Any:
-        """The common call, positional arguments and plain tensors, in one pass; everything else goes to `general`."""
+        """The common call, positional arguments and plain tensors, in few steps; everything else goes to `general`."""
         if kwargs or (flag_at is not None and args[flag_at]) or (out_at is not None and out_at < len(args) and args[out_at] is not None):
             return general(args, kwargs)
-        cast_args: list[Any] | None = None
-        for position, a in enumerate(args):
+        casting_needed = False
+        for a in args:
             kind = type(a)
             if kind is Tensor or kind is Parameter:
                 if a.dtype is not fixed:
                     if needs_care or a.dtype in casting.LEFT_TO_TORCH:
                         return general(args, kwargs)
-                    if castable(a):
-                        if cast_args is None:
-                            cast_args = list(args)
-                        cast_args[position] = caster(a, fixed)
+                    casting_needed = True
             elif kind is float or kind is int:
                 if not -quiet_limit <= a <= quiet_limit:
                     return general(args, kwargs)
+            elif kind is tuple or kind is list:
+                if not _NUMBERS.issuperset(map(type, a)):
+                    return general(args, kwargs)
             elif kind not in _SCALARS:
                 return general(args, kwargs)
-        return op(*args) if cast_args is None else op(*cast_args)
+        if not casting_needed:
+            return op(*args)
+        return op(*[caster(a, fixed) if isinstance(a, Tensor) and a.dtype is not fixed and castable(a) else a for a in args])
 
     return uniform
 

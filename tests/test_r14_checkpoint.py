@@ -212,8 +212,12 @@ def test_r14_recomputing_under_the_same_policy_converted_again_works(reentrant):
 
 
 @REENTRANT
-def test_r14_a_checkpoint_from_before_convert_is_recomputed_without_casts(reentrant):
+@pytest.mark.parametrize("patched", [False, True])
+def test_r14_a_checkpoint_from_before_convert_is_recomputed_without_casts(reentrant, patched):
     block = Block()
+    if patched:
+        with hmp.casts("habana"):
+            pass
     expected = block.expected()
     loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
     hmp.convert()

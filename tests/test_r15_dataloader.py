@@ -33,6 +33,13 @@ class Stream(IterableDataset):
             yield images[index]
 
 
+class Eager(IterableDataset):
+    """A stream that computes all its items when it is opened."""
+
+    def __iter__(self):
+        return iter([Images()[index] for index in range(4)])
+
+
 class Plain(Dataset):
     """Items without __getitems__, which torch fetches one by one."""
 
@@ -83,7 +90,7 @@ def test_r15_the_batches_are_those_without_hmp(workers):
 
 
 @pytest.mark.parametrize("workers", ["0 workers", "fork"])
-@pytest.mark.parametrize("dataset", [Stream, Plain])
+@pytest.mark.parametrize("dataset", [Stream, Eager, Plain])
 def test_r15_every_kind_of_dataset_and_collate(dataset, workers):
     for options in ({}, {"collate_fn": CollateObject()}, {"collate_fn": collate}):
         plain = _batches(dataset(), **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -323,6 +325,13 @@ def test_r15_gradcheck_passes():
         for call in calls:
             assert torch.autograd.gradcheck(call, (x, weight))
             assert torch.autograd.gradgradcheck(call, (x, weight))
+
+
+def test_r15_gradcheck_of_float32_is_not_cast():
+    x, weight = torch.randn(2, 3, requires_grad=True), torch.randn(2, 3, requires_grad=True)
+    with hmp.casts("habana"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch doubts float32, rightly
+        assert torch.autograd.gradcheck(F.linear, (x, weight), eps=1e-3, atol=1e-2, rtol=1e-2)
 
 
 def test_r15_assert_close_sees_what_it_sees_without_hmp():

@@ -1,0 +1,98 @@
+"""Models that a policy is applied to: a mark on the module, and a `_call_impl` on its class that follows the mark.
+
+The mark is in the module's `__dict__`, so that replicas and deep copies carry it. A pickle does not: it loads where hmp is
+not installed, and takes no policy along.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from . import patches, state
+from .state import Casts
+
+_KEY = "_hmp_applied"
+
+
+class Mark:
+    """What `apply()` leaves on a module: the casts in force during its calls."""
+
+    __slots__ = ("__weakref__", "casts", "module")
+
+    def __init__(self, casts: Casts, module: torch.nn.Module) -> None:
+        self.casts = casts
+        self.module = weakref.ref(module)
+        _marks.add(self)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
+        # copy.deepcopy notes the new module before it copies the module's __dict__
+        copied = memo.get(id(self.module()))
+        return None if copied is None else Mark(self.casts, copied)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()
+
+
+_marks: weakref.WeakSet[Mark] = weakref.WeakSet()
+
+
+def mark(module: torch.nn.Module, casts: Casts) -> None:
+    """Has `casts` in force during every call of `module` and of its deep copies."""
+    cls = type(module)
+    patches.rebind(cls, "_call_impl", _following_marks(cls._call_impl))
+    set_state = torch.nn.Module.__setstate__
+    patches.swap(set_state, _without_loaded_mark(patches.plain(set_state)))
+    vars(module)[_KEY] = Mark(casts, module)
+
+
+def unmark(module: torch.nn.Module) -> None:
+    """Undoes `mark` for `module`; nothing where there is no mark."""
+    vars(module).pop(_KEY, None)
+
+
+def unmark_all() -> None:
+    """Undoes `mark` for every module that is left, deep copies included."""
+    for each in list(_marks):
+        module = each.module()
+        if module is not None:
+            unmark(module)
+    _marks.clear()
+
+
+def any_marked() -> bool:
+    """Whether a policy is applied to any module that is still there."""
+    return any(each.module() is not None for each in _marks)
+
+
+def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    if getattr(call_impl, "hmp_follows_marks", False):
+        return call_impl  # a base class's
+
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        found: Mark | None = self.__dict__.get(_KEY)
+        if found is None:
+            return call_impl(self, *args, **kwargs)
+        before = state.get()
+        state.put(found.casts)
+        try:
+            return call_impl(self, *args, **kwargs)
+        finally:
+            state.put(before)
+
+    _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
+    return _call_impl
+
+
+def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
+    def __setstate__(self: torch.nn.Module, values: dict[str, Any]) -> None:
+        set_state(self, values)
+        if self.__dict__.get(_KEY, self) is None:  # what a mark becomes in a pickle
+            del self.__dict__[_KEY]
+
+    return __setstate__
