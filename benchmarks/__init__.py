@@ -1,0 +1,1 @@
+"""What hmp costs, measured beside torch.autocast and plain torch in the same process."""
