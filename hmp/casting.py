@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
 
@@ -51,16 +52,19 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)
 
 
+def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """The plain cast, but saturating for a 0-dim tensor: a mask's value, times zero, must not become NaN."""
+    return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)
+
+
 def finite_scalar(value: Any, dtype: torch.dtype) -> Any:
     """`value`, or the finite extreme of `dtype` when `value` is a finite Python number beyond it."""
     return (FINITE_MAX[dtype] if value > 0 else -FINITE_MAX[dtype]) if overflows(value, dtype) else value
 
 
 def overflows(value: object, dtype: torch.dtype) -> bool:
-    """Whether `value` is a finite Python number beyond `dtype`."""
-    if type(value) is not float and type(value) is not int:
-        return False
-    return FINITE_MAX[dtype] < abs(value) < float("inf")
+    """Whether `value` is a finite number of Python's or numpy's beyond `dtype`."""
+    return isinstance(value, numbers.Real) and FINITE_MAX[dtype] < abs(float(value)) < float("inf")
 
 
 def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:

@@ -93,9 +93,9 @@ def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: 
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
         return as_policy(policy)
     if opt_level == "O2":
-        return Policy.load("habana-o2")
+        return as_policy("habana-o2")
     if not (str(bf16) or str(fp32) or str(promote)):
-        return Policy.load(DEFAULT)
+        return as_policy(DEFAULT)
     return Policy.from_files(bf16, fp32, promote)
 
 

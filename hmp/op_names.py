@@ -250,7 +250,7 @@ ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv 
 # The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
 # Operands that need no gradient (masks) are cast saturating.
-MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill")
+MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put")
 MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
 
 # Python code of torch that is structure and not an op: what it calls is decided op by op (R8).

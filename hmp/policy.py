@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import logging
@@ -261,10 +262,18 @@ def _low_dtype(dtype: Any) -> torch.dtype:
     raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
+@functools.cache
+def _named(name: str) -> Policy | None:
+    """The preset of that name, read once: `with hmp.casts("habana")` stands in training loops. None for no preset."""
+    return Policy.load(name) if name in policies() else None
+
+
 def as_policy(policy: Policy | str | Path) -> Policy:
     """`policy` itself, or the preset or folder that it names. OpListError where it names none."""
     if isinstance(policy, Policy):
         return policy
-    if isinstance(policy, (str, os.PathLike)):
+    if isinstance(policy, str):
+        return _named(policy) or Policy.load(policy)
+    if isinstance(policy, os.PathLike):
         return Policy.load(policy)
     raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({', '.join(policies())}) or a folder")

@@ -143,7 +143,7 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         join=op in op_names.JOINS,
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
-        fill=op in op_names.FILLS or base in op_names.FILLS,
+        fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
     )

@@ -60,7 +60,9 @@ class Observer(Protocol):
 
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
-    caster: Caster = casting.cast_saturating if rule.mask_taker else casting.cast
+    caster: Caster = casting.cast
+    if rule.mask_taker or rule.arithmetic:
+        caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
     if observer is not None:
         caster = observer.casting(caster)
     inner = without_casts_inside(op) if rule.composite else op
@@ -145,12 +147,13 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
 
     def into_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R6: the op runs under its rule, and the result arrives in `out` in `out`'s dtype."""
-        out = kwargs["out"]
+        out: Any = kwargs["out"]
         rest = {name: value for name, value in kwargs.items() if name != "out"}
         tensors = survey(args, rest, rule)
         if not tensors:
             return op(*args, **kwargs)
-        if out is (args[0] if args else None):
+        first = args[0] if args else None
+        if out is first and not (rule.arithmetic and castable(first) and _overflowing(args, rest, first.dtype)):
             # written into its first input: R5
             return op(*args, **kwargs) if rule.mixes_in_place else in_place(*args, **kwargs)
         target = target_of(tensors)
@@ -159,6 +162,8 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
         delivered = {t.dtype for t in outs} - {target}
         cast_args, cast_kwargs = cast_call(args, rest, target, caster, rule.keep)
+        if rule.arithmetic and target is not torch.float32 and _overflowing(args, rest, target) and not differentiating:
+            return _deliver(_saturated(op, args, rest, target), out)
         if not delivered or delivered != {own}:
             return op(*cast_args, **cast_kwargs, out=out)  # fits, or is torch's to refuse
         if differentiating:
@@ -271,15 +276,21 @@ def _guard(op: Op, rule: CallRule) -> Op:
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         for a in args:
-            if (type(a) is float or type(a) is int) and not -_SMALLEST_LIMIT <= a <= _SMALLEST_LIMIT:
+            kind = type(a)
+            if kind is float or kind is int:
+                if not -_SMALLEST_LIMIT <= a <= _SMALLEST_LIMIT:
+                    break
+            elif kind is not Tensor and kind is not Parameter:
                 break
         else:
             if not kwargs:
                 return op(*args)
         tensors = survey(args, kwargs, rule)
         dtype = casting.widest(tensors, count_0dim=False) if tensors else None
-        if dtype is None or dtype is torch.float32 or kwargs.get("out") is not None or not _overflowing(args, kwargs, dtype):
+        if dtype is None or dtype is torch.float32 or not _overflowing(args, kwargs, dtype):
             return op(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            return _deliver(_saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
         if rule.kind == "guard":
             return _saturated(op, args, kwargs, dtype)
         first = args[0]

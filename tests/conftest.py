@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 
 sys.path.insert(0, os.path.dirname(__file__))  # the helpers beside the tests, whatever pytest's import mode
 
-from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners  # noqa: E402
+from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners
 
 # a patched call is slow the first time and fast afterwards, so a deadline for each example says nothing
 settings.register_profile("hmp", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])

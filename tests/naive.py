@@ -11,10 +11,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 # Habana's published defaults, to the letter
-HABANA_BF16 = """addmm batch_norm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot dropout dropout1d dropout2d
-dropout3d group_norm instance_norm layer_norm leaky_relu linear matmul mm mul mv relu t""".split()
-HABANA_FP32 = """binary_cross_entropy binary_cross_entropy_with_logits cross_entropy div divide embedding embedding_bag log log2 log_softmax nll_loss
-smooth_l1_loss softmax topk truediv""".split()
+HABANA_BF16 = """addmm batch_norm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+dot dropout dropout1d dropout2d dropout3d group_norm instance_norm layer_norm leaky_relu linear matmul mm mul mv relu t""".split()
+HABANA_FP32 = """binary_cross_entropy binary_cross_entropy_with_logits cross_entropy div divide embedding embedding_bag
+log log2 log_softmax nll_loss smooth_l1_loss softmax topk truediv""".split()
 HABANA_PROMOTE = ["add", "sub", "cat", "stack"]
 
 
@@ -25,7 +25,9 @@ def _castable(value: Any) -> bool:
 def _wrap(op: Callable[..., Any], dtype: torch.dtype | None) -> Callable[..., Any]:
     @functools.wraps(op)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        wide = dtype or functools.reduce(torch.promote_types, [x.dtype for x in tree_leaves((args, kwargs)) if _castable(x)], torch.bfloat16)
+        wide = dtype or functools.reduce(
+            torch.promote_types, [x.dtype for x in tree_leaves((args, kwargs)) if _castable(x)], torch.bfloat16
+        )
         args, kwargs = tree_map(lambda x: x.to(wide) if _castable(x) else x, (args, kwargs))
         return op(*args, **kwargs)
 

@@ -115,7 +115,12 @@ BF16_LIST = [
         (x(2, 4, 3), x(4), x(4)),
         frozenset({1, 2}),
     ),
-    Op("instance_norm", {"F.instance_norm": lambda a, w, b: F.instance_norm(a, None, None, w, b)}, (x(2, 3, 5), x(3), x(3)), frozenset({1, 2})),
+    Op(
+        "instance_norm",
+        {"F.instance_norm": lambda a, w, b: F.instance_norm(a, None, None, w, b)},
+        (x(2, 3, 5), x(3), x(3)),
+        frozenset({1, 2}),
+    ),
     Op(
         "layer_norm",
         {
@@ -175,7 +180,11 @@ FP32_LIST = [
         everywhere("binary_cross_entropy", "F", "nn"),
         (x(4, values="probability"), x(4, values="probability"), x(4, values="positive", grad=False)),
     ),
-    Op("binary_cross_entropy_with_logits", everywhere("binary_cross_entropy_with_logits", "F", "torch"), (x(4), x(4, values="probability"), x(4, grad=False))),
+    Op(
+        "binary_cross_entropy_with_logits",
+        everywhere("binary_cross_entropy_with_logits", "F", "torch"),
+        (x(4), x(4, values="probability"), x(4, grad=False)),
+    ),
     Op(
         "cross_entropy",
         {
@@ -191,20 +200,28 @@ FP32_LIST = [
         "embedding_bag",
         {
             "F.embedding_bag": lambda t, w: F.embedding_bag(_TABLE, t, mode="sum", per_sample_weights=w),
-            "torch.embedding_bag": lambda t, w: torch.embedding_bag(t, _TABLE.flatten(), torch.tensor([0, 2]), False, 0, False, w.flatten())[0],
+            "torch.embedding_bag": lambda t, w: torch.embedding_bag(
+                t, _TABLE.flatten(), torch.tensor([0, 2]), False, 0, False, w.flatten()
+            )[0],
         },
         (x(3, 4), x(2, 2)),
     ),
     Op("log", everywhere("log", "torch", "Tensor", "VF"), (x(3, values="positive"),)),
     Op("log2", everywhere("log2", "torch", "Tensor", "VF"), (x(3, values="positive"),)),
-    Op("log_softmax", {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("log_softmax", "torch", "Tensor", "F", "special").items()}, (x(2, 3),)),
+    Op(
+        "log_softmax",
+        {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("log_softmax", "torch", "Tensor", "F", "special").items()},
+        (x(2, 3),),
+    ),
     Op(
         "nll_loss",
         {"F.nll_loss": lambda a, w: F.nll_loss(a, _CLASSES, w), "module": lambda a, w: torch.nn.NLLLoss(w)(a, _CLASSES)},
         (x(4, 3), x(3, values="positive", grad=False)),
     ),
     Op("smooth_l1_loss", everywhere("smooth_l1_loss", "F", "nn"), (x(4), x(4))),
-    Op("softmax", {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("softmax", "torch", "Tensor", "F", "special").items()}, (x(2, 3),)),
+    Op(
+        "softmax", {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("softmax", "torch", "Tensor", "F", "special").items()}, (x(2, 3),)
+    ),
     Op("topk", {n: (lambda a, _c=c: _c(a, 2)) for n, c in everywhere("topk", "torch", "Tensor", "VF").items()}, (x(2, 5),)),
     Op(
         "truediv",

@@ -97,11 +97,20 @@ def leaves(
     Where the identity of what is returned matters, no subclass: torch wraps what it returns once a subclass takes part.
     """
     size = draw(shape) if isinstance(shape, st.SearchStrategy) else tuple(shape)
-    return Leaf(tuple(size), draw(dtypes), draw(kinds if subclass else kinds.filter(lambda k: k != "subclass")), grad and draw(st.booleans()), values, draw(seeds))
+    return Leaf(
+        tuple(size),
+        draw(dtypes),
+        draw(kinds if subclass else kinds.filter(lambda k: k != "subclass")),
+        grad and draw(st.booleans()),
+        values,
+        draw(seeds),
+    )
 
 
 # Shapes that broadcast together: 0-dim, empty, one and two dimensions.
-broadcastable = st.sampled_from([((), ()), ((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 3), (3,)), ((0,), (0,)), ((2, 3), (2, 1)), ((0, 3), (3,))])
+broadcastable = st.sampled_from(
+    [((), ()), ((3,), (3,)), ((3,), ()), ((), (3,)), ((2, 3), (3,)), ((0,), (0,)), ((2, 3), (2, 1)), ((0, 3), (3,))]
+)
 
 
 @st.composite

@@ -8,6 +8,7 @@ import types
 import pytest
 import torch
 import torch.nn.functional as F
+
 from torch_snapshot import Snapshot, residue_on_modules, torch_owners
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import same
 
 import hmp
+from trap_kit import same
 
 LOW, WIDE = torch.bfloat16, torch.float32
 

@@ -161,9 +161,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tmp_path / "mypkg_of_the_user"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    (folder / "ops.py").write_text(
-        "def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n\n\nclass Block:\n    def step(self, x):\n        return x.dtype\n"
-    )
+    (folder / "ops.py").write_text("def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "mypkg_of_the_user.ops"
     hmp.revert()
@@ -268,8 +266,8 @@ def test_lists_o2_runs_gemms_low_everything_else_in_float32_and_ignores_user_fil
     ):  # fmt: skip
         assert call(full).dtype is BF16
     for call in (
-        lambda a: F.softmax(a, 0), lambda a: torch.exp(a), lambda a: a * a, lambda a: F.relu(a), lambda a: a + a, lambda a: F.layer_norm(a, (2,)),
-        lambda a: F.gelu(a), lambda a: a.mean(),
+        lambda a: F.softmax(a, 0), lambda a: torch.exp(a), lambda a: a * a, lambda a: F.relu(a), lambda a: a + a,
+        lambda a: F.layer_norm(a, (2,)), lambda a: F.gelu(a), lambda a: a.mean(),
     ):  # fmt: skip
         assert call(low).dtype is F32
 

@@ -101,7 +101,11 @@ def test_lists_an_unknown_opt_level_is_an_error(level, torch_differences) -> Non
 
 def test_lists_an_unknown_preset_is_an_error_that_names_the_presets(torch_differences) -> None:
     assert "habana" in str(refused(torch_differences, policy="habanna", kind=hmp.HmpError))
-    for use in (lambda: hmp.casts("habanna").__enter__(), lambda: hmp.Policy.load("habanna"), lambda: hmp.apply(torch.nn.ReLU(), "habanna")):
+    for use in (
+        lambda: hmp.casts("habanna").__enter__(),
+        lambda: hmp.Policy.load("habanna"),
+        lambda: hmp.apply(torch.nn.ReLU(), "habanna"),
+    ):
         with pytest.raises(hmp.HmpError, match="habana"):
             use()
     assert torch_differences() == []

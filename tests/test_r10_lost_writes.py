@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, refused, same
 
 import hmp
+from trap_kit import policy, refused, same
 
 LOW = torch.bfloat16
 ROW = torch.tensor([5.0, 5.0])
@@ -149,7 +149,17 @@ def test_r10_real_copies_of_the_copy_may_be_written():
     x = torch.zeros(2, 3)
     with hmp.casts("habana"):
         y = x.t()
-        for mine in (y.clone(), y.contiguous(), y + 0, torch.relu(y), y.reshape(-1), copy.deepcopy(y), torch.empty_like(y), y.float(), torch.cat([y, y])):
+        for mine in (
+            y.clone(),
+            y.contiguous(),
+            y + 0,
+            torch.relu(y),
+            y.reshape(-1),
+            copy.deepcopy(y),
+            torch.empty_like(y),
+            y.float(),
+            torch.cat([y, y]),
+        ):
             mine.add_(1)
             mine[0] = 2
             mine *= 2
@@ -191,7 +201,7 @@ def test_r10_the_error_names_the_op_and_a_remedy():
     with hmp.casts("habana"), pytest.raises(hmp.HmpError) as caught:
         torch.zeros(2, 3).t().add_(1)
     message = str(caught.value)
-    assert "t" in message and "add_" in message or "t()" in message, message
+    assert ("t" in message and "add_" in message) or "t()" in message, message
     assert "disable_casts" in message or "list" in message, message
 
 

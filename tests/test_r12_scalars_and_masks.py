@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,6 +171,31 @@ def test_r12_listed_arithmetic_with_a_scalar_beyond_bf16_saturates(name, values,
     want = in_float32(call, x, scalar, BF16)
     with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({op}), fp32=frozenset(), promote=frozenset())):
         assert_identical(call(x, scalar), want, "the result")
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16])
+@pytest.mark.parametrize("where", ["elsewhere", "the first input"])
+def test_r12_a_product_that_goes_to_out_saturates(where: str, dtype: torch.dtype) -> None:
+    """R6: the op runs under its rule, this one too; a float32 first input needs no help and is never narrowed (R5)."""
+    x = torch.tensor([0.0, 1.0, -0.5], dtype=dtype)
+    low = dtype if where == "the first input" else BF16
+    want = in_float32(operator.mul, x, LOWEST, low).to(dtype)
+    out = x if where == "the first input" else torch.empty(3, dtype=dtype)
+    with hmp.casts("habana"):
+        torch.mul(x, LOWEST, out=out)
+    assert_identical(out, want, "out")
+
+
+@pytest.mark.parametrize("name", ["masked_fill", "where", "clamp_max", "x[mask] =", "full_like"])
+def test_r12_a_numpy_float_is_a_scalar_too(name: str) -> None:
+    """numpy.float64 is a Python float; masks are often built from numpy.finfo."""
+    leaf = Leaf((4,), F16, seed=2)
+    expected = outcome(FILLS[name], [leaf.build(), -MAX[F16]])
+    with hmp.casts("habana"):
+        got = outcome(FILLS[name], [leaf.build(), np.float64(-1e9)])
+        product = torch.ones(2) * np.float64(LOWEST)
+    assert_same(got, expected)
+    assert_identical(product, torch.full((2,), -MAX[BF16], dtype=BF16), "the product")
 
 
 def test_r12_the_gradient_of_a_saturated_product_is_finite_in_the_leafs_dtype() -> None:

@@ -7,9 +7,9 @@ import threading
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW = torch.bfloat16
 REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
@@ -41,7 +41,7 @@ class Block:
 
     def assert_recomputed_alike(self, expected) -> None:
         assert len(self.runs) == 2 and self.runs[0] == self.runs[1], self.runs
-        for ours, theirs in zip(self.gradients(), expected):
+        for ours, theirs in zip(self.gradients(), expected, strict=True):
             same(ours, theirs)
 
 
@@ -71,7 +71,12 @@ def _under_another_region(loss):
         loss.backward()
 
 
-BACKWARDS = {"here": lambda loss: loss.backward(), "disabled": _inside_disabled, "thread": _in_another_thread, "region": _under_another_region}
+BACKWARDS = {
+    "here": lambda loss: loss.backward(),
+    "disabled": _inside_disabled,
+    "thread": _in_another_thread,
+    "region": _under_another_region,
+}
 
 
 @REENTRANT
@@ -146,7 +151,7 @@ def test_r14_nested_checkpoints(reentrant):
         loss = checkpoint(outer, inner.x, use_reentrant=reentrant).float().sum()
     loss.backward()
     assert set(inner.runs) == {(LOW, torch.float32)}
-    for ours, theirs in zip(inner.gradients(), expected):
+    for ours, theirs in zip(inner.gradients(), expected, strict=True):
         same(ours, theirs)
 
 
@@ -160,7 +165,7 @@ def test_r14_checkpoint_sequential_and_modules(reentrant):
         model.zero_grad()
         loss = checkpoint_sequential(model, 2, x, use_reentrant=reentrant).float().sum()
     loss.backward()
-    for p, gradient in zip(model.parameters(), expected):
+    for p, gradient in zip(model.parameters(), expected, strict=True):
         same(p.grad, gradient)
 
 
@@ -231,7 +236,7 @@ def test_r14_a_graph_that_is_kept_is_recomputed_alike_each_time():
         expected = block.expected()
         loss = checkpoint(block, block.x, use_reentrant=False).float().sum()
     loss.backward(retain_graph=True)
-    for ours, theirs in zip(block.gradients(), expected):
+    for ours, theirs in zip(block.gradients(), expected, strict=True):
         same(ours, theirs)
     with hmp.disable_casts():
         (gradient,) = torch.autograd.grad(loss, block.x, create_graph=True)

@@ -13,9 +13,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from trap_kit import policy
 
 import hmp
+from trap_kit import policy
 
 LOW, WIDE = torch.bfloat16, torch.float32
 
@@ -138,7 +138,7 @@ def test_r14_it_decorates_generators(casting, decorate):
     def delegating():
         return (yield from generator())
 
-    assert list(delegating())[0] == WIDE and seen() == LOW
+    assert next(iter(delegating())) == WIDE and seen() == LOW
 
 
 @pytest.mark.parametrize("decorate", [hmp.disable_casts, hmp.disable_casts()], ids=["bare", "called"])
@@ -199,6 +199,19 @@ def test_r14_convert_is_process_wide_and_disable_is_not():
     with hmp.disable_casts(), ThreadPoolExecutor(1) as pool:
         assert seen() == WIDE
         assert pool.submit(seen).result() == LOW
+
+
+def test_r14_convert_reaches_threads_that_were_there_before():
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(seen).result() == WIDE
+        hmp.convert()
+        assert pool.submit(seen).result() == LOW
+        hmp.revert()
+        assert pool.submit(seen).result() == WIDE
+        with hmp.disable_casts():
+            hmp.convert()
+            assert pool.submit(seen).result() == LOW
+            assert seen() == WIDE
 
 
 def test_r14_a_region_belongs_to_its_thread():

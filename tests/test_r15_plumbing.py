@@ -7,14 +7,14 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW = torch.bfloat16
 # every op that an optimizer, an averager or a scaler is made of
-HOSTILE = """add sub mul div truediv pow sqrt rsqrt reciprocal neg abs sign lerp addcmul addcdiv clamp maximum minimum norm linalg.vector_norm mean sum
-matmul mm bmm addmm addmv dot outer exp log square isclose stack cat erfinv qr linalg.qr""".split()
+HOSTILE = """add sub mul div truediv pow sqrt rsqrt reciprocal neg abs sign lerp addcmul addcdiv clamp maximum minimum
+norm linalg.vector_norm mean sum matmul mm bmm addmm addmv dot outer exp log square isclose stack cat erfinv qr linalg.qr""".split()
 
 
 def everything() -> hmp.Policy:
@@ -81,7 +81,7 @@ def _assert_same_tree(ours, theirs) -> None:
             _assert_same_tree(ours[key], theirs[key])
     elif isinstance(ours, (list, tuple)):
         assert len(ours) == len(theirs)
-        for a, b in zip(ours, theirs):
+        for a, b in zip(ours, theirs, strict=True):
             _assert_same_tree(a, b)
     else:
         assert ours == theirs
@@ -209,7 +209,7 @@ def test_r15_a_users_optimizer_is_plumbing_too(when):
     p = torch.nn.Parameter(torch.ones(1))
     optimizers = [Users([p]), Derived([p])]
     hmp.convert()
-    for optimizer in optimizers + [Users([p]), Derived([p])]:
+    for optimizer in [*optimizers, Users([p]), Derived([p])]:
         optimizer.step(lambda: inside.append((torch.ones(1) * 1).dtype))
         optimizer.step()
     assert set(seen) == {torch.float32}
@@ -300,8 +300,8 @@ def test_r15_an_averaged_model_moves_as_without_hmp(name):
 
 
 INITS = {
-    "uniform_": (-1, 1), "normal_": (), "trunc_normal_": (), "constant_": (0.3,), "eye_": (), "dirac_": (), "xavier_uniform_": (), "xavier_normal_": (),
-    "kaiming_uniform_": (), "kaiming_normal_": (), "orthogonal_": (), "sparse_": (0.1,), "ones_": (), "zeros_": (),
+    "uniform_": (-1, 1), "normal_": (), "trunc_normal_": (), "constant_": (0.3,), "eye_": (), "dirac_": (), "xavier_uniform_": (),
+    "xavier_normal_": (), "kaiming_uniform_": (), "kaiming_normal_": (), "orthogonal_": (), "sparse_": (0.1,), "ones_": (), "zeros_": (),
 }  # fmt: skip
 
 
@@ -320,7 +320,13 @@ def test_r15_initialisation_draws_the_same_numbers(name):
 
 def test_r15_gradcheck_passes():
     x, weight = (torch.randn(3, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
-    calls = [F.linear, torch.matmul, lambda x, w: F.softmax(x @ w, -1), lambda x, w: F.layer_norm(x * w, (3,)), lambda x, w: torch.log(x.square() + 1) / 3]
+    calls = [
+        F.linear,
+        torch.matmul,
+        lambda x, w: F.softmax(x @ w, -1),
+        lambda x, w: F.layer_norm(x * w, (3,)),
+        lambda x, w: torch.log(x.square() + 1) / 3,
+    ]
     with hmp.casts("habana"):
         for call in calls:
             assert torch.autograd.gradcheck(call, (x, weight))
@@ -350,8 +356,8 @@ def test_r15_assert_close_sees_what_it_sees_without_hmp():
 
 @pytest.mark.parametrize(
     "tensor",
-    [torch.tensor([1.2345, 1e-5, 12345.678]), torch.tensor([1.0, 2.0]), torch.randn(30, 50), torch.tensor(3.14159), torch.tensor([1e10, 1e-10]),
-     torch.tensor([1.5 + 2j]), torch.ones(2, dtype=LOW) / 3, torch.empty(0, 3)],
+    [torch.tensor([1.2345, 1e-5, 12345.678]), torch.tensor([1.0, 2.0]), torch.randn(30, 50), torch.tensor(3.14159),
+     torch.tensor([1e10, 1e-10]), torch.tensor([1.5 + 2j]), torch.ones(2, dtype=LOW) / 3, torch.empty(0, 3)],
 )  # fmt: skip
 def test_r15_a_tensor_is_shown_as_without_hmp(tensor):
     parameter = torch.nn.Parameter(tensor)

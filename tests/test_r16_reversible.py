@@ -11,9 +11,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy
 
 import hmp
+from trap_kit import policy
 
 LOW = torch.bfloat16
 
@@ -21,7 +21,9 @@ LOW = torch.bfloat16
 def in_force() -> str:
     """Which of the policies used here is in force, told by what it casts."""
     x = torch.ones(2)
-    return {(LOW, False): "relu", (torch.float32, True): "sin", (torch.float32, False): "none"}[torch.relu(x).dtype, torch.sin(x).dtype == LOW]
+    return {(LOW, False): "relu", (torch.float32, True): "sin", (torch.float32, False): "none"}[
+        torch.relu(x).dtype, torch.sin(x).dtype == LOW
+    ]
 
 
 RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
@@ -56,7 +58,13 @@ def test_r16_every_way_back(torch_differences):
 def test_r16_a_second_conversion_wraps_nothing_twice():
     def frames() -> list[int]:
         found = []
-        for call in (lambda: torch.mul(x, x), lambda: x * x, lambda: F.relu(x), lambda: F.linear(x[None], x[None]), lambda: torch.nn.ReLU()(x)):
+        for call in (
+            lambda: torch.mul(x, x),
+            lambda: x * x,
+            lambda: F.relu(x),
+            lambda: F.linear(x[None], x[None]),
+            lambda: torch.nn.ReLU()(x),
+        ):
             call()
             entered = 0
 
@@ -148,20 +156,23 @@ def test_r16_the_patches_of_a_region_do_nothing_outside_it(torch_differences):
     x = torch.ones(2)
     with hmp.casts("habana"):
         taken = torch.relu, torch.Tensor.mul, F.linear, F.layer_norm
-    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)])} == {torch.float32}
+    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)], strict=True)} == {torch.float32}
     assert not hmp.casts_enabled() and not hmp.is_converted()
     hmp.revert()
     assert torch_differences() == []
-    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)])} == {torch.float32}
+    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)], strict=True)} == {torch.float32}
 
 
 def test_r16_functions_look_like_themselves_while_converted():
-    before = {function: (function.__name__, inspect.signature(function), function.__doc__) for function in (F.relu, F.softmax, F.layer_norm, F.dropout)}
+    functions = (F.relu, F.softmax, F.layer_norm, F.dropout, torch.nn.init.normal_, torch.utils.checkpoint.checkpoint)
+    before = {function: (function.__name__, inspect.signature(function), function.__doc__) for function in functions}
+    sources = [inspect.getsource(function) for function in functions]
     named = [torch.mul.__name__, torch.mul.__doc__, torch.Tensor.mul.__doc__]
     hmp.convert()
     for function, facts in before.items():
         assert (function.__name__, inspect.signature(function), function.__doc__) == facts
     assert [torch.mul.__name__, torch.mul.__doc__, torch.Tensor.mul.__doc__] == named
+    assert [inspect.getsource(function) for function in functions] == sources
 
 
 def _foreign_builtin():
@@ -269,7 +280,11 @@ def test_r16_a_failed_conversion_changes_nothing(name, tmp_path, torch_differenc
 
 def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
     model = torch.nn.Linear(2, 2)
-    for attempt in (lambda: hmp.casts("no-such-policy").__enter__(), lambda: hmp.apply(model, "no-such-policy"), lambda: hmp.apply(torch.relu)):
+    for attempt in (
+        lambda: hmp.casts("no-such-policy").__enter__(),
+        lambda: hmp.apply(model, "no-such-policy"),
+        lambda: hmp.apply(torch.relu),
+    ):
         with pytest.raises(hmp.HmpError):
             attempt()
     assert torch_differences() == []
@@ -321,6 +336,36 @@ def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_difference
     # torch itself hooks step at the first instance; ours must be gone from it
     assert Users.step.__code__ is torch.optim.SGD.step.__code__
     assert optimizer.step(lambda: 7) == 7
+    assert torch_differences() == []
+
+
+def test_r16_threads_that_compute_while_torch_is_patched_and_restored(torch_differences):
+    errors, done = [], threading.Event()
+
+    def work():
+        x, net = torch.ones(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.ReLU())
+        while not done.is_set():
+            try:
+                (net(x) * 2.0 + x @ x).float().sum().backward()
+                with hmp.disable_casts():
+                    assert F.softmax(torch.cat([x, x]), -1).dtype == torch.float32
+                with hmp.casts(policy(**SIN)):
+                    torch.sin(x)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        hmp.convert()
+        hmp.convert(policy="bert")
+        hmp.revert()
+    done.set()
+    for thread in threads:
+        thread.join()
+    hmp.revert()
+    assert errors == []
     assert torch_differences() == []
 
 

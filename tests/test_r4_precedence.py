@@ -53,7 +53,7 @@ def test_r4_winning_over_promote_is_silent(caplog: pytest.LogCaptureFixture) -> 
 
 @pytest.mark.parametrize("name", ["mul", "linear", "add", "softmax", "*"])
 def test_r4_a_name_on_both_lists_is_an_error(name: str) -> None:
-    with pytest.raises(hmp.OpListError, match="both|BF16 list and on the FP32 list|FP32 list and on the BF16 list") as error:
+    with pytest.raises(hmp.OpListError, match=r"both|BF16 list and on the FP32 list|FP32 list and on the BF16 list") as error:
         with hmp.casts(lists(bf16={name}, fp32={name})):
             pass
     assert repr(name) in str(error.value)

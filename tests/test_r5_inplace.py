@@ -15,10 +15,11 @@ import hmp
 from oracle import BF16, F16, F32, F64, assert_same, cast, outcome
 from strategies import INTEGER, RULES, Leaf, any_dtypes, build, castable_dtypes, leaves
 
-NAMES = """add iadd sub isub mul imul div truediv itruediv floor_divide floordiv ifloordiv fmod remainder mod imod pow ipow atan2 hypot copysign
-xlogy addcmul addcdiv clamp addmm addmv addbmm baddbmm lerp index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter
-put relu leaky_relu dropout dropout1d dropout2d dropout3d log log2 sigmoid exp neg abs t masked_fill relu6 selu silu mish hardswish hardsigmoid elu
-celu alpha_dropout feature_alpha_dropout hardtanh threshold rrelu""".split()
+NAMES = """add iadd sub isub mul imul div truediv itruediv floor_divide floordiv ifloordiv fmod remainder mod imod pow ipow atan2
+hypot copysign xlogy addcmul addcdiv clamp addmm addmv addbmm baddbmm lerp index_add index_copy index_put scatter
+scatter_add scatter_reduce masked_scatter put relu leaky_relu dropout dropout1d dropout2d dropout3d log log2 sigmoid
+exp neg abs t masked_fill relu6 selu silu mish hardswish hardsigmoid elu celu alpha_dropout feature_alpha_dropout
+hardtanh threshold rrelu""".split()
 
 
 @functools.cache

@@ -14,8 +14,9 @@ from strategies import RULES, Leaf, build, castable_dtypes, leaves
 
 # What torch's Python code calls inside other functions (torch-surface.md, "Nesting").
 INNER = frozenset(
-    """mul truediv div add sub rsub pow log exp sqrt rsqrt sum mean abs sign neg reciprocal matmul mm bmm addmm baddbmm linear softmax log_softmax
-    relu clamp clamp_min clamp_max norm linalg.vector_norm avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d dropout dot
+    """mul truediv div add sub rsub pow log exp sqrt rsqrt sum mean abs sign neg reciprocal matmul mm bmm addmm baddbmm linear
+    softmax log_softmax relu clamp clamp_min clamp_max norm linalg.vector_norm
+    avg_pool1d avg_pool2d avg_pool3d max_pool1d max_pool2d max_pool3d dropout dot
     cat stack maximum where sigmoid tanh square expand_as unsqueeze sort cumsum layer_norm batch_norm floor_divide
     linalg.svd linalg.qr max argmax gather threshold mse_loss pairwise_distance log_sigmoid""".split()
 )
@@ -32,7 +33,10 @@ def x(*shape: int, values: str = "normal") -> Leaf:
 # Public functions of torch.nn.functional with Python bodies; none is on a list here.
 COMPOSITES = {
     "gaussian_nll_loss": (lambda a, b, c: F.gaussian_nll_loss(a, b, c, full=True), [x(3), x(3), x(3, values="positive")]),
-    "poisson_nll_loss": (lambda a, b: F.poisson_nll_loss(a, b, log_input=False, full=True), [x(3, values="positive"), x(3, values="positive")]),
+    "poisson_nll_loss": (
+        lambda a, b: F.poisson_nll_loss(a, b, log_input=False, full=True),
+        [x(3, values="positive"), x(3, values="positive")],
+    ),
     "kl_div": (lambda a, b: F.kl_div(a, b, reduction="batchmean"), [x(2, 3), x(2, 3, values="probability")]),
     "margin_ranking_loss": (lambda a, b: F.margin_ranking_loss(a, b, torch.ones(3)), [x(3), x(3)]),
     "multilabel_soft_margin_loss": (lambda a, b: F.multilabel_soft_margin_loss(a, b), [x(2, 3), x(2, 3, values="probability")]),
@@ -65,7 +69,7 @@ COMPOSITES = {
     "torch.cdist": (lambda a: torch.cdist(a, a), [x(4, 3)]),
     "torch.tensordot": (lambda a, b: torch.tensordot(a, b, 1), [x(4, 3), x(3, 2)]),
     "torch.einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [x(4, 3), x(3, 2)]),
-    "x ** y reversed": (lambda a: 2.0 ** a, [x(3)]),
+    "x ** y reversed": (lambda a: 2.0**a, [x(3)]),
     "2.0 / x": (lambda a: 2.0 / a, [x(3)]),
 }
 # what names the outer op itself, by its own name or a synonym's

@@ -9,9 +9,9 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW = torch.bfloat16
 NORMS = {
@@ -121,7 +121,9 @@ def _inits() -> torch.nn.Module:
     return Derived()
 
 
-@pytest.mark.parametrize("enter", [lambda: hmp.convert(), lambda: hmp.casts("habana"), lambda: hmp.casts("bert")], ids=["convert", "casts", "bert"])
+@pytest.mark.parametrize(
+    "enter", [lambda: hmp.convert(), lambda: hmp.casts("habana"), lambda: hmp.casts("bert")], ids=["convert", "casts", "bert"]
+)
 def test_r9_a_module_built_under_casts_has_the_same_parameters_and_buffers(enter):
     torch.manual_seed(5)
     plain = _inits()
@@ -152,21 +154,35 @@ def _tiny_transformers():
     return {
         "bert": lambda: transformers.BertModel(transformers.BertConfig(**small)),
         "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=2)),
-        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)
+        ),
         "t5": lambda: transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=40)),
-        "vit": lambda: transformers.ViTModel(transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=16, patch_size=4)),
+        "vit": lambda: transformers.ViTModel(
+            transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=16, patch_size=4)
+        ),
         "gpt_neox": lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**small)),
         "wav2vec2": lambda: transformers.Wav2Vec2Model(
             transformers.Wav2Vec2Config(**small, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2)
         ),
-        "ctrl": lambda: transformers.CTRLModel(transformers.CTRLConfig(n_embd=16, dff=32, n_layer=1, n_head=2, vocab_size=40, n_positions=64)),
+        "ctrl": lambda: transformers.CTRLModel(
+            transformers.CTRLConfig(n_embd=16, dff=32, n_layer=1, n_head=2, vocab_size=40, n_positions=64)
+        ),
         "gptj": lambda: transformers.GPTJModel(
             transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=8, vocab_size=40, n_positions=64)
         ),
         "speech_to_text": lambda: transformers.Speech2TextModel(
             transformers.Speech2TextConfig(
-                d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-                encoder_ffn_dim=32, decoder_ffn_dim=32, vocab_size=40, max_source_positions=64, max_target_positions=64,
+                d_model=16,
+                encoder_layers=1,
+                decoder_layers=1,
+                encoder_attention_heads=2,
+                decoder_attention_heads=2,
+                encoder_ffn_dim=32,
+                decoder_ffn_dim=32,
+                vocab_size=40,
+                max_source_positions=64,
+                max_target_positions=64,
             )
         ),
         "roformer": lambda: transformers.RoFormerModel(transformers.RoFormerConfig(**small, embedding_size=16, max_position_embeddings=32)),
@@ -256,6 +272,39 @@ def test_r9_parameter_data_keeps_its_dtype():
         assert p.dtype == torch.float32
         p.data = torch.mm(torch.ones(3, 3), p.data[:, None])[:, 0]
     same(p.data, torch.full((3,), 2.25))
+
+
+def test_r9_a_vector_of_low_values_put_into_parameters_keeps_their_dtype():
+    model = torch.nn.Linear(2, 2)
+    with hmp.casts("habana"):
+        vector = torch.nn.utils.parameters_to_vector(model.parameters()).detach() * 0.5
+        assert vector.dtype == LOW
+        torch.nn.utils.vector_to_parameters(vector, model.parameters())
+    same(torch.nn.utils.parameters_to_vector(model.parameters()), vector.float())
+
+
+LAZY = {
+    "LazyLinear": (lambda: torch.nn.LazyLinear(3), (2, 4)),
+    "LazyConv2d": (lambda: torch.nn.LazyConv2d(3, 2), (2, 4, 3, 3)),
+    "LazyBatchNorm1d": (lambda: torch.nn.LazyBatchNorm1d(), (2, 4)),
+}
+
+
+@pytest.mark.parametrize("name", LAZY)
+def test_r9_a_lazy_module_is_completed_in_float32(name):
+    make, shape = LAZY[name]
+    x = torch.randn(shape)
+    torch.manual_seed(8)
+    plain = make()
+    plain(x)
+    torch.manual_seed(8)
+    with hmp.casts("habana"):
+        lazy = make()
+        assert lazy(x).dtype == LOW
+        assert lazy(x.to(LOW)).dtype == LOW
+    assert [p.dtype for p in lazy.parameters()] == [torch.float32] * 2
+    for ours, theirs in zip(lazy.parameters(), plain.parameters(), strict=True):
+        same(ours, theirs)
 
 
 def test_r9_an_explicit_change_of_dtype_still_works_under_convert():

@@ -8,9 +8,9 @@ import types
 
 import pytest
 import torch
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 

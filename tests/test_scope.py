@@ -13,9 +13,9 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 
@@ -107,7 +107,7 @@ def test_training_arithmetic_beside_an_applied_model_is_plain(name):
     plain = _loop(lambda x: outputs[round(x[0, 0].item() * 7)], torch.no_grad())
     hmp.apply(model, name)
     ours = _loop(model, torch.no_grad())
-    for a, b in zip(ours, plain):
+    for a, b in zip(ours, plain, strict=True):
         same(a, b)
     assert plain[1].max() < 0.9999 and plain[2].dtype == WIDE
 
@@ -119,7 +119,7 @@ def test_training_gradients_of_an_applied_model_are_those_of_explicit_casts():
     hidden = F.linear(x.to(LOW), parameters[0].to(LOW), parameters[1].to(LOW))
     F.linear(hidden, parameters[2].to(LOW), parameters[3].to(LOW)).float().square().sum().backward()
     hmp.apply(model)(x).float().square().sum().backward()
-    for ours, theirs in zip(model.parameters(), parameters):
+    for ours, theirs in zip(model.parameters(), parameters, strict=True):
         same(ours.grad, theirs.grad)
 
 
@@ -187,7 +187,11 @@ def test_recurrent_nets_still_refuse_what_torch_refuses():
         net(torch.randn(2, 5, 3).to(LOW))
 
 
-MASKS = {"none": None, "bool": torch.ones(5, 5).triu(1).bool(), "float": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf"))}
+MASKS = {
+    "none": None,
+    "bool": torch.ones(5, 5).triu(1).bool(),
+    "float": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")),
+}
 
 
 @pytest.mark.parametrize("need_weights", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+
 from trap_kit import Traps, refused, same, under_hmp, under_naive
 
 trap = Traps()
@@ -51,7 +52,13 @@ def relu_on_a_view_of_x_changes_x(run):
 
 @trap("B1")
 def relu_inplace_changes_its_input(run):
-    for call in (lambda x: F.relu(x, inplace=True), lambda x: F.relu(x, True), torch.nn.ReLU(inplace=True), lambda x: F.relu_(x), lambda x: x.relu_()):
+    for call in (
+        lambda x: F.relu(x, inplace=True),
+        lambda x: F.relu(x, True),
+        torch.nn.ReLU(inplace=True),
+        lambda x: F.relu_(x),
+        lambda x: x.relu_(),
+    ):
         x = torch.tensor([-1.0, 1.001])
         with run():
             y = call(x)
@@ -144,8 +151,14 @@ def t_in_place_changes_metadata_only(run):
 @trap("S9")
 def out_is_filled(run):
     square, batch, vector = torch.randn(3, 3), torch.randn(1, 3, 3), torch.randn(3)
-    for name, a, b in (("mul", square, square), ("mm", square, square), ("matmul", square, square), ("bmm", batch, batch), ("mv", square, vector),
-                       ("dot", vector, vector)):
+    for name, a, b in (
+        ("mul", square, square),
+        ("mm", square, square),
+        ("matmul", square, square),
+        ("bmm", batch, batch),
+        ("mv", square, vector),
+        ("dot", vector, vector),
+    ):
         expected = getattr(torch, name)(a.to(LOW), b.to(LOW))
         out = torch.full_like(expected, 7.0, dtype=torch.float32)
         start = out.data_ptr()

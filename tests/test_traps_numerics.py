@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.autograd.gradcheck import GradcheckError
+
 from trap_kit import Traps, same, under_hmp, under_naive
 
 trap = Traps()
@@ -75,7 +76,7 @@ def arithmetic_inside_an_unlisted_function_is_not_decided_again(run):
     )
     plain = [call() for call in calls]
     with run():
-        for expected, call in zip(plain, calls):
+        for expected, call in zip(plain, calls, strict=True):
             torch.testing.assert_close(call(), expected, rtol=0, atol=0)
 
 
@@ -224,7 +225,16 @@ def a_name_covers_its_synonyms_and_all_its_sites(run):
             torch._C._nn.linear(a, b), torch._C._nn.leaky_relu(a), torch._VF.relu(a),
         ]  # fmt: skip
         x = a.to(LOW)
-        wide = [torch.special.softmax(x, 0), torch.special.log_softmax(x, 0), torch.true_divide(x, x), x.true_divide(x), x / x, 1 / x, x.log2(), torch._VF.log(x)]
+        wide = [
+            torch.special.softmax(x, 0),
+            torch.special.log_softmax(x, 0),
+            torch.true_divide(x, x),
+            x.true_divide(x),
+            x / x,
+            1 / x,
+            x.log2(),
+            torch._VF.log(x),
+        ]
     assert [each.dtype for each in low] == [LOW] * len(low)
     assert [each.dtype for each in wide] == [torch.float32] * len(wide)
 

@@ -1,7 +1,9 @@
-"""Measured traps that a naive caster may survive and that the rules still forbid: A6, K1, K2, N1 to N3, P, Q, S1, S4, T1, T2, T4, U1 to U5, U14, U15.
+"""Measured traps that a naive caster may survive and that the rules still forbid.
 
-Left out, with the reason: A4, E1 to E3, I1, I2, S2, S5, S6 are what the published lists say, to the letter; N4 to N6 belong to issue "torch.compile",
-N8 and J2 to R13, O1 and the kernels of R2 to R11; S7 and M2 are harmless; U10 is about memory.
+They are A6, K1, K2, N1 to N3, P, Q, S1, S4, T1, T2, T4, U1 to U5, U14, U15.
+
+Left out, with the reason: A4, E1 to E3, I1, I2, S2, S5, S6 are what the published lists say, to the letter; N4 to N6 are
+torch.compile's, N8 is R13's; O1 and the ops of R2 without a kernel are R11's; S7 and M2 are harmless; U10 is about memory.
 """
 
 from __future__ import annotations
@@ -10,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from trap_kit import policy, same
 
 import hmp
+from trap_kit import policy, same
 
 LOW = torch.bfloat16
 

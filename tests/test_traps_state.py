@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
-from trap_kit import Traps, same, under_hmp, under_naive
 
 import hmp
+from trap_kit import Traps, same, under_hmp, under_naive
 
 trap = Traps()
 LOW = torch.bfloat16
@@ -20,7 +20,11 @@ LOW = torch.bfloat16
 
 @trap("C1")
 def batch_norm_moves_its_running_statistics(run):
-    for norm, shape in ((torch.nn.BatchNorm1d(3), (8, 3)), (torch.nn.BatchNorm2d(3), (4, 3, 5, 5)), (torch.nn.BatchNorm3d(3), (4, 3, 2, 2, 2))):
+    for norm, shape in (
+        (torch.nn.BatchNorm1d(3), (8, 3)),
+        (torch.nn.BatchNorm2d(3), (4, 3, 5, 5)),
+        (torch.nn.BatchNorm3d(3), (4, 3, 2, 2, 2)),
+    ):
         x, alone = torch.rand(shape) + 1, copy.deepcopy(norm)
         statistics = norm.running_mean, norm.running_var
         with run():
@@ -188,7 +192,7 @@ def attention_in_eval_has_the_precision_of_training(run):
         with torch.no_grad():
             evaluated = attention(x, x, x, need_weights=False)[0], layer(x)
     assert trained[0].dtype == LOW
-    for a, b in zip(trained, evaluated):
+    for a, b in zip(trained, evaluated, strict=True):
         assert a.dtype == b.dtype
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
 

@@ -76,7 +76,13 @@ def torch_owners() -> dict[str, Any]:
     """The modules and classes whose attributes are compared after every test."""
     owners: dict[str, Any] = {name: _module(name) for name in MODULES}
     classes = [torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, torch.amp.GradScaler, torch.amp.autocast, torch.Generator]
-    classes += [torch._C._VariableFunctionsClass, torch._C.TensorBase, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.autograd.Function]
+    classes += [
+        torch._C._VariableFunctionsClass,
+        torch._C.TensorBase,
+        torch.utils.data.DataLoader,
+        torch.utils.data.Dataset,
+        torch.autograd.Function,
+    ]
     for name in ("torch.optim", "torch.optim.optimizer", "torch.optim.swa_utils", "torch.utils.checkpoint", "torch.utils.data.dataloader"):
         classes += [value for value in vars(_module(name)).values() if isinstance(value, type) and value.__module__.startswith("torch")]
     classes += [torch.nn.Module, *(cls for cls in subclasses(torch.nn.Module) if cls.__module__.startswith("torch"))]
@@ -113,6 +119,7 @@ class Snapshot:
 
     def __init__(self, owners: dict[str, Any]) -> None:
         self.owners = owners
+        self.types = {label: type(owner) for label, owner in owners.items()}
         self.attributes = {label: dict(vars(owner)) for label, owner in owners.items()}
         self.bodies: dict[int, tuple[str, types.FunctionType, tuple[Any, ...]]] = {}
         for label, attributes in self.attributes.items():
@@ -127,6 +134,8 @@ class Snapshot:
         found = []
         for label, before in self.attributes.items():
             now = vars(self.owners[label])
+            if type(self.owners[label]) is not self.types[label]:
+                found.append(f"{label} is a {type(self.owners[label])} now")
             for name in before.keys() | now.keys():
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
                 if old is not new and not (_is_data(old) and _is_data(new)) and not (old is MISSING and _is_foreign(new)):
@@ -223,17 +232,39 @@ def _cells(function: types.FunctionType) -> tuple[Any, ...]:
 
 def _body(function: types.FunctionType) -> tuple[Any, ...]:
     keyword_defaults = function.__kwdefaults__
-    return function.__code__, function.__defaults__, keyword_defaults and dict(keyword_defaults), _cells(function), function.__globals__
+    facts = (
+        function.__name__,
+        function.__qualname__,
+        function.__module__,
+        function.__doc__,
+        id(function.__dict__.get("__wrapped__")),
+    )  # torch keeps caches there
+    return (
+        function.__code__,
+        function.__defaults__,
+        keyword_defaults and dict(keyword_defaults),
+        _cells(function),
+        function.__globals__,
+        facts,
+    )
 
 
 def _same_body(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     return (
         before[0] is now[0]
         and _same_items(before[1], now[1])
-        and (before[2] is now[2] or (bool(before[2]) and bool(now[2]) and _same_items(tuple(before[2]), tuple(now[2]), equal=True)
-             and _same_items(tuple(before[2].values()), tuple(now[2].values()))))
-        and all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(before[3], now[3]))
+        and (
+            before[2] is now[2]
+            or (
+                bool(before[2])
+                and bool(now[2])
+                and _same_items(tuple(before[2]), tuple(now[2]), equal=True)
+                and _same_items(tuple(before[2].values()), tuple(now[2].values()))
+            )
+        )
+        and all(a is b or (_is_data(a) and _is_data(b)) for a, b in zip(before[3], now[3], strict=True))
         and before[4] is now[4]
+        and before[5] == now[5]
     )
 
 
@@ -242,7 +273,7 @@ def _same_items(before: Any, now: Any, equal: bool = False) -> bool:
         return True
     if before is None or now is None or len(before) != len(now):
         return False
-    return all(a is b or (equal and a == b) for a, b in zip(before, now))
+    return all(a is b or (equal and a == b) for a, b in zip(before, now, strict=True))
 
 
 def _show(value: Any) -> str:

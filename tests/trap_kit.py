@@ -6,11 +6,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-import naive
 import pytest
 import torch
 
 import hmp
+import naive
 
 Run = Callable[..., AbstractContextManager[Any]]
 Check = Callable[[Run], None]
