@@ -79,6 +79,8 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
         if found is None:
             return call_impl(self, *args, **kwargs)
         before = state.get()
+        if (before or state.settle()).disabled:
+            return call_impl(self, *args, **kwargs)  # disable_casts() around the call wins: inside it torch is exactly torch
         state.put(found.casts)
         try:
             return call_impl(self, *args, **kwargs)

@@ -137,6 +137,11 @@ class UntilReturn(Off):
         return self._now().table
 
     @property
+    def disabled(self) -> bool:  # type: ignore[override]
+        """Whether casts are off: they are while the frame runs."""
+        return self._now().disabled
+
+    @property
     def policy(self) -> Any:  # type: ignore[override]
         """The policy that is in force: None while the frame runs."""
         return self._now().policy

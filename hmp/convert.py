@@ -27,19 +27,18 @@ _casts: dict[tuple[Policy, bool], Casts] = {}
 class Handle:
     """What `convert()` gives back: leaving its `with`, or `.revert()`, restores the policy that was in force before it."""
 
-    def __init__(self, before: tuple[Policy | None, bool]) -> None:
-        self._before: tuple[Policy | None, bool] | None = before
+    def __init__(self, policy: Policy, is_verbose: bool) -> None:
+        self._policy = policy
+        self._is_verbose = is_verbose
 
     def revert(self) -> None:
-        """Restores the policy that was in force before the conversion; a second call does nothing."""
+        """Restores the policy that was in force before the conversion, whatever came after it; a second call does nothing."""
         with _lock:
-            if self._before is None:
+            if self not in _converted:
                 return
-            (policy, is_verbose), self._before = self._before, None
-            if policy is not None:
-                _put_in_force(policy, is_verbose)
-            elif applied.any_marked() or _regions_entered:
-                _put_in_force(None, False)
+            del _converted[_converted.index(self) :]
+            if _converted or applied.any_marked() or _regions_entered:
+                _put_in_force()
             else:
                 revert()
 
@@ -50,7 +49,8 @@ class Handle:
         self.revert()
 
 
-_process: tuple[Policy | None, bool] = (None, False)
+# The conversions that no handle has taken back, latest last; that one's policy is in force.
+_converted: list[Handle] = []
 _regions_entered = False
 
 
@@ -76,13 +76,15 @@ def convert(
     chosen = _choose_policy(opt_level, bf16_file_path, fp32_file_path, promote_file_path, policy)
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
+    is_verbose = isVerbose if verbose is None else verbose
     with _lock:
-        before = _process
-        is_verbose = isVerbose if verbose is None else verbose
-        _put_in_force(chosen, is_verbose)
+        _casts_of(chosen, is_verbose)  # whatever fails, fails here
+        handle = Handle(chosen, is_verbose)
+        _converted.append(handle)
+        _put_in_force()
         if is_verbose:
             announce(chosen)
-        return Handle(before)
+        return handle
 
 
 def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: str | Path, policy: Policy | str | Path | None) -> Policy:
@@ -101,9 +103,9 @@ def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: 
 
 def revert() -> None:
     """Leaves torch as it was found: no policy in force, nothing patched, no model applied to. Does nothing without convert()."""
-    global _process, _regions_entered
+    global _regions_entered
     with _lock:
-        _process = (None, False)
+        _converted.clear()
         PROCESS.table, PROCESS.policy = state.NOTHING, None
         for casts in _casts.values():
             # threads that are still inside a region of theirs: plain torch from now on
@@ -145,6 +147,8 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HmpError("apply() cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     chosen = as_policy(policy)
     with _lock:
         applied.mark(model, _casts_of(chosen))
@@ -165,17 +169,16 @@ def register(owner: Any, name: str, cast: Cast) -> None:
         if patches.installed():
             for (policy, is_verbose), casts in _casts.items():
                 casts.table = _table(policy, is_verbose)
-            PROCESS.table = PROCESS.table if _process[0] is None else _casts[_process].table  # type: ignore[index]
+            _put_in_force()
 
 
-def _put_in_force(policy: Policy | None, is_verbose: bool) -> None:
-    global _process
-    if policy is None:
-        PROCESS.table, PROCESS.policy = state.NOTHING, None
+def _put_in_force() -> None:
+    """Has PROCESS follow the latest conversion."""
+    if _converted:
+        latest = _converted[-1]
+        PROCESS.table, PROCESS.policy = _casts_of(latest._policy, latest._is_verbose).table, latest._policy
     else:
-        casts = _casts_of(policy, is_verbose)
-        PROCESS.table, PROCESS.policy = casts.table, policy
-    _process = (policy, is_verbose)
+        PROCESS.table, PROCESS.policy = state.NOTHING, None
 
 
 def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:

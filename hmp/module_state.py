@@ -29,8 +29,8 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
-    # torch's own modules (FSDP, Module.to) assign another dtype on purpose
-    if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+    # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
+    if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = casting.cast(value, self.dtype)
     _data.__set__(self, value)
 

@@ -32,8 +32,8 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch.utils.data._utils.worker": ("_worker_loop",),
     # user Python in backward: hooks, autograd.Function.backward (R13)
     "torch.autograd.graph": ("_engine_run_backward",),
-    # model.to(bfloat16) assigns Parameter.data on purpose
-    "torch.nn.modules.module": ("Module._apply",),
+    # model.to(bfloat16) and load_state_dict(assign=True) give parameters and buffers another dtype on purpose
+    "torch.nn.modules.module": ("Module._apply", "Module.load_state_dict"),
 }  # fmt: skip
 
 
@@ -57,6 +57,10 @@ def _functions() -> Iterator[types.FunctionType]:
     for name, function in vars(torch.nn.init).items():
         if inspect.isfunction(function) and not name.startswith("_"):
             yield function
+    for scheduler in vars(torch.optim.lr_scheduler).values():
+        step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None
+        if isinstance(step, types.FunctionType):
+            yield step
 
 
 def _find(module_name: str, name: str) -> types.FunctionType | None:

@@ -31,6 +31,7 @@ class Off:
     __slots__ = ("on",)
     table: Table = types.MappingProxyType({})
     policy = None
+    disabled = True
 
     def __init__(self, on: Casts) -> None:
         self.on = on
@@ -44,6 +45,7 @@ class Casts:
     """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from."""
 
     __slots__ = ("off", "policy", "table")
+    disabled = False
 
     def __init__(self, table: Table, policy: Any) -> None:
         self.table = table
@@ -114,7 +116,7 @@ class Bound:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         state = self.state
         if self.policy is None:
-            state = state.off
+            state = state if state.policy is None else state.off
         elif state.policy != self.policy:
             since = "revert()" if state.policy is None else f"convert() to {state.policy.name!r}"
             raise HmpError(

@@ -365,3 +365,25 @@ def test_r15_a_tensor_is_shown_as_without_hmp(tensor):
     lists = [each for each in HOSTILE if each not in ("isclose",)] + ["masked_select", "ceil", "isfinite", "max", "min", "ne"]
     with hmp.casts(policy(bf16=lists)):
         assert (repr(tensor), str(tensor), f"{tensor}", repr(parameter)) == plain
+
+
+def test_r15_schedulers_compute_learning_rates_without_casts():
+    def rates():
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=torch.tensor(0.01))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.7)
+        for _ in range(3):
+            optimizer.step()
+            scheduler.step()
+        return optimizer.param_groups[0]["lr"].item()
+
+    expected = rates()
+    with hmp.convert():
+        assert rates() == expected
+
+
+def test_r15_load_state_dict_keeps_the_checkpoints_dtypes_as_torch_does():
+    checkpoint = torch.nn.BatchNorm1d(2).bfloat16().state_dict()
+    with hmp.convert():
+        model = torch.nn.BatchNorm1d(2)
+        model.load_state_dict(checkpoint, assign=True)
+    assert model.weight.dtype == model.running_mean.dtype == torch.bfloat16

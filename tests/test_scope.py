@@ -319,3 +319,19 @@ def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():
     thread.start()
     thread.join()
     assert seen == [LOW] and plain() == WIDE
+
+
+def test_disable_casts_around_a_call_wins_over_the_applied_policy():
+    model = hmp.apply(torch.nn.Linear(2, 2))
+    with hmp.disable_casts():
+        assert model(X).dtype == WIDE
+        with hmp.enable_casts():
+            assert model(X).dtype == LOW
+    assert model(X).dtype == LOW
+
+
+def test_apply_refuses_what_it_cannot_reach_into():
+    with pytest.raises(hmp.HmpError, match="apply the policy to the module it was made of"):
+        hmp.apply(torch.jit.script(torch.nn.Linear(2, 2)))
+    with pytest.raises(hmp.HmpError, match=r"takes a torch\.nn\.Module"):
+        hmp.apply(torch.relu)
