@@ -8,9 +8,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from . import state
+from .call_rules import CallRule
 from .errors import HmpError
 from .rules import CASTS, Cast
 from .sites import Site
+from .wrappers import op_wrap
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,8 +46,6 @@ def forget_all() -> None:
 def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
     if inspect.isclass(function) or not callable(function):
         raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
-    from .wrappers import CallRule, op_wrap
-
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
     by_policy: dict[Any, Callable[..., Any]] = {}
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 
 from . import op_names, patches, registry, sites, special_ops
+from .call_rules import CallRule, Kind, Observer
 from .composites import names_called
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
-from .wrappers import CallRule, Kind, Observer, op_wrap
+from .wrappers import op_wrap
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
+from .call_rules import CallRule
 from .casting import Caster, Tensor, each_tensor
 from .policy import Policy
-from .wrappers import CallRule
 
 log = logging.getLogger("hmp")
 

@@ -1,0 +1,77 @@
+"""What op_wrap needs to know of an op and its rule, and which tensors of a call the rule may cast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import torch
+
+from . import casting
+from .casting import Caster, Tensor, castable, each_tensor
+
+Op = Callable[..., Any]
+Kind = Literal["bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "inside"]
+
+
+@dataclass(frozen=True)
+class CallRule:
+    """What op_wrap needs to know of an op and of the rule for it.
+
+    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8 or R12 ask for; `keep` are positions and
+    keywords that are never cast; `order` are the positional parameters' names; `inplace_at` and `out_at` are the positions
+    of those parameters in a Python function.
+    """
+
+    op: str
+    kind: Kind
+    low: torch.dtype = torch.bfloat16
+    keep: frozenset[int | str] = frozenset()
+    order: tuple[str, ...] = ()
+    inplace_at: int | None = None
+    out_at: int | None = None
+    composite: bool = False
+    view: bool = False
+    join: bool = False
+    mask_taker: bool = False
+    arithmetic: bool = False
+    fill: bool = False
+    asks_torch_first: bool = False
+    mixes_in_place: bool = True
+
+
+class Observer(Protocol):
+    """Sees every decision: its casters stand in for the plain ones, and its functions around the wrappers."""
+
+    def casting(self, caster: Caster) -> Caster: ...
+
+    def around(self, wrapper: Op, rule: CallRule) -> Op: ...
+
+
+def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> list[Tensor] | None:
+    """The castable tensors that the rule may cast, in the order of the op's parameters; None where the op is left to torch:
+    a float64 or complex tensor among the inputs, or an explicit dtype."""
+    found: list[Tensor] = []
+    keep = rule.keep
+    for i, value in enumerate(args):
+        if type(value) is torch.dtype or (i not in keep and not _collect(value, found)):
+            return None
+    names = kwargs if len(kwargs) < 2 or not rule.order else sorted(kwargs, key=lambda n: rule.order.index(n) if n in rule.order else 99)
+    for name in names:
+        value = kwargs[name]
+        if type(value) is torch.dtype or (name not in keep and not _collect(value, found)):
+            return None
+    return found
+
+
+def _collect(value: Any, found: list[Tensor]) -> bool:
+    """Adds the castable tensors in `value` to `found`; False when there is one that leaves the op to torch."""
+    if not isinstance(value, (Tensor, list, tuple, dict)):
+        return True
+    for tensor in each_tensor((value,)):
+        if tensor.dtype in casting.LEFT_TO_TORCH:
+            return False
+        if castable(tensor):
+            found.append(tensor)
+    return True

@@ -1,0 +1,100 @@
+"""R12: finite scalars and masks beyond a low dtype stay finite, in fills, bounds, sums and products."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from . import casting
+from .call_rules import CallRule, Op, survey
+from .casting import FINITE_MAX, Tensor, cast_call, castable, each_castable
+from .outputs import deliver
+
+_SMALLEST_LIMIT = FINITE_MAX[torch.float16]
+_Parameter = torch.nn.Parameter
+
+
+def mask_in_place_wrapper(op: Op) -> Op:
+    """R12: a float32 mask that is added in place to low-dtype scores keeps its finite values finite; torch computes the rest."""
+
+    def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if castable(self) and self.dtype is not torch.float32:
+            args = tuple(mask(a, self.dtype) for a in args)
+            kwargs = {name: mask(a, self.dtype) for name, a in kwargs.items()}
+        return op(self, *args, **kwargs)
+
+    return mask_in_place
+
+
+def fill_wrapper(op: Op, rule: CallRule) -> Op:
+    """R12: a finite fill or bound beyond the tensor's dtype becomes that dtype's finite extreme."""
+
+    def fill(*args: Any, **kwargs: Any) -> Any:
+        dtype = kwargs.get("dtype")
+        if dtype is None:
+            tensors = list(each_castable((*args, *kwargs.values())))
+            filled = [t for t in tensors if t.dim()] or tensors
+            if not filled:
+                return op(*args, **kwargs)
+            dtype = filled[0].dtype if rule.op != "where" else casting.widest(filled, count_0dim=False)
+        if dtype in FINITE_MAX and dtype is not torch.float32:
+            args, kwargs = bounded(args, kwargs, dtype)
+            args = tuple(mask(a, dtype) if isinstance(a, Tensor) and a.dim() == 0 else a for a in args)
+            kwargs = {k: mask(a, dtype) if isinstance(a, Tensor) and a.dim() == 0 else a for k, a in kwargs.items()}
+        return op(*args, **kwargs)
+
+    return fill
+
+
+def guard_wrapper(op: Op, rule: CallRule) -> Op:
+    """R12 for unlisted multiplication: `(1 - mask) * finfo(float32).min` stays finite in a low dtype."""
+
+    def guard(*args: Any, **kwargs: Any) -> Any:
+        for a in args:
+            kind = type(a)
+            if kind is float or kind is int:
+                if not -_SMALLEST_LIMIT <= a <= _SMALLEST_LIMIT:
+                    break
+            elif kind is not Tensor and kind is not _Parameter:
+                break
+        else:
+            if not kwargs:
+                return op(*args)
+        tensors = survey(args, kwargs, rule)
+        dtype = casting.widest(tensors, count_0dim=False) if tensors else None
+        if dtype is None or dtype is torch.float32 or not overflowing(args, kwargs, dtype):
+            return op(*args, **kwargs)
+        if kwargs.get("out") is not None:
+            return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
+        if rule.kind == "guard":
+            return saturated(op, args, kwargs, dtype)
+        first = args[0]
+        result = saturated(op, (first.clone(), *args[1:]), kwargs, dtype)
+        return first.copy_(result)
+
+    return guard
+
+
+def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
+    return any(casting.overflows(value, dtype) for value in (*args, *kwargs.values()))
+
+
+def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """The op computed in float32, finite results moved inside the low dtype (R12)."""
+    cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast)
+    result = op(*cast_args, **cast_kwargs)
+    return casting.cast(casting.within(result, dtype), dtype) if castable(result) else result
+
+
+def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return (
+        tuple(casting.finite_scalar(a, dtype) for a in args),
+        {name: casting.finite_scalar(a, dtype) for name, a in kwargs.items()},
+    )
+
+
+def mask(value: Any, dtype: torch.dtype) -> Any:
+    """A castable operand that needs no gradient, its finite values inside `dtype`; anything else as it is."""
+    return casting.within(value, dtype) if castable(value) and not value.requires_grad else value
