@@ -44,7 +44,12 @@ _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 def mark(module: torch.nn.Module, casts: Casts) -> None:
     """Has `casts` in force during every call of `module` and of its deep copies."""
     cls = type(module)
-    patches.rebind(cls, "_call_impl", _following_marks(cls._call_impl))
+    # a lazy module's class changes at its first call
+    for each in (cls, getattr(cls, "cls_to_become", None) or cls):
+        patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
+        own_call = next(base for base in each.__mro__ if "__call__" in vars(base))
+        if own_call is not torch.nn.Module:
+            patches.rebind(own_call, "__call__", _following_marks(vars(own_call)["__call__"]))
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.plain(set_state)))
     vars(module)[_KEY] = Mark(casts, module)
@@ -76,7 +81,7 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_impl)
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         found: Mark | None = self.__dict__.get(_KEY)
-        if found is None:
+        if found is None or found.casts.policy is None:  # no mark, or one that revert() has put out of force
             return call_impl(self, *args, **kwargs)
         before = state.get()
         if (before or state.settle()).disabled:

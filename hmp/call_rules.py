@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
@@ -10,6 +12,7 @@ import torch
 
 from . import casting
 from .casting import Caster, Tensor, castable, each_tensor
+from .rules import Cast
 
 Op = Callable[..., Any]
 Kind = Literal["bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "inside"]
@@ -35,10 +38,30 @@ class CallRule:
     view: bool = False
     join: bool = False
     mask_taker: bool = False
+    score_taker: bool = False
     arithmetic: bool = False
     fill: bool = False
     asks_torch_first: bool = False
     mixes_in_place: bool = True
+    writes_out_itself: bool = False
+
+
+def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:
+    """The rule for a user's own function: one op, whose inner calls are not decided again; what it writes into is not cast."""
+    function = inspect.unwrap(function)
+    order: tuple[str, ...] = ()
+    if isinstance(function, types.FunctionType):
+        order = function.__code__.co_varnames[: function.__code__.co_argcount]
+    return CallRule(
+        op=op,
+        kind=cast,
+        low=low,
+        keep=frozenset({"out"}) | {position for position, name in enumerate(order) if name == "out"},
+        order=order,
+        inplace_at=order.index("inplace") if "inplace" in order else None,
+        composite=True,
+        writes_out_itself=True,
+    )
 
 
 class Observer(Protocol):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,11 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)
 
 
+def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in `dtype`, finite values staying finite, whether it needs a gradient or not (scores with a mask added)."""
+    return cast(within(tensor, dtype), dtype)
+
+
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The plain cast, but saturating for a 0-dim tensor: a mask's value, times zero, must not become NaN."""
     return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)
@@ -91,8 +97,11 @@ def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
         items = [cast_within(item, dtype, caster) for item in value]
         if hasattr(value, "_fields"):
             return type(value)(*items)
-        # a torch.Size, a return type or a packed sequence of torch's is rebuilt from one iterable
-        return type(value)(items)
+        if isinstance(value, tuple):
+            return tuple.__new__(type(value), items)
+        copied = copy.copy(value)  # a subclass of list may have a constructor of its own
+        copied[:] = items
+        return copied
     if type(value) is dict:
         return {key: cast_within(item, dtype, caster) for key, item in value.items()}
     return value

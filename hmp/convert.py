@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables
+from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables, views
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -204,6 +204,7 @@ def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
             plumbing.install()
             module_state.install()
             construction.install()
+            views.install()
         install.install(site for decision in decisions.values() for site in decision.sites)
     except BaseException:
         if fresh:

@@ -167,6 +167,10 @@ VIEWS = _names(
     """
 )
 
+# Results that share memory with an input, always or for some arguments. (An identity such as dropout's in eval is no view: code
+# that trains cannot rely on it.)
+ALIASING = VIEWS | _names("einsum")
+
 # What `*` leaves alone besides: results that hold no rounding, and makers of new tensors.
 NOT_COMPUTED = _names(
     """
@@ -217,7 +221,7 @@ MIXED_RAISES = _names(
     """
 )
 # Of these some mixtures are accepted, depending on shapes: torch is asked first.
-MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm")
+MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy")
 
 # In-place ops that raise on mixed inputs: the others become the first one's dtype (R5). torch computes all other ones mixed.
 MIXED_INPLACE_RAISES = _names(
@@ -232,9 +236,15 @@ MIXED_INPLACE_RAISES = _names(
 # Arguments that no rule casts: written to by the op, or accepted in float32 by every kernel (R12's attn_mask).
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
+    "batch_norm_update_stats": _names("running_mean running_var"),
+    "batch_norm_gather_stats": _names("running_mean running_var"),
+    "batch_norm_gather_stats_with_counts": _names("running_mean running_var"),
     "fused_moving_avg_obs_fake_quant": _names("observer_on fake_quant_on running_min running_max scale zero_point"),
 }
-NORMS = _names("batch_norm instance_norm layer_norm group_norm")
+NORMS = _names(
+    """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm
+    miopen_batch_norm _native_batch_norm_legit"""
+)
 # Device types whose kernels take a low-dtype input with float32 weights; elsewhere the weights are cast as well.
 MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
 
@@ -247,10 +257,14 @@ FILLS = _names(
 )
 # Arithmetic: with a scalar beyond the low dtype it is computed in float32 and saturates.
 ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
-# The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not.
+# The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not. So are sums where the low dtype is
+# float16, whose largest number, 65504, is within reach of `scores - 1e9`.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
-# Operands that need no gradient (masks) are cast saturating.
-MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put")
+GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
+# Operands that need no gradient (masks) are cast saturating; a mask may be multiplied by another one.
+MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put mul rmul multiply")
+# These get scores that a mask has been added to: cast saturating whether they need a gradient or not.
+SCORE_TAKERS = _names("softmax log_softmax softmin logsumexp _softmax _log_softmax gumbel_softmax")
 MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
 
 # Python code of torch that is structure and not an op: what it calls is decided op by op (R8).

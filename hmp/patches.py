@@ -102,11 +102,20 @@ def _warn_foreign(where: str) -> None:
 
 
 @functools.cache
-def _template(arguments: str, call: str, name: str) -> types.CodeType:
+def _template(arguments: str, call: str, name: str, free: tuple[str, ...]) -> types.CodeType:
+    """`def name(arguments): return TARGET(call)`, closing over the names in `free`.
+
+    It must really close over them: a code object that is merely given free variables has no cells in its frames, and whoever
+    looks at their locals (a debugger, a traceback) crashes the interpreter.
+    """
+    outer = "".join(f"    {variable} = None\n" for variable in free)
+    closing = f"        if 0: {', '.join(free)}\n" if free else ""
+    source = f"def outer():\n{outer}    def {name}({arguments}):\n{closing}        return {_PLACE!r}({call})\n"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
-        module = compile(f"def {name}({arguments}): return {_PLACE!r}({call})", "<hmp>", "exec")
-    return next(c for c in module.co_consts if isinstance(c, types.CodeType))
+        module = compile(source, "<hmp>", "exec")
+    enclosing = next(c for c in module.co_consts if isinstance(c, types.CodeType))
+    return next(c for c in enclosing.co_consts if isinstance(c, types.CodeType))
 
 
 def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
@@ -128,10 +137,9 @@ def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType
         arguments.append("**" + rest[0])
         call.append("**" + rest[0])
     name = code.co_name if code.co_name.isidentifier() else "function"
-    template = _template(", ".join(arguments), ", ".join(call), name)
+    template = _template(", ".join(arguments), ", ".join(call), name, code.co_freevars)
     return template.replace(
         co_consts=tuple(target if constant == _PLACE else constant for constant in template.co_consts),
-        co_freevars=code.co_freevars,
         # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,

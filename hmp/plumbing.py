@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.nn.utils.prune
 
 from . import patches, state
 from .state import Bound, call_without_casts
@@ -23,6 +24,10 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
         "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_",
         "_get_total_norm", "_clip_grads_with_norm_",
     ),
+    # these compute a weight once, and store it
+    "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
+    "torch.nn.utils.weight_norm": ("remove_weight_norm", "weight_norm"),
+    "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
     "torch.testing._comparison": ("assert_close", "assert_allclose"),
@@ -56,6 +61,9 @@ def _functions() -> Iterator[types.FunctionType]:
                 yield function
     for name, function in vars(torch.nn.init).items():
         if inspect.isfunction(function) and not name.startswith("_"):
+            yield function
+    for function in (*vars(torch.nn.utils.prune).values(), *vars(torch.nn.utils.fusion).values()):
+        if inspect.isfunction(function) and function.__module__.startswith("torch.nn.utils."):
             yield function
     for scheduler in vars(torch.optim.lr_scheduler).values():
         step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from . import state
-from .call_rules import CallRule
+from .call_rules import user_rule
 from .errors import HmpError
 from .rules import CASTS, Cast
-from .sites import Site
+from .sites import NAMESPACES, Site, function_site
 from .wrappers import op_wrap
 
 P = ParamSpec("P")
@@ -30,10 +30,11 @@ def add(owner: Any, name: str, cast: Cast) -> Site:
     if cast not in CASTS:
         raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
     where = getattr(owner, "__name__", type(owner).__name__)
-    original = getattr(owner, name, None)
-    if not callable(original) or inspect.isclass(original):
+    if any(owner is namespace for _, namespace, _ in NAMESPACES):
+        raise HmpError(f"{where}.{name} is torch's own; put {name!r} on a list of the policy instead of registering it")
+    site = function_site(owner, name, where, f"{where}.{name}")
+    if site is None:
         raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
-    site = Site(owner, name, original, where, f"{where}.{name}")
     _registered[(id(owner), name)] = (site, cast)
     return site
 
@@ -44,6 +45,8 @@ def forget_all() -> None:
 
 
 def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_decorated(function.__func__, cast))
     if inspect.isclass(function) or not callable(function):
         raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
     name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
@@ -56,7 +59,7 @@ def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
             return function(*args, **kwargs)
         low = policy.dtype
         if low not in by_policy:
-            by_policy[low] = op_wrap(function, CallRule(name, cast, low, composite=True))
+            by_policy[low] = op_wrap(function, user_rule(function, name, cast, low))
         return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
 
     return wrapper

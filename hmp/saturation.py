@@ -17,12 +17,14 @@ _Parameter = torch.nn.Parameter
 
 
 def mask_in_place_wrapper(op: Op) -> Op:
-    """R12: a float32 mask that is added in place to low-dtype scores keeps its finite values finite; torch computes the rest."""
+    """R12: a mask or a scalar that is added in place to low-dtype scores leaves them finite; torch computes the rest."""
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
         if castable(self) and self.dtype is not torch.float32:
             args = tuple(mask(a, self.dtype) for a in args)
             kwargs = {name: mask(a, self.dtype) for name, a in kwargs.items()}
+            if overflowing(args, kwargs, self.dtype):
+                return _saturated_in_place(op, self, args, kwargs)
         return op(self, *args, **kwargs)
 
     return mask_in_place
@@ -70,11 +72,13 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
             return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
         if rule.kind == "guard":
             return saturated(op, args, kwargs, dtype)
-        first = args[0]
-        result = saturated(op, (first.clone(), *args[1:]), kwargs, dtype)
-        return first.copy_(result)
+        return _saturated_in_place(op, args[0], args[1:], kwargs)
 
     return guard
+
+
+def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    return first.copy_(saturated(op, (first.clone(), *args), kwargs, first.dtype))
 
 
 def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:

@@ -6,6 +6,7 @@ An op's id is its public name (`mul`, `linalg.solve`); dunders and in-place form
 
 from __future__ import annotations
 
+import ast
 import difflib
 import functools
 import importlib
@@ -14,6 +15,7 @@ import logging
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,7 +44,6 @@ PYTHON_OPS = frozenset(
     {"torch.nn.functional", "torch._tensor", "torch.functional", "torch._lowrank", "torch._lobpcg", "torch._jit_internal"}
 )
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
-_CALLABLE = (types.FunctionType, types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """What `owner.attribute` is, when it is a function of torch's."""
     found = getattr(owner, attribute, None)
-    if not isinstance(found, _CALLABLE):
+    if not callable(found) or isinstance(found, type):
         return None
     # methods that every Python object has (`__eq__` of `type`) are no sites
     return None if isinstance(owner, type) and attribute not in owner.__dict__ and not hasattr(torch._C.TensorBase, attribute) else found
@@ -213,6 +214,13 @@ def starred() -> Iterator[str]:
             yield op
 
 
+def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:
+    """The site of a user's function, the one behind a static or class method included; None for what is no function."""
+    found = inspect.getattr_static(owner, attribute, None)
+    found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
+    return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
+
+
 def _user_site(name: str) -> Site | None:
     """The site of a user's own function that a dotted name leads to, importing its module; None where it leads nowhere."""
     parts = name.split(".")
@@ -226,10 +234,9 @@ def _user_site(name: str) -> Site | None:
             raise
         for part in parts[cut:-1]:
             owner = getattr(owner, part, None)
-        original = inspect.getattr_static(owner, parts[-1], None)
-        if callable(original) or isinstance(original, (staticmethod, classmethod)):
-            return Site(owner, parts[-1], getattr(owner, parts[-1]), ".".join(parts[:-1]), name)
-        return None
+        if any(owner is namespace for _, namespace, _ in NAMESPACES):
+            return None  # torch.save is no op, and no user's function either
+        return function_site(owner, parts[-1], ".".join(parts[:-1]), name)
     return None
 
 
@@ -242,6 +249,8 @@ def _known(name: str) -> tuple[str, ...]:
             break
     if name.startswith("__") and name.endswith("__"):
         name = _op_id(name, "")
+    elif name in ("idiv", "rdiv"):
+        name = op_names.DUNDER_OPS[name]
     overloaded = name.partition(".")[0]
     for spelling in dict.fromkeys((name, overloaded)):
         itself = (spelling,) if _is_op(spelling) else ()
@@ -325,11 +334,22 @@ def _warn_skipped(rule: Rule) -> None:
     log.warning("%s%r is not an op of torch %s and is skipped; other releases or compilers know it", where, rule.name, torch.__version__)
 
 
+@functools.cache
+def _declared_in_functional() -> dict[str, tuple[str, ...]]:
+    """The positional parameters of torch.nn.functional's Python functions, read from its source, whoever has patched them."""
+    tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    return {f.name: tuple(a.arg for a in (*f.args.posonlyargs, *f.args.args)) for f in functions}
+
+
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
     """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
     if isinstance(original, types.FunctionType):
         code = original.__code__
-        return code.co_varnames[: code.co_argcount]
+        if code.co_argcount:
+            return code.co_varnames[: code.co_argcount]
+        if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
+            return _declared_in_functional()[op]  # somebody's (*args, **kwargs) stands below hmp for torch's own function
     longest: tuple[str, ...] = ()
     for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
         names = tuple(a.name for a in schema.arguments if not a.kwarg_only)

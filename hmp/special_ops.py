@@ -16,7 +16,7 @@ from .casting import Caster, Tensor, castable
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
 _renorm_ = torch.embedding_renorm_
-_PLAIN_STATE = frozenset({None, torch.float32})
+_PLAIN_STATE = frozenset({torch.float32})
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -35,15 +35,18 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
     the call, statistics with the result written back.
     """
 
+    weight_at, bias_at = order.index("weight"), order.index("bias")
     affine_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and type(args[0]) is Tensor and args[0].dtype in casting.CASTABLE and order[0] == "input":
             # the common call: everything but the input is float32 or absent
             x = args[0]
-            held = {None if args[i] is None else args[i].dtype for i in affine_at if i < len(args)}
-            dtype = choose([x])
-            if held <= _PLAIN_STATE and (dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS):
+            given = [args[i] for i in affine_at if i < len(args) and args[i] is not None]
+            held = {t.dtype for t in given}
+            dtype = choose([x, *given])
+            bias_alone = bias_at < len(args) and args[bias_at] is not None and args[weight_at] is None
+            if held <= _PLAIN_STATE and not bias_alone and (dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS):
                 return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(args, kwargs)
 
@@ -52,9 +55,13 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
         x: Any = values.get("input")
         if not castable(x) or _left_to_torch(values):
             return op(*args, **kwargs)
+        bias = values.get("bias")
+        if castable(bias) and values.get("weight") is None and "weight" in values:
+            # torch has no mixed kernel for a bias alone
+            values["weight"] = torch.ones_like(bias)
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
-        dtype = choose([x])
+        dtype = choose([x, *affine.values(), *stats.values()])
         held = {t.dtype for t in (*affine.values(), *stats.values())}
         fits = not held or held == {dtype}
         if not fits:

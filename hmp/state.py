@@ -175,12 +175,25 @@ class Region:
 
             @functools.wraps(function)
             async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                steps = _AsyncSteps(self, function(*args, **kwargs))
+                generator: Any = function(*args, **kwargs)
+                step: Any = generator.__anext__
+                argument: tuple[Any, ...] = ()
                 try:
-                    async for item in steps:
-                        yield item
+                    while True:
+                        try:
+                            with self:
+                                item = await step(*argument)
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step, argument = generator.asend, ((yield item),)
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            step, argument = generator.athrow, (error,)
                 finally:
-                    await steps.aclose()
+                    with self:
+                        await generator.aclose()
 
         elif inspect.isgeneratorfunction(function):
 
@@ -223,19 +236,6 @@ class _Steps:
     def close(self) -> None:
         with self._region:
             self._generator.close()
-
-
-class _AsyncSteps(_Steps):
-    def __aiter__(self) -> _AsyncSteps:
-        return self
-
-    async def __anext__(self) -> Any:
-        with self._region:
-            return await self._generator.__anext__()
-
-    async def aclose(self) -> None:
-        with self._region:
-            await self._generator.aclose()
 
 
 def _region_or_decorated(region: Region, function: Callable[P, R] | None) -> Any:

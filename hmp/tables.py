@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import op_names, patches, registry, sites, special_ops
-from .call_rules import CallRule, Kind, Observer
+from .call_rules import CallRule, Kind, Observer, user_rule
 from .composites import names_called
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
@@ -54,7 +54,7 @@ class Listed:
             for name in table:
                 if name != EVERY_OP:
                     seen.update(dict.fromkeys((name, *sites.relatives(name))))
-        for names in (op_names.MIXED_RAISES, op_names.NORMS, op_names.FILLS, op_names.GUARDED_ARITHMETIC):
+        for names in (op_names.MIXED_RAISES, op_names.NORMS, op_names.FILLS, op_names.GUARDED_ARITHMETIC, op_names.GUARDED_IN_FLOAT16):
             seen.update(dict.fromkeys(names))
         for name in (*op_names.MIXED_INPLACE_RAISES, *op_names.MASK_TAKERS_INPLACE, *op_names.FILLS, "mul", "multiply"):
             seen.update(dict.fromkeys((name, name + "_", "i" + name)))
@@ -81,16 +81,17 @@ def decide(policy: Policy) -> dict[Any, Decision]:
         if op in op_names.DTYPE_OPS or (op in op_names.STRUCTURE and source is None):
             continue
         for site in sites.sites_of(op):
-            kind = _kind(site, None if source is None else source.cast)
+            kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if kind is not None:
                 add(site, _call_rule(site, kind, policy.dtype), source if kind in CASTS else None)
     for name, source in ((n, r) for table in listed.by_cast.values() for n, r in table.items()):
         if "." in name and not sites.sites_of(name):
             # a user's function is one op: what it calls inside is not decided again
-            add(sites.user_site(name), CallRule(name, source.cast, policy.dtype, composite=True), source)
+            site = sites.user_site(name)
+            add(site, user_rule(site.original, name, source.cast, policy.dtype), source)
     for site, cast in registry.registered():
         if site.original not in found:
-            add(site, CallRule(site.op, cast, policy.dtype, composite=True), None)
+            add(site, user_rule(site.original, site.op, cast, policy.dtype), None)
     for site in _composites(found):
         add(site, CallRule(site.op, "inside", policy.dtype, composite=True), None)
     return found
@@ -101,7 +102,7 @@ def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
 
 
-def _kind(site: Site, cast: Cast | None) -> Kind | None:
+def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
     """What is done at a site whose op follows the list `cast`, None for nothing."""
     op, base = site.op, sites.base_of(site.op)
     if site.in_place:
@@ -118,7 +119,7 @@ def _kind(site: Site, cast: Cast | None) -> Kind | None:
         return cast
     if op in op_names.FILLS:
         return "fill"
-    if op in op_names.GUARDED_ARITHMETIC:
+    if op in op_names.GUARDED_ARITHMETIC or (low is torch.float16 and op in op_names.GUARDED_IN_FLOAT16):
         return "guard"
     if cast is None and (op in op_names.MIXED_RAISES or op in op_names.NORMS):
         return "first"
@@ -140,8 +141,10 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         inplace_at=order.index("inplace") if function is not None and "inplace" in order else None,
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
-        view=op in op_names.VIEWS,
+        # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
+        view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in sites.ancestry(op)),
         join=op in op_names.JOINS,
+        score_taker=any(name in op_names.SCORE_TAKERS for name in sites.ancestry(op)),
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name

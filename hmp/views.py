@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
+from . import patches, state
 from .casting import Tensor, each_tensor
 from .errors import HmpError
 
@@ -28,7 +31,8 @@ class CopiedView(Tensor):
     Everything computed from it is a plain tensor again; views of it refuse as well.
     """
 
-    _hmp_op = "view"
+    _hmp_op: str = "view"
+    _hmp_original: Callable[[], Any] | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -51,18 +55,51 @@ class CopiedView(Tensor):
             return _as_subclass(copied, Tensor)
 
 
-def refuse_writes(result: Any, op: str) -> Any:
-    """`result` of the cast view op, every plain tensor in it refusing writes from now on."""
+def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Callable[[], Any] | None = None) -> Any:
+    """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on.
+
+    `original()` gives what the op would have been without the cast: a view of the real input.
+    """
     if type(result) is Tensor:
         if torch._C._functorch.is_functorch_wrapped_tensor(result):
             return result  # inside vmap and grad a wrapper level would be lost
+        if not any(_same_storage(result, copied) for copied in copies):
+            return result
         with torch._C.DisableTorchFunctionSubclass():
             marked = _as_subclass(result, CopiedView)
-        marked._hmp_op = op
+        marked._hmp_op, marked._hmp_original = op, original
         return marked
     if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
-        return type(result)(refuse_writes(item, op) for item in result)
+        parts = (None if original is None else functools.partial(_part, original, i) for i in range(len(result)))
+        return type(result)(refuse_writes(item, op, copies, part) for item, part in zip(result, parts, strict=True))
     return result
+
+
+def _part(original: Callable[[], Any], position: int) -> Any:
+    return original()[position]
+
+
+def install() -> None:
+    """A parameter or a buffer made of a cast view holds the view itself, as in plain torch, until patches.restore()."""
+    new = torch.nn.Parameter.__new__
+    patches.swap(new, _of_originals(patches.plain(new)))
+    handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what it returns
+    patches.on_restore(handle.remove)
+
+
+def uncopied(value: Any) -> Any:
+    """What a cast view was before the cast: state that is made of it must be neither narrowed nor a copy. Else `value`."""
+    if isinstance(value, CopiedView) and value._hmp_original is not None:
+        return state.call_without_casts(value._hmp_original)
+    return value
+
+
+def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cls, data=None, requires_grad=True: new(cls, uncopied(data), requires_grad)
+
+
+def _original_buffer(module: torch.nn.Module, name: str, value: Any) -> Tensor | None:
+    return uncopied(value) if isinstance(value, CopiedView) else None
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -93,7 +130,7 @@ def _settle(result: Any, sources: list[Tensor]) -> Any:
             if result is source:
                 return result
             if _same_storage(result, source):
-                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op)  # type: ignore[attr-defined]
+                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source])  # type: ignore[attr-defined]
         return _as_subclass(result, Tensor) if type(result) is CopiedView else result
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
         items = [_settle(item, sources) for item in result]

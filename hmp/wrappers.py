@@ -5,6 +5,7 @@ Every decision that does not depend on the call's tensors is taken here, when th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from . import casting, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
-from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable
+from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .outputs import deliver
 from .views import refuse_writes
 
@@ -24,7 +25,9 @@ _NUMBERS = frozenset({int, float, bool})
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
     caster: Caster = casting.cast
-    if rule.mask_taker or rule.arithmetic:
+    if rule.score_taker:
+        caster = casting.cast_finite
+    elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
     if observer is not None:
         caster = observer.casting(caster)
@@ -49,6 +52,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
 
 def without_casts_inside(op: Op) -> Op:
     """`op`, with casts off for what its own Python code calls: one op, one decision (R8)."""
+    if inspect.iscoroutinefunction(op) or inspect.isgeneratorfunction(op) or inspect.isasyncgenfunction(op):
+        return state.disable_casts(op)  # type: ignore[no-any-return]
     get, put, settle = state.get, state.put, state.settle
 
     def inside(*args: Any, **kwargs: Any) -> Any:
@@ -85,7 +90,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         at = rule.out_at
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
-        if kwargs.get("out") is not None:
+        if kwargs.get("out") is not None and not rule.writes_out_itself:
             return into_out(args, kwargs)
         if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
             return in_place(*args, **kwargs)
@@ -106,7 +111,11 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                 pass  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
         cast_args, cast_kwargs = cast_call(args, kwargs, target, caster, rule.keep)
         result = _call(op, tuple(cast_args), cast_kwargs, tensors)
-        return refuse_writes(result, rule.op) if rule.view else result
+        if not rule.view:
+            return result
+        cast_tensors = each_tensor((cast_args, cast_kwargs))
+        copies = [new for new, old in zip(cast_tensors, each_tensor((args, kwargs)), strict=True) if new is not old]
+        return refuse_writes(result, rule.op, copies, lambda: op(*args, **kwargs))
 
     def into_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R6: the op runs under its rule, and the result arrives in `out` in `out`'s dtype."""
@@ -161,7 +170,11 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
 
     def uniform(*args: Any, **kwargs: Any) -> Any:
         """The common call, positional arguments and plain tensors, in few steps; everything else goes to `general`."""
-        if kwargs or (flag_at is not None and args[flag_at]) or (out_at is not None and out_at < len(args) and args[out_at] is not None):
+        if (
+            kwargs
+            or (flag_at is not None and flag_at < len(args) and args[flag_at])
+            or (out_at is not None and out_at < len(args) and args[out_at] is not None)
+        ):
             return general(args, kwargs)
         casting_needed = False
         for a in args:
@@ -194,8 +207,10 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
         if not castable(first) or survey(args, kwargs, rule) is None:
             return op(*args, **kwargs)
         if rule.fill:
-            args, kwargs = saturation.bounded(args, kwargs, first.dtype)
-            args = tuple(saturation.mask(a, first.dtype) for a in args)
+            # an index is no value: x[70000] = s
+            index = args[1:2] if rule.op == "setitem" else ()
+            values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
+            args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
         cast_args, cast_kwargs = cast_call(args, kwargs, first.dtype, caster, rule.keep)
         return op(*cast_args, **cast_kwargs)
 

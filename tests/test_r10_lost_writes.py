@@ -212,3 +212,21 @@ def test_r10_other_results_of_listed_ops_are_no_views_and_may_be_written():
             y += 1
             y[0] = 0
     assert (x == 1).all()
+
+
+def test_r10_views_under_other_names_refuse_and_what_is_no_view_does_not():
+    x = torch.zeros(3, 3)
+    for listed, view in (
+        ("diagonal", lambda: torch.linalg.diagonal(x)),
+        ("einsum", lambda: torch.einsum("ij->ji", x)),
+        ("unfold", lambda: x.unfold(0, 2, 1)),
+    ):
+        with hmp.casts(hmp.Policy(bf16={listed})), pytest.raises(hmp.HmpError, match="be lost"):
+            view().add_(1)
+    assert x.sum() == 0
+    for listed, fresh in (
+        ("einsum", lambda: torch.einsum("ij,jk->ik", x, x)),
+        ("unfold", lambda: torch.nn.functional.unfold(x[None, None], 2)),
+    ):
+        with hmp.casts(hmp.Policy(bf16={listed})):
+            assert fresh().add_(1).dtype == torch.bfloat16

@@ -358,3 +358,23 @@ def _in_threads(function, count: int) -> None:
         thread.start()
     for thread in threads:
         thread.join()
+
+
+def test_r14_a_decorated_async_generator_is_sent_to_and_thrown_into():
+    @hmp.disable_casts
+    async def steps():
+        got = yield hmp.casts_enabled()
+        try:
+            yield got, hmp.casts_enabled()
+        except KeyError:
+            yield "caught", hmp.casts_enabled()
+
+    async def consume():
+        generator = steps()
+        seen = [await generator.__anext__(), await generator.asend("sent"), hmp.casts_enabled(), await generator.athrow(KeyError())]
+        with pytest.raises(StopAsyncIteration):
+            await generator.__anext__()
+        return seen
+
+    with hmp.casts("habana"):
+        assert asyncio.run(consume()) == [False, ("sent", False), True, ("caught", False)]

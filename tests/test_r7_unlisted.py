@@ -281,3 +281,12 @@ def test_r7_a_recurrent_net_with_matching_dtypes_is_plain_torch() -> None:
 def test_r7_still_refuses_a_recurrent_net_of_the_wrong_size() -> None:
     with hmp.casts("habana"), pytest.raises(RuntimeError, match=r"input.size"):
         torch.nn.LSTM(3, 4)(torch.randn(5, 2, 7).to(BF16))
+
+
+def test_r7_unlisted_cross_entropy_with_probabilities_is_torchs_own() -> None:
+    logits, target = torch.randn(2, 3).bfloat16(), torch.rand(2, 3)
+    expected = F.cross_entropy(logits, target)
+    with hmp.casts("bert"):
+        got = F.cross_entropy(logits, target)
+    assert got.dtype is torch.float32
+    assert torch.equal(got, expected)

@@ -376,3 +376,55 @@ def _same_state(built: torch.nn.Module, plain: torch.nn.Module) -> None:
     for name, value in ours.items():
         same(value, theirs[name])
     assert set(built.state_dict()) == set(plain.state_dict())
+
+
+def test_r9_aten_spellings_of_norms_keep_their_statistics():
+    mean, variance = torch.zeros(3), torch.ones(3)
+    with hmp.casts(hmp.Policy(bf16={"native_batch_norm"})):
+        out = torch.native_batch_norm(torch.randn(8, 3) + 5, torch.ones(3), torch.zeros(3), mean, variance, True, 0.5, 1e-5)[0]
+    assert out.dtype == torch.bfloat16
+    assert mean.dtype == torch.float32
+    assert (mean > 1).all()
+
+
+def test_r9_a_norms_bias_without_a_weight_has_its_gradient():
+    with hmp.casts("habana"):
+        for norm in (
+            lambda x, b: torch.nn.functional.layer_norm(x, (3,), None, b),
+            lambda x, b: torch.nn.functional.instance_norm(x.mT, torch.zeros(3), torch.ones(3), None, b),
+        ):
+            x, bias = torch.randn(2, 4, 3, requires_grad=True), torch.zeros(3, requires_grad=True)
+            out = norm(x, bias)
+            out.float().sum().backward()
+            assert out.dtype == torch.bfloat16
+            same(bias.grad, torch.full((3,), 8.0))
+
+
+def test_r9_a_parameter_or_buffer_made_of_a_cast_view_is_the_view_of_plain_torch():
+    w = torch.randn(2, 3)
+    with hmp.convert():
+        model = torch.nn.Linear(2, 3)
+        model.weight = torch.nn.Parameter(w.t())
+        model.register_buffer("twin", w.t())
+        model(torch.randn(2, 2)).float().sum().backward()
+        torch.optim.SGD(model.parameters(), 0.1, foreach=False).step()
+    assert type(model.weight) is torch.nn.Parameter
+    assert type(model.twin) is torch.Tensor
+    assert model.weight.dtype == model.twin.dtype == torch.float32
+    assert model.weight.data_ptr() == model.twin.data_ptr() == w.data_ptr()
+
+
+@pytest.mark.parametrize("name", ["habana", "bert"])
+def test_r9_weights_that_torch_computes_and_stores_are_not_narrowed(name):
+    with hmp.convert(policy=name):
+        model = torch.nn.utils.spectral_norm(torch.nn.Linear(3, 3))
+        model(torch.randn(2, 3))
+        torch.nn.utils.remove_spectral_norm(model)
+        assert model.weight.dtype == torch.float32
+        model = torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(3, 3))
+        torch.nn.utils.parametrize.remove_parametrizations(model, "weight")
+        assert model.weight.dtype == torch.float32
+        conv, norm = torch.nn.Conv2d(1, 2, 1).eval(), torch.nn.BatchNorm2d(2).eval()
+        norm.running_var.fill_(3.0)
+        fused = torch.nn.utils.fuse_conv_bn_eval(conv, norm).weight
+    same(fused, torch.nn.utils.fuse_conv_bn_eval(conv, norm).weight)

@@ -335,3 +335,19 @@ def test_apply_refuses_what_it_cannot_reach_into():
         hmp.apply(torch.jit.script(torch.nn.Linear(2, 2)))
     with pytest.raises(hmp.HmpError, match=r"takes a torch\.nn\.Module"):
         hmp.apply(torch.relu)
+
+
+def test_apply_follows_a_lazy_module_into_its_class():
+    model = hmp.apply(torch.nn.LazyLinear(3))
+    assert model(X).dtype == model(X).dtype == LOW
+    assert type(model) is torch.nn.Linear
+
+
+def test_apply_a_shallow_copy_follows_what_is_in_force_after_revert():
+    twin = copy.copy(hmp.apply(torch.nn.Linear(2, 2)))
+    assert twin(X).dtype == LOW
+    hmp.revert()
+    assert twin(X).dtype == WIDE
+    hmp.apply(torch.nn.Linear(2, 2))
+    with hmp.convert():
+        assert twin(X).dtype == LOW

@@ -1,0 +1,75 @@
+"""R12 where masks meet scores: rows that are masked whole stay finite on every path that a model takes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+
+LOW_DTYPES = [torch.bfloat16, torch.float16]
+MIN = torch.finfo(torch.float32).min
+
+
+def masked_row() -> torch.Tensor:
+    mask = torch.zeros(2, 3)
+    mask[0] = MIN
+    return mask
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+@pytest.mark.parametrize("softmax", [lambda x: x.softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.special.softmax(x, -1)])
+def test_r12_float32_scores_with_a_mask_reach_a_low_softmax_finite(softmax, dtype) -> None:
+    scores = torch.randn(2, 3, requires_grad=True)
+    with hmp.casts(hmp.Policy(dtype=dtype, bf16={"softmax"})):
+        weights = softmax(scores + masked_row())
+        assert weights.dtype is dtype
+        weights.float().square().sum().backward()
+    assert torch.allclose(weights[0].float(), torch.full((3,), 1 / 3), atol=1e-2)
+    assert torch.isfinite(scores.grad).all()
+
+
+@pytest.mark.parametrize("preset", ["bert", "habana"])
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+def test_r12_attention_with_a_row_masked_whole_is_finite(preset: str, dtype: torch.dtype) -> None:
+    attention = torch.nn.MultiheadAttention(4, 2, batch_first=True)
+    x = torch.randn(1, 2, 4, requires_grad=True)
+    mask = torch.zeros(2, 2)
+    mask[0] = MIN
+    with hmp.casts(hmp.Policy.load(preset).replace(dtype=dtype)):
+        out, weights = attention(x, x, x, attn_mask=mask)
+        out.float().sum().backward()
+    assert torch.isfinite(out).all()
+    assert torch.isfinite(weights).all()
+    assert all(torch.isfinite(p.grad).all() for p in attention.parameters())
+
+
+@pytest.mark.parametrize("dtype", LOW_DTYPES)
+def test_r12_a_mask_times_a_mask_is_finite(dtype: torch.dtype) -> None:
+    keep = torch.tensor([[False, True], [False, False]])
+    with hmp.casts(hmp.Policy(dtype=dtype, bf16={"mul"})):
+        for product in (torch.full((2, 2), MIN) * keep, keep * torch.full((2, 2), MIN)):
+            assert product.tolist() == [[0.0, torch.finfo(dtype).min], [0.0, 0.0]]
+
+
+def test_r12_sums_with_a_scalar_beyond_float16_saturate_listed_or_not() -> None:
+    limit = torch.finfo(torch.float16).max
+    with hmp.casts(hmp.Policy.load("habana").replace(dtype=torch.float16)):
+        scores = torch.eye(2) @ torch.eye(2)
+        assert (scores - 1e9).tolist() == (scores + -1e9).tolist() == (-1e9 + scores).tolist() == [[-limit] * 2] * 2
+        assert (1e9 - scores).tolist() == [[limit] * 2] * 2
+        alias = scores
+        scores[0] += -1e9
+        scores -= 1e9
+        assert scores is alias
+        assert scores.tolist() == [[-limit] * 2] * 2
+        assert (scores + float("-inf")).isinf().all()
+
+
+def test_r12_an_index_is_no_value() -> None:
+    with hmp.casts(hmp.Policy.load("habana").replace(dtype=torch.float16)):
+        x = torch.zeros(100_000, dtype=torch.float16)
+        x[70_000] = 1e9
+    assert x[70_000] == torch.finfo(torch.float16).max
+    assert x.count_nonzero() == 1
