@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import warnings
 
 import pytest
 import torch
@@ -96,173 +94,6 @@ def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
         gradient = table.weight.grad
         assert gradient.dtype == torch.float32 and gradient.is_sparse == sparse
         assert gradient.to_dense()[:, 0].tolist() == [0, 2, 1, 0, 0]
-
-
-def _inits() -> torch.nn.Module:
-    """A module whose constructor computes: tables, rescaled weights, buffers."""
-
-    class Rotary(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("inverse", 1.0 / (10000 ** (torch.arange(0, 8, 2).float() / 8)))
-            self.register_buffer("angles", torch.arange(5000.0)[:, None] * self.inverse)
-            self.weight = torch.nn.Parameter(torch.randn(4, 4) * 0.02)
-            self.product = torch.nn.Parameter(torch.matmul(torch.eye(4) * 1.001, torch.ones(4)))
-            self.linear = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 4))
-            self.spectral = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))
-            self.layers = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.LSTM(3, 4), torch.nn.TransformerEncoderLayer(4, 1))
-
-    class Derived(Rotary):
-        def __init__(self):
-            super().__init__()
-            with torch.no_grad():
-                self.scaled = torch.nn.Parameter(self.weight * 3.001)
-
-    return Derived()
-
-
-@pytest.mark.parametrize(
-    "enter", [lambda: hmp.convert(), lambda: hmp.casts("habana"), lambda: hmp.casts("bert")], ids=["convert", "casts", "bert"]
-)
-def test_r9_a_module_built_under_casts_has_the_same_parameters_and_buffers(enter):
-    torch.manual_seed(5)
-    plain = _inits()
-    torch.manual_seed(5)
-    with enter():
-        built = _inits()
-    _same_state(built, plain)
-
-
-def test_r9_casts_are_on_again_after_a_constructor_and_after_one_that_raises():
-    class Broken(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            assert torch.relu(torch.ones(1)).dtype == torch.float32
-            raise ValueError("broken")
-
-    with hmp.casts("habana"):
-        with pytest.raises(ValueError, match="broken"):
-            Broken()
-        assert torch.relu(torch.ones(1)).dtype == LOW
-        torch.nn.Linear(2, 2)
-        assert torch.relu(torch.ones(1)).dtype == LOW
-
-
-def _tiny_transformers():
-    transformers = pytest.importorskip("transformers")
-    small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
-    return {
-        "bert": lambda: transformers.BertModel(transformers.BertConfig(**small)),
-        "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=2)),
-        "gpt2": lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)
-        ),
-        "t5": lambda: transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=40)),
-        "vit": lambda: transformers.ViTModel(
-            transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=16, patch_size=4)
-        ),
-        "gpt_neox": lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**small)),
-        "wav2vec2": lambda: transformers.Wav2Vec2Model(
-            transformers.Wav2Vec2Config(**small, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2)
-        ),
-        "ctrl": lambda: transformers.CTRLModel(
-            transformers.CTRLConfig(n_embd=16, dff=32, n_layer=1, n_head=2, vocab_size=40, n_positions=64)
-        ),
-        "gptj": lambda: transformers.GPTJModel(
-            transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=8, vocab_size=40, n_positions=64)
-        ),
-        "speech_to_text": lambda: transformers.Speech2TextModel(
-            transformers.Speech2TextConfig(
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_attention_heads=2,
-                decoder_attention_heads=2,
-                encoder_ffn_dim=32,
-                decoder_ffn_dim=32,
-                vocab_size=40,
-                max_source_positions=64,
-                max_target_positions=64,
-            )
-        ),
-        "roformer": lambda: transformers.RoFormerModel(transformers.RoFormerConfig(**small, embedding_size=16, max_position_embeddings=32)),
-    }
-
-
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5", "vit", "gpt_neox", "wav2vec2", "roformer"])
-def test_r9_transformers_models_are_the_same_before_and_after_convert(name):
-    make = _tiny_transformers()[name]
-    torch.manual_seed(7)
-    plain = make()
-    hmp.convert()
-    torch.manual_seed(7)
-    _same_state(make(), plain)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "ctrl", "gptj", "speech_to_text"])
-def test_r9_pretrained_models_are_the_same_when_loaded_after_convert(name, dtype, tmp_path):
-    """from_pretrained computes the tables that no file holds, sinusoids among them, after the constructor."""
-    plain = _tiny_transformers()[name]()
-    plain.save_pretrained(tmp_path)
-    loaded = type(plain).from_pretrained(tmp_path, dtype=dtype)
-    hmp.convert()
-    _same_state(type(plain).from_pretrained(tmp_path, dtype=dtype), loaded)
-
-
-def _dataclass_module() -> type[torch.nn.Module]:
-    @dataclasses.dataclass(eq=False)
-    class Module(torch.nn.Module):
-        size: int
-
-        def __post_init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(self.size, self.size) * 0.02)
-
-    return Module
-
-
-def _late_module() -> type[torch.nn.Module]:
-    class Module(torch.nn.Module):
-        pass
-
-    def init(self, size):
-        torch.nn.Module.__init__(self)
-        self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
-
-    Module.__init__ = init
-    return Module
-
-
-def _wrapped_module() -> type[torch.nn.Module]:
-    class Module(torch.nn.Module):
-        def __init__(self, size):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
-
-    # as deepspeed's zero.Init does
-    original = Module.__init__
-    Module.__init__ = lambda self, size: original(self, size)
-    return Module
-
-
-@pytest.mark.parametrize("converted", ["before", "after"])
-@pytest.mark.parametrize("make", [_dataclass_module, _late_module, _wrapped_module])
-def test_r9_every_way_of_giving_a_class_its_constructor(make, converted):
-    if converted == "before":
-        hmp.convert()
-        cls = make()
-    else:
-        cls = make()
-        hmp.convert()
-    torch.manual_seed(6)
-    built = cls(4)
-    with hmp.disable_casts():
-        torch.manual_seed(6)
-        same(built.weight.data, torch.randn(4, 4) * 0.02)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that somebody wrapped the constructor after hmp did
-        hmp.revert()
 
 
 def test_r9_parameter_data_keeps_its_dtype():
@@ -366,16 +197,6 @@ def test_r9_a_buffer_cast_by_hand_outside_a_region_changes():
     norm = torch.nn.BatchNorm1d(2)
     norm.running_mean = norm.running_mean.to(LOW)
     assert norm.running_mean.dtype == LOW
-
-
-def _same_state(built: torch.nn.Module, plain: torch.nn.Module) -> None:
-    ours, theirs = dict(built.named_parameters()), dict(plain.named_parameters())
-    ours.update(built.named_buffers())
-    theirs.update(plain.named_buffers())
-    assert ours.keys() == theirs.keys()
-    for name, value in ours.items():
-        same(value, theirs[name])
-    assert set(built.state_dict()) == set(plain.state_dict())
 
 
 def test_r9_aten_spellings_of_norms_keep_their_statistics():

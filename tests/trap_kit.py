@@ -44,6 +44,21 @@ class Traps:
 
         return register
 
+    def tests(self) -> tuple[Callable[..., None], Callable[..., None]]:
+        """The two tests of a file: every trap is avoided by hmp, and catches the naive caster."""
+        each = pytest.mark.parametrize(("check", "naive_raises"), self.all)
+
+        @each
+        def test_trap_is_avoided(check: Check, naive_raises: type[BaseException]) -> None:
+            check(under_hmp)
+
+        @each
+        def test_trap_catches_the_naive_caster(check: Check, naive_raises: type[BaseException]) -> None:
+            with pytest.raises(naive_raises):
+                check(under_naive)
+
+        return test_trap_is_avoided, test_trap_catches_the_naive_caster
+
 
 def refused(write: Callable[[], Any]) -> None:
     """Assert that hmp refuses a write that would be lost, with an error that names the remedy."""
