@@ -7,6 +7,7 @@ not installed, and takes no policy along.
 from __future__ import annotations
 
 import functools
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 
 from . import patches, state
+from .errors import HmpError
 from .state import Casts
 
 _KEY = "_hmp_applied"
@@ -47,9 +49,13 @@ def mark(module: torch.nn.Module, casts: Casts) -> None:
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
-        own_call = next(base for base in each.__mro__ if "__call__" in vars(base))
-        if own_call is not torch.nn.Module:
-            patches.rebind(own_call, "__call__", _following_marks(vars(own_call)["__call__"]))
+        owner = next(base for base in each.__mro__ if "__call__" in vars(base))
+        own_call = vars(owner)["__call__"]
+        if getattr(own_call, "__module__", "").startswith("torch."):
+            continue  # torch's own ways of being called end in _call_impl
+        if not isinstance(own_call, types.FunctionType):
+            raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
+        patches.rebind(owner, "__call__", _following_marks(own_call))
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.plain(set_state)))
     vars(module)[_KEY] = Mark(casts, module)

@@ -48,20 +48,36 @@ class CallRule:
 
 def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:
     """The rule for a user's own function: one op, whose inner calls are not decided again; what it writes into is not cast."""
-    function = inspect.unwrap(function)
+    # positions are those of the function that is called, also where it wraps another one
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):
         order = function.__code__.co_varnames[: function.__code__.co_argcount]
+    kept = {"out"} if _is_written_to(function, order, "out") else set()
     return CallRule(
         op=op,
         kind=cast,
         low=low,
-        keep=frozenset({"out"}) | {position for position, name in enumerate(order) if name == "out"},
+        keep=frozenset(kept) | {position for position, name in enumerate(order) if name in kept},
         order=order,
         inplace_at=order.index("inplace") if "inplace" in order else None,
         composite=True,
         writes_out_itself=True,
     )
+
+
+def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool:
+    """Whether `out` is a place to write to: None by default, or after the inputs. As the first input (of a loss) it is just a name.
+
+    In doubt it is kept: an input that is not cast shows, a write that goes to a cast copy does not.
+    """
+    inputs = order[1:] if order[:1] in (("self",), ("cls",)) else order
+    if parameter in inputs[1:]:
+        return True
+    try:
+        found = inspect.signature(function).parameters.get(parameter)
+    except ValueError:  # a C function without a signature
+        return False
+    return found is not None and found.default is None
 
 
 class Observer(Protocol):

@@ -43,8 +43,8 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in its own dtype, with finite values beyond `dtype` moved to that dtype's finite extremes (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
-    if FINITE_MAX[tensor.dtype] <= limit or tensor.layout is not torch.strided:  # sparse tensors have no clamp, and are no masks
-        return tensor
+    if FINITE_MAX[tensor.dtype] <= limit or tensor.layout is not torch.strided or tensor.is_nested:
+        return tensor  # sparse and nested tensors have no clamp, and are no masks
     return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
 
 
@@ -55,7 +55,12 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, finite values staying finite, whether it needs a gradient or not (scores with a mask added)."""
-    return cast(within(tensor, dtype), dtype)
+    low = cast(tensor, dtype)
+    if low is tensor or FINITE_MAX[tensor.dtype] <= FINITE_MAX[dtype] or tensor.layout is not torch.strided or tensor.is_nested:
+        return low
+    # in this order backward keeps one bool an element; a clamp would keep the wide tensor
+    made_infinite = _isinf(low) & ~_isinf(tensor)
+    return _where(made_infinite, _clamp(low.detach(), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
 
 
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:

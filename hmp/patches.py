@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import types
 import warnings
 from collections.abc import Callable
@@ -138,7 +139,11 @@ def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType
         call.append("**" + rest[0])
     name = code.co_name if code.co_name.isidentifier() else "function"
     template = _template(", ".join(arguments), ", ".join(call), name, code.co_freevars)
+    named: dict[str, Any] = {}
+    if sys.version_info >= (3, 11):
+        named["co_qualname"] = code.co_qualname
     return template.replace(
+        **named,
         co_consts=tuple(target if constant == _PLACE else constant for constant in template.co_consts),
         # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
         co_filename=code.co_filename,

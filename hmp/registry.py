@@ -39,11 +39,6 @@ def add(owner: Any, name: str, cast: Cast) -> Site:
     return site
 
 
-def forget_all() -> None:
-    """Forgets every registration."""
-    _registered.clear()
-
-
 def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(_decorated(function.__func__, cast))

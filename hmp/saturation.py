@@ -69,6 +69,8 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
         if dtype is None or dtype is torch.float32 or not overflowing(args, kwargs, dtype):
             return op(*args, **kwargs)
         if kwargs.get("out") is not None:
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors or ()):
+                return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
             return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
         if rule.kind == "guard":
             return saturated(op, args, kwargs, dtype)

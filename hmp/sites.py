@@ -217,6 +217,8 @@ def starred() -> Iterator[str]:
 def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:
     """The site of a user's function, the one behind a static or class method included; None for what is no function."""
     found = inspect.getattr_static(owner, attribute, None)
+    if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
+        found = None  # an instance's method is its own affair: not the function that all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
     return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
 

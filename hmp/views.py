@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from . import patches, state
-from .casting import Tensor, each_tensor
+from .casting import Tensor, cast, each_tensor
 from .errors import HmpError
 
 # torch's own, taken before anything is patched
@@ -32,7 +32,7 @@ class CopiedView(Tensor):
     """
 
     _hmp_op: str = "view"
-    _hmp_original: Callable[[], Any] | None = None
+    _hmp_original: Original | None = None
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -42,8 +42,9 @@ class CopiedView(Tensor):
             raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
         with torch._C.DisableTorchFunctionSubclass():
             result = func(*args, **kwargs)
-            sources: list[Tensor] = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
-            return _settle(result, sources)
+            sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
+            original = next((Original(func, args, kwargs, s._hmp_original.dtype) for s in sources if s._hmp_original is not None), None)
+            return _settle(result, sources, original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with torch._C.DisableTorchFunctionSubclass():
@@ -55,11 +56,57 @@ class CopiedView(Tensor):
             return _as_subclass(copied, Tensor)
 
 
-def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Callable[[], Any] | None = None) -> Any:
-    """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on.
+class Original:
+    """What a cast view would have been without the cast: the view of the real input, as long as somebody else keeps that.
 
-    `original()` gives what the op would have been without the cast: a view of the real input.
+    Holds its tensors weakly: a copy must not keep the float32 original alive until backward.
     """
+
+    def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype, part: int | None = None) -> None:
+        self.dtype = dtype
+        self.part = part
+        self._op = op
+        self._call = _weakly((tuple(args), dict(kwargs)))
+
+    def of_part(self, part: int) -> Original:
+        """The original of one tensor of a result that is a tuple."""
+        one = Original(self._op, (), {}, self.dtype, part)
+        one._call = self._call
+        return one
+
+    def view(self) -> Any:
+        """The view, None where its input is gone."""
+        try:
+            args, kwargs = _strongly(self._call)
+            result = state.call_without_casts(self._op, *args, **kwargs)
+        except (ReferenceError, RuntimeError, IndexError, TypeError, ValueError):
+            return None  # the input is gone, or is another shape by now
+        return result if self.part is None else result[self.part]
+
+
+def _weakly(value: Any) -> Any:
+    if isinstance(value, CopiedView):
+        return value._hmp_original if value._hmp_original is not None else weakref.ref(value)
+    if isinstance(value, Tensor):
+        return weakref.ref(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(_weakly, value))
+    return {name: _weakly(item) for name, item in value.items()} if type(value) is dict else value
+
+
+def _strongly(value: Any) -> Any:
+    if isinstance(value, (weakref.ref, Original)):
+        tensor = value() if isinstance(value, weakref.ref) else value.view()
+        if tensor is None:
+            raise ReferenceError("the tensor is gone")
+        return tensor
+    if type(value) in (list, tuple):
+        return type(value)(map(_strongly, value))
+    return {name: _strongly(item) for name, item in value.items()} if type(value) is dict else value
+
+
+def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
+    """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on."""
     if type(result) is Tensor:
         if torch._C._functorch.is_functorch_wrapped_tensor(result):
             return result  # inside vmap and grad a wrapper level would be lost
@@ -70,13 +117,9 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Callable
         marked._hmp_op, marked._hmp_original = op, original
         return marked
     if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
-        parts = (None if original is None else functools.partial(_part, original, i) for i in range(len(result)))
+        parts = (original and original.of_part(i) for i in range(len(result)))
         return type(result)(refuse_writes(item, op, copies, part) for item, part in zip(result, parts, strict=True))
     return result
-
-
-def _part(original: Callable[[], Any], position: int) -> Any:
-    return original()[position]
 
 
 def install() -> None:
@@ -88,10 +131,19 @@ def install() -> None:
 
 
 def uncopied(value: Any) -> Any:
-    """What a cast view was before the cast: state that is made of it must be neither narrowed nor a copy. Else `value`."""
-    if isinstance(value, CopiedView) and value._hmp_original is not None:
-        return state.call_without_casts(value._hmp_original)
-    return value
+    """`value`, but for a cast view the view that it was before the cast; where that is gone, the copy in its input's dtype.
+
+    State that is made of it must be neither narrowed nor refuse to be written to.
+    """
+    if not isinstance(value, CopiedView):
+        return value
+    original = value._hmp_original
+    view = None if original is None else original.view()
+    with torch._C.DisableTorchFunctionSubclass():
+        if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
+            return view
+        plain = _as_subclass(value, Tensor)
+        return plain if original is None else cast(plain, original.dtype)
 
 
 def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +173,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     return next((t for t in target if isinstance(t, CopiedView)), None) if isinstance(target, (list, tuple)) else target
 
 
-def _settle(result: Any, sources: list[Tensor]) -> Any:
+def _settle(result: Any, sources: list[CopiedView], original: Original | None) -> Any:
     """`result`, refusing writes where it shares memory with one of `sources`, and plain elsewhere."""
     if isinstance(result, Tensor):
         if type(result) not in (Tensor, CopiedView) or not sources:
@@ -130,10 +182,10 @@ def _settle(result: Any, sources: list[Tensor]) -> Any:
             if result is source:
                 return result
             if _same_storage(result, source):
-                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source])  # type: ignore[attr-defined]
+                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source], original)
         return _as_subclass(result, Tensor) if type(result) is CopiedView else result
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
-        items = [_settle(item, sources) for item in result]
+        items = [_settle(item, sources, original and original.of_part(i)) for i, item in enumerate(result)]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
 

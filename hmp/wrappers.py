@@ -15,7 +15,7 @@ from . import casting, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .outputs import deliver
-from .views import refuse_writes
+from .views import Original, refuse_writes
 
 Parameter = torch.nn.Parameter
 _SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
@@ -115,7 +115,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             return result
         cast_tensors = each_tensor((cast_args, cast_kwargs))
         copies = [new for new, old in zip(cast_tensors, each_tensor((args, kwargs)), strict=True) if new is not old]
-        return refuse_writes(result, rule.op, copies, lambda: op(*args, **kwargs))
+        return refuse_writes(result, rule.op, copies, Original(op, args, kwargs, tensors[0].dtype))
 
     def into_out(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R6: the op runs under its rule, and the result arrives in `out` in `out`'s dtype."""
@@ -204,6 +204,8 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if rule.writes_out_itself:  # a method's first argument is no tensor
+            first = next(each_castable((*args, *kwargs.values())), None)
         if not castable(first) or survey(args, kwargs, rule) is None:
             return op(*args, **kwargs)
         if rule.fill:

@@ -73,3 +73,29 @@ def test_r12_an_index_is_no_value() -> None:
         x[70_000] = 1e9
     assert x[70_000] == torch.finfo(torch.float16).max
     assert x.count_nonzero() == 1
+
+
+def test_r12_nested_tensors_are_no_masks() -> None:
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)])
+    with hmp.casts("habana"):
+        assert (nested * nested).dtype is torch.bfloat16
+        assert (nested * 2.0).dtype is torch.bfloat16
+
+
+def test_r12_saturating_sums_leave_torchs_refusal_of_out_with_gradients() -> None:
+    x = torch.ones(3, dtype=torch.float16, requires_grad=True)
+    with hmp.casts(hmp.Policy(bf16={"linear"}, dtype=torch.float16)), pytest.raises(RuntimeError, match="automatic differentiation"):
+        torch.add(x, 1e9, out=torch.empty(3, dtype=torch.float16))
+
+
+def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one() -> None:
+    saved = []
+
+    def note(tensor):
+        saved.append(tensor.nbytes)
+        return tensor
+
+    scores = torch.randn(8, 8, requires_grad=True)
+    with hmp.casts(hmp.Policy(bf16={"softmax"})), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
+        scores.softmax(-1)
+    assert sum(saved) == 64 * (2 + 1)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -249,3 +251,35 @@ def test_r9_weights_that_torch_computes_and_stores_are_not_narrowed(name):
         norm.running_var.fill_(3.0)
         fused = torch.nn.utils.fuse_conv_bn_eval(conv, norm).weight
     same(fused, torch.nn.utils.fuse_conv_bn_eval(conv, norm).weight)
+
+
+def test_r9_state_made_of_views_of_cast_views_is_the_view_too():
+    w = torch.randn(3, 3)
+    with hmp.convert():
+        made = [torch.nn.Parameter(v) for v in (w.t()[0], w.t().t(), w.t().detach(), w.t().data, w.t().unbind()[1])]
+        module = torch.nn.Module()
+        module.held = torch.nn.Buffer(w.t())
+    same(module.held, w.t())
+    for parameter in made:
+        assert parameter.dtype == torch.float32
+        assert parameter.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
+
+
+def test_r9_a_cast_view_keeps_nothing_alive_and_falls_back_to_its_copy():
+    a, b, w = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 2)
+    alive = weakref.ref(a)
+    with hmp.convert():
+        copied, moved = a.t(), b.t()
+        product = copied @ w.requires_grad_()  # saves the copy for backward
+        expected = a.t().float()
+        del a
+        gc.collect()
+        assert alive() is None
+        parameter = torch.nn.Parameter(copied)
+        b.unsqueeze_(0)
+        other = torch.nn.Parameter(moved)
+    assert product.requires_grad
+    assert type(parameter) is type(other) is torch.nn.Parameter
+    same(parameter, expected.as_subclass(torch.Tensor).float())
+    assert other.dtype == torch.float32
+    assert other.shape == (3, 2)

@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 import threading
+import warnings
 
 import pytest
 import torch
@@ -351,3 +352,17 @@ def test_apply_a_shallow_copy_follows_what_is_in_force_after_revert():
     hmp.apply(torch.nn.Linear(2, 2))
     with hmp.convert():
         assert twin(X).dtype == LOW
+
+
+def test_apply_says_what_it_cannot_follow_and_survives_a_recompiled_graph():
+    class Static(torch.nn.Module):
+        __call__ = staticmethod(lambda x: torch.nn.functional.linear(x, x))
+
+    with pytest.raises(hmp.HmpError, match="make it a plain method"):
+        hmp.apply(Static())
+    graph = hmp.apply(torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(2, 2))))
+    assert graph(X).dtype == LOW
+    graph.recompile()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        hmp.revert()

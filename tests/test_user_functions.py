@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 import types
 
@@ -120,3 +121,46 @@ def test_classes_and_torchs_other_functions_are_no_ops(name: str) -> None:
 def test_torchs_own_functions_belong_on_lists() -> None:
     with pytest.raises(hmp.HmpError, match="put 'mul' on a list"):
         hmp.register(torch, "mul", "fp32")
+
+
+def test_out_is_kept_only_where_it_is_optional_and_positions_are_the_callers() -> None:
+    @hmp.fp32_function
+    def loss(out, target):  # a model's output, not a place to write to
+        return out.dtype, target.dtype
+
+    def with_context(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return function("context", *args)
+
+        return wrapper
+
+    @hmp.bf16_function
+    @with_context
+    def dtypes(context, x, out, y):
+        return x.dtype, out.dtype, y.dtype
+
+    class Layer:
+        @hmp.bf16_function
+        def act(self, x, w, inplace=False):
+            return torch.nn.functional.linear(x, w).dtype
+
+    low = ONE.bfloat16()
+    with hmp.casts("habana"):
+        assert loss(low, low) == (torch.float32, torch.float32)
+        assert dtypes(ONE, ONE, ONE) == (LOW, LOW, LOW)
+        assert Layer().act(low[None], ONE[None], True) is LOW
+
+
+def test_a_registered_method_of_one_instance_is_not_that_of_all() -> None:
+    class Single:
+        def method(self, x):
+            return type(self).__name__, x.dtype
+
+    one, other = Single(), Single()
+    hmp.register(one, "method", "bf16")
+    with hmp.casts("habana"):
+        assert one.method(ONE) == ("Single", LOW)
+        assert other.method(ONE) == ("Single", torch.float32)
+    hmp.revert()
+    assert vars(one) == {}
