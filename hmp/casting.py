@@ -43,9 +43,14 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in its own dtype, with finite values beyond `dtype` moved to that dtype's finite extremes (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
-    if FINITE_MAX[tensor.dtype] <= limit or tensor.layout is not torch.strided or tensor.is_nested:
-        return tensor  # sparse and nested tensors have no clamp, and are no masks
+    if not _may_lose(tensor, dtype):
+        return tensor
     return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
+
+
+def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
+    # sparse and nested tensors have no clamp, and are no masks
+    return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -56,7 +61,7 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, finite values staying finite, whether it needs a gradient or not (scores with a mask added)."""
     low = cast(tensor, dtype)
-    if low is tensor or FINITE_MAX[tensor.dtype] <= FINITE_MAX[dtype] or tensor.layout is not torch.strided or tensor.is_nested:
+    if not _may_lose(tensor, dtype):
         return low
     # in this order backward keeps one bool an element; a clamp would keep the wide tensor
     made_infinite = _isinf(low) & ~_isinf(tensor)

@@ -55,11 +55,7 @@ class QuietInit:
         bound = self.function.__get__(instance, owner)
         if instance is None or not state.casts_enabled():
             return bound
-
-        def quiet_init(*args: Any, **kwargs: Any) -> None:
-            state.call_without_casts(bound, *args, **kwargs)
-
-        return quiet_init
+        return state.without_casts(bound)
 
 
 def _mute(cls: type) -> None:
@@ -74,11 +70,7 @@ def _mute(cls: type) -> None:
     for name in _CONSTRUCTORS:
         constructor = getattr(vars(cls).get(name), "__func__", None)
         if isinstance(constructor, types.FunctionType):
-            patches.swap(constructor, _without_casts(patches.plain(constructor)))
-
-
-def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *args, **kwargs: state.call_without_casts(function, *args, **kwargs)
+            patches.swap(constructor, state.without_casts(patches.plain(constructor)))
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:

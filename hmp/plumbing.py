@@ -45,7 +45,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 def install() -> None:
     """Puts everything of this module in place, until patches.restore()."""
     for function in _functions():
-        patches.swap(function, _without_casts(patches.plain(function)))
+        patches.swap(function, state.without_casts(patches.plain(function)))
     _install_optimizers()
     _install_checkpoint()
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
@@ -84,13 +84,6 @@ def _replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], C
     function = _find(module_name, name)
     if function is not None:
         patches.swap(function, make(patches.plain(function)))
-
-
-def _without_casts(function: Callable[..., Any]) -> Callable[..., Any]:
-    def without_casts(*args: Any, **kwargs: Any) -> Any:
-        return call_without_casts(function, *args, **kwargs)
-
-    return without_casts
 
 
 def _install_optimizers() -> None:

@@ -250,3 +250,19 @@ def disable_casts(function: Callable[..., Any] | None = None) -> Any:
 def enable_casts(function: Callable[..., Any] | None = None) -> Any:
     """A region that undoes `disable_casts()` around it: the policy that was in force before is in force again."""
     return _region_or_decorated(Region("enable_casts()", lambda state: state.on), function)
+
+
+def without_casts(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, whose calls run with casts off; a coroutine or a generator until it ends."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return disable_casts(function)  # type: ignore[no-any-return]
+
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        before = get()
+        put((before or settle()).off)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            put(before)
+
+    return quiet

@@ -5,7 +5,6 @@ Every decision that does not depend on the call's tensors is taken here, when th
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,7 +30,7 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
     if observer is not None:
         caster = observer.casting(caster)
-    inner = without_casts_inside(op) if rule.composite else op
+    inner = state.without_casts(op) if rule.composite else op
     special = special_ops.BUILDERS.get(rule.op) if rule.kind in ("bf16", "fp32", "promote", "first") else None
     if special is not None:
         wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
@@ -48,23 +47,6 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     else:
         wrapper = _cast(inner, rule, caster)
     return wrapper if observer is None else observer.around(wrapper, rule)
-
-
-def without_casts_inside(op: Op) -> Op:
-    """`op`, with casts off for what its own Python code calls: one op, one decision (R8)."""
-    if inspect.iscoroutinefunction(op) or inspect.isgeneratorfunction(op) or inspect.isasyncgenfunction(op):
-        return state.disable_casts(op)  # type: ignore[no-any-return]
-    get, put, settle = state.get, state.put, state.settle
-
-    def inside(*args: Any, **kwargs: Any) -> Any:
-        before = get()
-        put((before or settle()).off)
-        try:
-            return op(*args, **kwargs)
-        finally:
-            put(before)
-
-    return inside
 
 
 def _chooser(rule: CallRule) -> Callable[[list[Tensor]], torch.dtype]:
