@@ -5,6 +5,7 @@ import sys
 from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
+from .kernels import fallbacks
 from .policy import Policy, policies
 from .registry import bf16_function, fp32_function, promote_function
 from .state import casts_enabled, disable_casts, enable_casts
@@ -25,6 +26,7 @@ __all__ = [
     "disable_casts",
     "enable_casts",
     "explain",
+    "fallbacks",
     "fp32_function",
     "hmp",
     "is_converted",

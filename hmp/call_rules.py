@@ -15,16 +15,19 @@ from .casting import Caster, Tensor, castable, each_tensor
 from .rules import Cast
 
 Op = Callable[..., Any]
-Kind = Literal["bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "inside"]
+Kind = Literal[
+    "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel", "inside"
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class CallRule:
     """What op_wrap needs to know of an op and of the rule for it.
 
-    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8 or R12 ask for; `keep` are positions and
+    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; `keep` are positions and
     keywords that are never cast; `order` are the positional parameters' names; `inplace_at` and `out_at` are the positions
-    of those parameters in a Python function.
+    of those parameters in a Python function; `no_kernel` is where it is known to have none, and `retries` whether a failure in
+    the low dtype may be tried again in float32 (R11).
     """
 
     op: str
@@ -44,6 +47,8 @@ class CallRule:
     asks_torch_first: bool = False
     mixes_in_place: bool = True
     writes_out_itself: bool = False
+    no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
+    retries: bool = False
 
 
 def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import op_names, sites, state, tables
+from . import kernels, op_names, sites, state, tables
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Rule as ListEntry
 
@@ -18,6 +18,7 @@ _MEANING = {
     "fill": "torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
     "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
     "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
+    "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
     "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
 }
 
@@ -82,9 +83,18 @@ def _why(op: str, source: ListEntry | None) -> str:
         return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
     if source is None:
         if op in op_names.MIXED_RAISES or op in op_names.NORMS:
-            return "unlisted: it runs in the precision of its first castable input (R7)"
-        return "unlisted: it is left to torch"
+            return "unlisted: it runs in the precision of its first castable input (R7)" + _without_kernel(op)
+        return "unlisted: it is left to torch" + _without_kernel(op)
     if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.name!r}"
-    return _MEANING[source.cast] + spelled
+    return _MEANING[source.cast] + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+
+
+def _without_kernel(op: str) -> str:
+    devices: dict[str, list[str]] = {}
+    for device, dtype in sorted(kernels.known(sites.ancestry(op)), key=str):
+        devices.setdefault("any device" if device == "*" else device, []).append(str(dtype).removeprefix("torch."))
+    return "".join(
+        f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()
+    )

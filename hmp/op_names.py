@@ -231,6 +231,52 @@ MIXED_INPLACE_RAISES = _names(
     """
 )
 
+# --- kernels --------------------------------------------------------------------------------------------------------------
+
+_EVERY_DEVICE = _names(
+    """
+    cholesky linalg.cholesky linalg.cholesky_ex cholesky_inverse cholesky_solve geqrf linalg.cond linalg.det logdet linalg.slogdet
+    linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv linalg.inv_ex ormqr
+    linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq lu linalg.lu linalg.lu_factor linalg.lu_factor_ex lu_solve
+    linalg.lu_solve linalg.matrix_rank linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
+    triangular_solve svd linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vander pca_lowrank svd_lowrank lobpcg
+    cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
+    fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn
+    fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn
+    special.airy_ai special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.chebyshev_polynomial_t
+    special.chebyshev_polynomial_u special.chebyshev_polynomial_v special.chebyshev_polynomial_w special.erfcx
+    special.hermite_polynomial_h special.hermite_polynomial_he special.laguerre_polynomial_l special.legendre_polynomial_p
+    special.log_ndtr special.modified_bessel_i0 special.modified_bessel_i1 special.modified_bessel_k0 special.modified_bessel_k1
+    special.ndtri special.scaled_modified_bessel_k0 special.scaled_modified_bessel_k1 special.shifted_chebyshev_polynomial_t
+    special.shifted_chebyshev_polynomial_u special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w
+    special.spherical_bessel_j0 special.zeta
+    """
+)
+# Device type ("*" for any), low dtypes, the ops that have no kernel there, forward or backward (R11). CPU was measured; the other
+# devices' are what torch's own tests expect. A power-of-two FFT in float16 exists on CUDA, and gives complex32, which hardly
+# anything takes.
+NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
+    ("*", "bfloat16 float16", _EVERY_DEVICE),
+    ("*", "bfloat16", _names("complex view_as_complex")),
+    ("cpu", "bfloat16 float16", _names(
+        """avg_pool3d lp_pool3d _upsample_bilinear2d_aa histogram histogramdd multi_margin_loss multilabel_margin_loss special.i1
+        special.i1e smm sspaddmm"""
+    )),
+    ("cpu", "float16", _names("rrelu rrelu_with_noise")),
+    ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
+)  # fmt: skip
+# For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
+KERNEL_BY_ARGUMENTS = _names("norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample")
+# Ops that draw random numbers: a failed run has drawn some already, so they are never run again (R11).
+RANDOM = _names(
+    """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout bernoulli binomial
+    multinomial normal poisson rrelu rrelu_with_noise gumbel_softmax fractional_max_pool2d fractional_max_pool3d
+    scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu svd_lowrank pca_lowrank lobpcg
+    rand_like randn_like randint_like _standard_gamma _sample_dirichlet
+    """
+)
+
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
 # Arguments that no rule casts: written to by the op, or accepted in float32 by every kernel (R12's attn_mask).

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from . import op_names, patches, registry, sites, special_ops
+from . import kernels, op_names, patches, registry, sites, special_ops
 from .call_rules import CallRule, Kind, Observer, user_rule
 from .composites import names_called
 from .policy import Policy
@@ -56,6 +56,9 @@ class Listed:
                     seen.update(dict.fromkeys((name, *sites.relatives(name))))
         for names in (op_names.MIXED_RAISES, op_names.NORMS, op_names.FILLS, op_names.GUARDED_ARITHMETIC, op_names.GUARDED_IN_FLOAT16):
             seen.update(dict.fromkeys(names))
+        for _, _, names in op_names.NO_KERNEL:
+            seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
+        seen.update(dict.fromkeys(op_names.KERNEL_BY_ARGUMENTS))
         for name in (*op_names.MIXED_INPLACE_RAISES, *op_names.MASK_TAKERS_INPLACE, *op_names.FILLS, "mul", "multiply"):
             seen.update(dict.fromkeys((name, name + "_", "i" + name)))
         if self.star is not None:
@@ -93,7 +96,7 @@ def decide(policy: Policy) -> dict[Any, Decision]:
         if site.original not in found:
             add(site, user_rule(site.original, site.op, cast, policy.dtype), None)
     for site in _composites(found):
-        add(site, CallRule(site.op, "inside", policy.dtype, composite=True), None)
+        add(site, _call_rule(site, "inside", policy.dtype), None)
     return found
 
 
@@ -112,6 +115,8 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
             return "mask_in_place"
         if base in op_names.GUARDED_ARITHMETIC:
             return "guard_in_place"
+        if kernels.known(sites.ancestry(op)):
+            return "in_place"
         return "fill" if base in op_names.FILLS else None
     if cast in ("bf16", "fp32"):
         return cast
@@ -123,11 +128,13 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "guard"
     if cast is None and (op in op_names.MIXED_RAISES or op in op_names.NORMS):
         return "first"
+    if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(sites.ancestry(op)):
+        return "no_kernel"
     return None
 
 
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
-    op, base = site.op, sites.base_of(site.op)
+    op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
     order = sites.parameters(site.original, op) if needs_order else ()
     kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
@@ -142,14 +149,16 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in sites.ancestry(op)),
+        view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in line),
         join=op in op_names.JOINS,
-        score_taker=any(name in op_names.SCORE_TAKERS for name in sites.ancestry(op)),
+        score_taker=any(name in op_names.SCORE_TAKERS for name in line),
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
+        no_kernel=kernels.known(line),
+        retries=not site.in_place and not any(name in op_names.RANDOM or name in op_names.NORMS for name in line),
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from . import casting, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
+from .kernels import Kernels
 from .outputs import deliver
 from .views import Original, refuse_writes
 
@@ -35,7 +36,7 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     if special is not None:
         wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
     elif rule.kind == "inside":
-        wrapper = inner
+        wrapper = _cast(inner, rule, caster) if rule.retries else inner
     elif rule.kind == "in_place":
         wrapper = _in_place(inner, rule, caster)
     elif rule.kind == "mask_in_place":
@@ -61,11 +62,13 @@ def _chooser(rule: CallRule) -> Callable[[list[Tensor]], torch.dtype]:
 
 
 def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
-    """R1, R2, R3 and R7: out-of-place ops whose castable inputs get one dtype."""
+    """R1, R2, R3, R7 and R11: out-of-place ops whose castable inputs get one dtype."""
     fixed = {"bf16": rule.low, "fp32": torch.float32}.get(rule.kind)
     quiet_limit = FINITE_MAX[fixed or torch.float16]
     in_place = _in_place(op, rule, caster)
-
+    as_found = rule.kind in ("no_kernel", "inside")  # torch computes it, but for R11
+    kernels = Kernels(rule)
+    failed = kernels.failed
     target_of = _chooser(rule)
 
     def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -76,10 +79,28 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             return into_out(args, kwargs)
         if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
             return in_place(*args, **kwargs)
+        try:
+            return out_of_place(args, kwargs)
+        except RuntimeError as error:
+            return again(error, args, kwargs)
+
+    def again(error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R11: what failed in the low dtype is tried in float32."""
+        tensors = survey(args, kwargs, rule)
+        if not tensors:
+            raise error
+        wide_args, wide_kwargs = cast_call(args, kwargs, torch.float32, caster, rule.keep)
+        return kernels.retry(error, tensors, target_of(tensors), args, kwargs, lambda: op(*wide_args, **wide_kwargs))
+
+    def out_of_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = survey(args, kwargs, rule)
         if not tensors:
             return op(*args, **kwargs)
         target = target_of(tensors)
+        if kernels.lacks(tensors, target, args, kwargs):
+            target = torch.float32
+        elif as_found:
+            return op(*args, **kwargs)
         if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
             return saturation.saturated(op, args, kwargs, target)
         if rule.fill:
@@ -111,6 +132,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             # written into its first input: R5
             return op(*args, **kwargs) if rule.mixes_in_place else in_place(*args, **kwargs)
         target = target_of(tensors)
+        if kernels.lacks(tensors, target, args, rest):
+            target = torch.float32
+        elif as_found:
+            return op(*args, **kwargs)
         outs = list(each_castable((out,)))
         own = casting.widest(tensors, count_0dim=True)
         differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
@@ -128,10 +153,27 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         delivered_to = [deliver(part, place) for part, place in zip(result, out, strict=True)]
         return getattr(torch.return_types, type(result).__name__ + "_out", type(result))(delivered_to)
 
+    if rule.no_kernel and fixed is not torch.float32:
+        return lambda *args, **kwargs: general(args, kwargs)
+
+    if as_found:
+
+        def unlisted(*args: Any, **kwargs: Any) -> Any:
+            if failed:
+                return general(args, kwargs)
+            try:
+                return op(*args, **kwargs)
+            except RuntimeError as error:
+                if _writes(args, kwargs, rule):
+                    raise
+                return again(error, args, kwargs)
+
+        return unlisted
+
     if fixed is None:
 
         def mixed(*args: Any, **kwargs: Any) -> Any:
-            if not kwargs:
+            if not kwargs and not failed:
                 first = None
                 for a in args:
                     kind = type(a)
@@ -143,7 +185,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                     elif kind not in _SCALARS and kind is not int and kind is not float:
                         break
                 else:
-                    return op(*args)
+                    try:
+                        return op(*args)
+                    except RuntimeError as error:
+                        return again(error, args, kwargs)
             return general(args, kwargs)
 
         return mixed if not (rule.arithmetic or rule.fill) else lambda *args, **kwargs: general(args, kwargs)
@@ -154,6 +199,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         """The common call, positional arguments and plain tensors, in few steps; everything else goes to `general`."""
         if (
             kwargs
+            or failed
             or (flag_at is not None and flag_at < len(args) and args[flag_at])
             or (out_at is not None and out_at < len(args) and args[out_at] is not None)
         ):
@@ -174,15 +220,19 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                     return general(args, kwargs)
             elif kind not in _SCALARS:
                 return general(args, kwargs)
-        if not casting_needed:
-            return op(*args)
-        return op(*[caster(a, fixed) if isinstance(a, Tensor) and a.dtype is not fixed and castable(a) else a for a in args])
+        try:
+            if not casting_needed:
+                return op(*args)
+            return op(*[caster(a, fixed) if isinstance(a, Tensor) and a.dtype is not fixed and castable(a) else a for a in args])
+        except RuntimeError as error:
+            return again(error, args, kwargs)
 
     return uniform
 
 
 def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
     """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
+    kernels = Kernels(rule)
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
@@ -195,6 +245,10 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
             index = args[1:2] if rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
             args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
+        if kernels.lacks_in_place(first):
+            # R11: computed in float32, written into the tensor that it is
+            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, caster, rule.keep)
+            return first.copy_(op(*cast_args, **cast_kwargs))
         cast_args, cast_kwargs = cast_call(args, kwargs, first.dtype, caster, rule.keep)
         return op(*cast_args, **cast_kwargs)
 
@@ -207,6 +261,12 @@ def _call(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: lis
         if type(t) is not Tensor and type(t) is not Parameter and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:
             return state.call_without_casts(op, *args, **kwargs)
     return op(*args, **kwargs)
+
+
+def _writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:
+    """Whether the call writes into one of its arguments."""
+    out_given = kwargs.get("out") is not None or (rule.out_at is not None and rule.out_at < len(args))
+    return out_given or (rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at))
 
 
 def _flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:

@@ -67,6 +67,7 @@ MISSING = object()
 def settle_torch() -> None:
     """Let torch do what it does lazily: it patches its own optimizers' step when the first one is built."""
     importlib.import_module("torch._dynamo")
+    importlib.import_module("torch.testing._internal.common_utils")  # replaces ScriptFunction.__call__ when it is imported
     for cls in vars(torch.optim).values():
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer:
             cls([torch.nn.Parameter(torch.zeros(1, 1))])

@@ -1,0 +1,128 @@
+"""R11: where a device has no kernel for an op in a low dtype the op runs in float32. What is known of that, and what failing taught."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from . import op_names, patches
+from .call_rules import CallRule
+from .casting import Tensor
+from .verbose import speaks
+
+log = logging.getLogger("hmp")
+
+LOW = frozenset({torch.bfloat16, torch.float16})
+_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+_REMEMBERED = 256  # argument lists an op; one that varies without end must not fill the memory
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+
+
+def fallbacks() -> dict[str, int]:
+    """How many calls of each op ran in float32 because the device has no kernel in the low dtype, since torch was last untouched."""
+    with _lock:
+        return dict(_counts)
+
+
+class Kernels:
+    """Which low dtypes one op has kernels for; `failed` holds the calls that had none."""
+
+    def __init__(self, rule: CallRule) -> None:
+        self._op = rule.op
+        self._known = rule.no_kernel
+        self._retries = rule.retries
+        self.failed: dict[Any, None] = {}
+
+    def lacks(self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether the call is known to have no kernel in `dtype` where `tensors` are; what is known is counted and logged."""
+        if dtype not in LOW:
+            return False
+        device = tensors[0].device.type
+        found = (device, dtype) in self._known or ("*", dtype) in self._known
+        if not found and self.failed:
+            found = _signature(tensors, dtype, args, kwargs) in self.failed
+        if found:
+            self._note(device, dtype)
+        return found
+
+    def lacks_in_place(self, tensor: Tensor) -> bool:
+        """Whether an op that writes into `tensor` is known to have no kernel in its dtype."""
+        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {})
+
+    def retry(
+        self,
+        error: RuntimeError,
+        tensors: list[Tensor] | None,
+        dtype: torch.dtype,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        in_float32: Callable[[], Any],
+    ) -> Any:
+        """What the op gives in float32 after it raised `error` in `dtype`; `error` again where float32 is no remedy.
+
+        Only a float32 run that succeeds is remembered: the next call with the same devices, layouts and other arguments
+        does not try the low dtype. Never for random ops and for what writes into its inputs, which are half done by now.
+        """
+        if not tensors or not self._retries or dtype not in LOW or _is_out_of_memory(error):
+            raise error
+        try:
+            result = in_float32()
+        except Exception:
+            raise error from None
+        if len(self.failed) >= _REMEMBERED:
+            self.failed.clear()
+        self.failed[_signature(tensors, dtype, args, kwargs)] = None
+        self._note(tensors[0].device.type, dtype)
+        return result
+
+    def _note(self, device: str, dtype: torch.dtype) -> None:
+        with _lock:
+            if not _counts:
+                patches.on_restore(_counts.clear)
+            _counts[self._op] += 1
+            first = _counts[self._op] == 1
+        if first and speaks():
+            log.warning(
+                "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
+                self._op, str(dtype).removeprefix("torch."), device,
+            )  # fmt: skip
+
+
+def known(names: tuple[str, ...]) -> frozenset[tuple[str, torch.dtype]]:
+    """The (device type or "*", dtype) that an op, given by its name and those that it follows, is known to have no kernel for."""
+    return frozenset(
+        (device, getattr(torch, dtype))
+        for device, dtypes, without in op_names.NO_KERNEL
+        for dtype in dtypes.split()
+        if any(name in without for name in names)
+    )
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Device types, layouts, the low dtype and all that is no tensor: what the choice of a kernel depends on."""
+    places = tuple((t.device.type, t.layout) for t in tensors)
+    return places, dtype, tuple(map(_plain, args)), tuple((name, _plain(kwargs[name])) for name in sorted(kwargs))
+
+
+def _plain(value: Any) -> Any:
+    """A hashable stand-in for an argument: a tensor's is its kind alone."""
+    if isinstance(value, Tensor):
+        return Tensor
+    if isinstance(value, (list, tuple)):
+        return tuple(map(_plain, value))
+    try:
+        hash(value)
+    except TypeError:
+        return repr(value)
+    return (type(value), value)

@@ -1,0 +1,273 @@
+"""R11: an op that has no kernel in the low dtype runs in float32; what is known is read before the call, what fails is remembered."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+import hmp
+from hmp import op_names
+
+X = torch.linspace(-1.0, 1.0, 16).reshape(4, 4)
+POSITIVE = X @ X.T + 4 * torch.eye(4)
+
+
+def low(dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return POSITIVE.to(dtype)
+
+
+# looked up at the call: hmp does not reach a function taken before it was converted
+KNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "fft.fft": lambda x: torch.fft.fft(x),
+    "fft.rfftn": lambda x: torch.fft.rfftn(x),
+    "linalg.inv": lambda x: torch.linalg.inv(x),
+    "inverse": lambda x: torch.inverse(x),
+    "Tensor.inverse": lambda x: x.inverse(),
+    "Tensor.logdet": lambda x: x.logdet(),
+    "linalg.cholesky": lambda x: torch.linalg.cholesky(x),
+    "cdist": lambda x: torch.cdist(x, x + 1),
+    "quantile": lambda x: x.quantile(0.3),
+    "avg_pool3d": lambda x: F.avg_pool3d(x[None, None, None], (1, 2, 2)),
+    "lp_pool3d": lambda x: F.lp_pool3d(x[None, None, None].abs() + 1, 2.0, (1, 2, 2)),
+    "special.bessel_j0": lambda x: torch.special.bessel_j0(x),
+    "stft": lambda x: torch.stft(x.flatten(), 4, window=torch.ones(4), return_complex=True),
+}
+BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "norm(nuc)": lambda x: x.norm("nuc"),
+    "linalg.norm(2)": lambda x: torch.linalg.norm(x, 2),
+    "matrix_power(-1)": lambda x: torch.matrix_power(x, -1),
+    "interpolate(antialias)": lambda x: F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear", antialias=True),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("policy", ["habana", hmp.Policy("every op low", bf16={"*"})], ids=lambda p: getattr(p, "name", p))
+@pytest.mark.parametrize("name", [*KNOWN, *BY_ARGUMENTS])
+def test_r11_op_without_a_low_kernel_runs_in_float32(name: str, policy: str | hmp.Policy, dtype: torch.dtype) -> None:
+    op = {**KNOWN, **BY_ARGUMENTS}[name]
+    # what stands around the op is cast by the policy, so the oracle gets what arrives at the op: the same low-dtype tensor
+    given = low(dtype) if "stft" not in name else low(torch.bfloat16)
+    expected = op(given.float())
+    with hmp.convert(policy=policy, dtype=given.dtype):
+        result = op(given)
+        again = op(given)
+    assert result.dtype is expected.dtype
+    assert result.dtype in (torch.float32, torch.complex64)
+    # arithmetic before the op (x + 1) rounds once more where the policy has it in the low dtype
+    torch.testing.assert_close(result, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(again, result, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["fft.fft", "linalg.inv", "linalg.cholesky", "special.bessel_j0", "norm(nuc)"])
+def test_r11_values_are_those_of_the_float32_op_bit_for_bit(name: str) -> None:
+    op = {**KNOWN, **BY_ARGUMENTS}[name]
+    expected = op(low().float())
+    with hmp.convert():
+        torch.testing.assert_close(op(low()), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["linalg.inv", "cdist", "norm(nuc)", "interpolate(antialias)", "special.i1"])
+def test_r11_gradients_arrive_in_the_leafs_own_dtype(name: str) -> None:
+    op = {**KNOWN, **BY_ARGUMENTS, "special.i1": lambda x: torch.special.i1(x)}[name]
+    oracle = low().float().requires_grad_()
+    op(oracle).sum().backward()
+    leaf = low().requires_grad_()
+    with hmp.convert():
+        op(leaf).sum().backward()
+    assert leaf.grad is not None and oracle.grad is not None
+    assert leaf.grad.dtype is torch.bfloat16
+    torch.testing.assert_close(leaf.grad.float(), oracle.grad, rtol=1e-2, atol=1e-2)
+
+
+def test_r11_listed_op_with_float32_inputs_stays_in_float32() -> None:
+    with hmp.convert(policy=hmp.Policy("mine", bf16={"linalg.inv", "fft.fft"})):
+        inverse, spectrum = torch.linalg.inv(POSITIVE), torch.fft.fft(POSITIVE)
+    torch.testing.assert_close(inverse, torch.linalg.inv(POSITIVE), rtol=0, atol=0)  # not rounded on the way
+    assert spectrum.dtype is torch.complex64
+
+
+def test_r11_mixed_inputs_of_an_op_without_a_kernel() -> None:
+    a, b = low(), X.clone()
+    expected = torch.linalg.solve(a.float(), b)
+    with hmp.convert():
+        result = torch.linalg.solve(a, b)
+        assert torch.special.zeta(a, torch.tensor(2.0)).dtype is torch.float32
+    torch.testing.assert_close(result, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_r11_out_gets_the_float32_result_in_its_own_dtype(dtype: torch.dtype) -> None:
+    expected = torch.linalg.inv(low().float()).to(dtype)
+    out = torch.empty(0, dtype=dtype)
+    with hmp.convert():
+        assert torch.linalg.inv(low(), out=out) is out
+    assert out.dtype is dtype
+    torch.testing.assert_close(out, expected, rtol=0, atol=0)
+
+
+def test_r11_complex_out_is_filled() -> None:
+    out = torch.empty(4, 4, dtype=torch.complex64)
+    with hmp.convert():
+        assert torch.fft.fft(low(), out=out) is out
+    torch.testing.assert_close(out, torch.fft.fft(low().float()), rtol=0, atol=0)
+
+
+def test_r11_in_place_writes_into_the_tensor_that_it_is_given() -> None:
+    x = X.half()
+    base = torch.stack([x, x])
+    torch.manual_seed(0)
+    expected = torch.rrelu(X.half().float(), training=True).half()
+    with hmp.convert(dtype=torch.float16):
+        torch.manual_seed(0)
+        assert F.rrelu(x, training=True, inplace=True) is x
+        torch.manual_seed(0)
+        torch.rrelu_(base[0], training=True)
+    assert x.dtype is torch.float16
+    torch.testing.assert_close(x, expected, rtol=0, atol=0)
+    torch.testing.assert_close(base[0], expected, rtol=0, atol=0)
+
+
+def test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again() -> None:
+    calls: list[torch.dtype] = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            if func is torch.ops.aten._upsample_bilinear2d_aa.default:
+                calls.append(args[0].dtype)
+            return func(*args, **(kwargs or {}))
+
+    x = X.bfloat16()[None, None]
+    with hmp.convert(), Watch():
+        for _ in range(3):
+            F.interpolate(x, scale_factor=2.0, mode="bilinear", antialias=True)
+        assert calls == [torch.bfloat16, torch.float32, torch.float32, torch.float32]
+        # other arguments are another question
+        assert F.interpolate(x, scale_factor=2.0, mode="bilinear").dtype is torch.bfloat16
+
+
+def test_r11_layout_is_part_of_what_is_remembered() -> None:
+    csr = torch.eye(4).to_sparse_csr()
+    with hmp.convert():
+        assert (csr @ X).dtype is torch.float32
+        assert (csr @ X).dtype is torch.float32
+        assert (X @ X).dtype is torch.bfloat16
+        assert torch.matmul(X, X).dtype is torch.bfloat16
+
+
+def test_r11_an_error_that_float32_does_not_mend_is_torchs_own() -> None:
+    with pytest.raises(RuntimeError) as plain:
+        torch.linalg.norm(low(), 7)
+    with hmp.convert():
+        for _ in range(2):
+            with pytest.raises(RuntimeError) as cast:
+                torch.linalg.norm(low(), 7)
+            assert str(cast.value) == str(plain.value)
+            assert cast.value.__cause__ is None
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            torch.matmul(X, X[:3])
+        assert hmp.fallbacks() == {}
+
+
+def test_r11_out_of_memory_is_never_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[torch.dtype] = []
+
+    def full(x: torch.Tensor, *args: object) -> torch.Tensor:
+        runs.append(x.dtype)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(torch, "sinh", full)
+    with hmp.convert(policy=hmp.Policy("mine", bf16={"sinh"})), pytest.raises(torch.OutOfMemoryError):
+        torch.sinh(X)
+    hmp.revert()
+    assert runs == [torch.bfloat16]
+
+
+@pytest.mark.parametrize("op", ["dropout", "rrelu", "multinomial"])
+def test_r11_random_ops_are_never_run_again(op: str) -> None:
+    from hmp import tables
+
+    with hmp.convert(policy=hmp.Policy("mine", bf16={op})):
+        rules = [d.rule for d in tables.decide(hmp.Policy("mine", bf16={op})).values() if d.rule.op == op]
+    assert rules
+    assert not any(rule.retries for rule in rules)
+
+
+def test_r11_users_functions_are_never_run_again() -> None:
+    runs: list[torch.dtype] = []
+
+    @hmp.bf16_function
+    def mine(x: torch.Tensor) -> torch.Tensor:
+        runs.append(x.dtype)
+        if x.dtype is torch.bfloat16:
+            raise RuntimeError("not implemented for 'BFloat16'")
+        return x
+
+    with hmp.convert(), pytest.raises(RuntimeError, match="not implemented"):
+        mine(X)
+    assert runs == [torch.bfloat16]
+
+
+def test_r11_is_logged_once_an_op_and_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="hmp"), hmp.convert():
+        for _ in range(3):
+            torch.fft.fft(low())
+        low().norm("nuc")
+        low().norm("nuc")
+        assert hmp.fallbacks() == {"fft.fft": 3, "norm": 2}
+    messages = [r.getMessage() for r in caplog.records if "R11" in r.getMessage()]
+    assert [m.split(":")[0] for m in messages] == ["fft.fft cannot run in bfloat16 on cpu", "norm cannot run in bfloat16 on cpu"]
+    hmp.revert()
+    assert hmp.fallbacks() == {}
+
+
+def test_r11_nothing_is_counted_where_casts_are_off() -> None:
+    with hmp.convert(), hmp.disable_casts():
+        with pytest.raises(RuntimeError):
+            torch.fft.fft(low())
+        assert hmp.fallbacks() == {}
+
+
+def test_r11_explain_says_where_an_op_has_no_kernel() -> None:
+    assert "without a kernel on any device in bfloat16 and float16, it runs in float32 there (R11)" in str(hmp.explain("linalg.inv"))
+    assert "without a kernel on cpu in bfloat16 and float16" in str(hmp.explain("avg_pool3d"))
+    assert "R11" not in str(hmp.explain("relu"))
+
+
+# What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.
+TRIED = op_names.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # op_db samples deprecated names and degenerate shapes too
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
+    """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
+    known = {name for device, dtypes, names in op_names.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
+    missing = []
+    for info in op_db:
+        name = info.name.removeprefix("nn.functional.")
+        if torch.float32 not in info.dtypes or name.startswith("jiterator") or name in known | TRIED or any(s in known for s in op_names.SYNONYMS.get(name, ())):
+            continue
+        for sample, _ in zip(info.sample_inputs("cpu", torch.float32), range(4), strict=False):
+            if _runs(info.op, sample, torch.float32) and not _runs(info.op, sample, dtype):
+                missing.append(name)
+                break
+    assert missing == []
+
+
+def _runs(op: Callable[..., object], sample: object, dtype: torch.dtype) -> bool:
+    def cast(value: object) -> object:
+        return value.detach().to(dtype) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
+
+    args, kwargs = pytree.tree_map(cast, ((sample.input, *sample.args), sample.kwargs))  # type: ignore[attr-defined]
+    try:
+        op(*args, **kwargs)
+    except (RuntimeError, ValueError, TypeError):
+        return False
+    return True
