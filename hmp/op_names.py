@@ -18,6 +18,9 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     mul multiply
     div divide true_divide truediv
     sub subtract
+    mm dsmm spmm
+    sspaddmm saddmm
+    hspmm hsmm
     abs absolute
     neg negative
     fix trunc
@@ -138,7 +141,7 @@ FOREIGN = _names(
     fused_norm fused_clip_norm optimizer_adamw optimizer_sgd optimizer_lamb custom_foreach_add_ roi_align nms batched_nms
     deform_conv2d gels symeig eig lstsq solve matrix_rank cumulative_max irfft rfft ifft stft_legacy sum_to_size_ lu_unpack_
     bucketize_ pdist_ gru_impl frac_gradient addcdiv_legacy triangular_solve_legacy max_unpool_2d fused_dropout
-    scaled_mm _scaled_mm grouped_mm _grouped_mm rms_norm fused_rms_norm _fused_rms_norm linear_cross_entropy swiglu
+    linalg.matrix_sqrth scaled_mm _scaled_mm grouped_mm _grouped_mm rms_norm fused_rms_norm _fused_rms_norm linear_cross_entropy swiglu
     fused_sdpa sdpa_recomp_fwd sdpa_recomp_bwd rotary_pos_embedding rope optimizer_lars optimizer_ema cast cast_f32_to_bf16
     cast_bf16_to_f32 hpu_cast permute_copy_hpu instance_norm_backward as_strided_lazy strided_view slice_insert dropout_backward
     """
@@ -175,6 +178,7 @@ ALIASING = VIEWS | _names("einsum")
 NOT_COMPUTED = _names(
     """
     clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
+    as_masked_tensor masked_tensor
     new_tensor new_empty_strided empty_permuted as_tensor tensor from_numpy frombuffer is_tensor is_storage setitem numpy_T
     """
 )
@@ -204,7 +208,7 @@ PROMOTED_BY_TORCH = JOINS | _names(
 # Mixed inputs raise in torch, forward or backward: unlisted, these follow their first castable input (R7).
 MIXED_RAISES = _names(
     """
-    huber_loss addr
+    huber_loss
     cross linalg.cross cdist grid_sample grid_sampler grid_sampler_2d grid_sampler_3d
     index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add scatter_reduce
     cholesky_solve lu_solve triangular_solve ormqr orgqr linalg.solve linalg.solve_ex linalg.solve_triangular linalg.tensorsolve
@@ -221,12 +225,15 @@ MIXED_RAISES = _names(
     """
 )
 # Of these some mixtures are accepted, depending on shapes: torch is asked first.
-MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy")
+MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
+# Forward promotes, and backward raises for some mixtures: promoted before the call.
+MIXED_BACKWARD_RAISES = _names("addr")
 
-# In-place ops that raise on mixed inputs: the others become the first one's dtype (R5). torch computes all other ones mixed.
+# In-place ops that raise on mixed inputs, forward or backward: the others become the first one's dtype (R5). All other ones
+# torch computes mixed.
 MIXED_INPLACE_RAISES = _names(
     """
-    addmm addmv addbmm baddbmm lerp heaviside index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add
+    addmm addmv addbmm addr baddbmm lerp heaviside index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add
     scatter_reduce map map2 setitem
     """
 )
@@ -259,14 +266,16 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
     ("cpu", "bfloat16 float16", _names(
-        """avg_pool3d lp_pool3d _upsample_bilinear2d_aa histogram histogramdd multi_margin_loss multilabel_margin_loss special.i1
+        """avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss special.i1
         special.i1e smm sspaddmm"""
     )),
     ("cpu", "float16", _names("rrelu rrelu_with_noise")),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
 # For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
-KERNEL_BY_ARGUMENTS = _names("norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample")
+KERNEL_BY_ARGUMENTS = _names(
+    "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
+)
 # Ops that draw random numbers: a failed run has drawn some already, so they are never run again (R11).
 RANDOM = _names(
     """

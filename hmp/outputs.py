@@ -12,8 +12,18 @@ from .casting import Tensor, castable
 _alias_copy = torch.alias_copy
 
 
-def deliver(result: Any, out: Tensor) -> Tensor:
-    """Writes `result` into `out` with torch's rules for resizing, and gives `out` back."""
+def deliver(result: Any, out: Any) -> Any:
+    """Writes `result` into `out`, a tensor or as many tensors as it has, and gives back what torch does then."""
+    if isinstance(out, Tensor):
+        return _into(result, out)
+    places = [_into(part, place) for part, place in zip(result, out, strict=True)]
+    if isinstance(result, list):
+        return None  # unbind_copy and the like
+    named = getattr(torch.return_types, type(result).__name__ + "_out", None)
+    return out if named is None else named(places)
+
+
+def _into(result: Tensor, out: Tensor) -> Tensor:
     with torch.no_grad():
         value = casting.cast(result, out.dtype) if castable(result) and castable(out) else result
         _alias_copy(value, out=out)

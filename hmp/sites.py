@@ -38,10 +38,13 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch.linalg", torch.linalg, "linalg."),
     ("torch.fft", torch.fft, "fft."),
     ("torch.sparse", torch.sparse, "sparse."),
+    ("torch.masked", torch.masked, "masked."),
+    ("torch.signal.windows", torch.signal.windows, "signal.windows."),
 )
 # The modules of torch whose public Python functions are ops.
 PYTHON_OPS = frozenset(
-    {"torch.nn.functional", "torch._tensor", "torch.functional", "torch._lowrank", "torch._lobpcg", "torch._jit_internal"}
+    """torch.nn.functional torch._tensor torch.functional torch._lowrank torch._lobpcg torch._jit_internal torch.masked._ops
+    torch.signal.windows.windows""".split()
 )
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
 

@@ -12,6 +12,7 @@ import torch
 
 from . import casting, op_names
 from .casting import Caster, Tensor, castable
+from .outputs import deliver
 
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
@@ -36,6 +37,7 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
     """
 
     weight_at, bias_at = order.index("weight"), order.index("bias")
+    stats_at = order.index("running_mean") if "running_mean" in order else None
     affine_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -43,28 +45,35 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
             # the common call: everything but the input is float32 or absent
             x = args[0]
             given = [args[i] for i in affine_at if i < len(args) and args[i] is not None]
-            held = {t.dtype for t in given}
-            dtype = choose([x, *given])
+            held = {getattr(t, "dtype", None) for t in given}
             bias_alone = bias_at < len(args) and args[bias_at] is not None and args[weight_at] is None
-            if held <= _PLAIN_STATE and not bias_alone and (dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS):
-                return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
+            if held <= _PLAIN_STATE and not bias_alone:
+                dtype = choose([x, *given])
+                if dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS:
+                    return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return general(args, kwargs)
 
     def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        values = _bind(order, args, kwargs)
+        names = order
+        if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool):
+            names = tuple(n for n in order if not n.startswith("running_"))  # the overload without statistics
+        values = _bind(names, args, kwargs)
         x: Any = values.get("input")
         if not castable(x) or _left_to_torch(values):
             return op(*args, **kwargs)
-        bias = values.get("bias")
-        if castable(bias) and values.get("weight") is None and "weight" in values:
-            # torch has no mixed kernel for a bias alone
-            values["weight"] = torch.ones_like(bias)
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
         dtype = choose([x, *affine.values(), *stats.values()])
         held = {t.dtype for t in (*affine.values(), *stats.values())}
+        if held <= {dtype} and x.dtype is dtype:
+            return op(*args, **kwargs)
+        out = values.pop("out", None)
+        kwargs.pop("out", None)
         fits = not held or held == {dtype}
         if not fits:
+            if "bias" in affine and "weight" not in affine and "weight" in values:
+                # torch has no mixed kernel for a bias alone
+                affine["weight"] = torch.ones_like(affine["bias"])
             mixed_kernel = name in op_names.MIXED_NORM_KERNELS.get(x.device.type, op_names.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in affine.items()}
@@ -72,14 +81,21 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
         else:
             copies = stats
         values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
-        result = _again(op, order, args, kwargs, values)
+        result = _again(op, names, args, kwargs, values)
         for n, copy in copies.items():
-            if copy is not stats[n]:
+            if copy is not stats[n] and _trains(names, values):
                 with torch.no_grad():
                     stats[n].copy_(copy)
-        return result
+        return result if out is None else deliver(result, out)
 
     return wrapper
+
+
+def _trains(order: tuple[str, ...], values: dict[str, Any]) -> bool:
+    """Whether the norm moves its running statistics; the defaults are torch's."""
+    if "training" in order:
+        return bool(values.get("training", False))
+    return bool(values.get("use_input_stats", True))
 
 
 def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:

@@ -54,7 +54,14 @@ class Listed:
             for name in table:
                 if name != EVERY_OP:
                     seen.update(dict.fromkeys((name, *sites.relatives(name))))
-        for names in (op_names.MIXED_RAISES, op_names.NORMS, op_names.FILLS, op_names.GUARDED_ARITHMETIC, op_names.GUARDED_IN_FLOAT16):
+        for names in (
+            op_names.MIXED_RAISES,
+            op_names.MIXED_BACKWARD_RAISES,
+            op_names.NORMS,
+            op_names.FILLS,
+            op_names.GUARDED_ARITHMETIC,
+            op_names.GUARDED_IN_FLOAT16,
+        ):
             seen.update(dict.fromkeys(names))
         for _, _, names in op_names.NO_KERNEL:
             seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
@@ -86,7 +93,7 @@ def decide(policy: Policy) -> dict[Any, Decision]:
         for site in sites.sites_of(op):
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if kind is not None:
-                add(site, _call_rule(site, kind, policy.dtype), source if kind in CASTS else None)
+                add(site, _call_rule(site, kind, policy.dtype), source if source is not None and kind == source.cast else None)
     for name, source in ((n, r) for table in listed.by_cast.values() for n, r in table.items()):
         if "." in name and not sites.sites_of(name):
             # a user's function is one op: what it calls inside is not decided again
@@ -128,6 +135,8 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "guard"
     if cast is None and (op in op_names.MIXED_RAISES or op in op_names.NORMS):
         return "first"
+    if cast is None and op in op_names.MIXED_BACKWARD_RAISES:
+        return "promote"
     if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(sites.ancestry(op)):
         return "no_kernel"
     return None

@@ -58,6 +58,8 @@ def _chooser(rule: CallRule) -> Callable[[list[Tensor]], torch.dtype]:
         return lambda tensors: torch.float32
     if rule.kind == "first":
         return lambda tensors: tensors[0].dtype
+    if rule.kind in ("no_kernel", "inside"):  # the low dtype in play, which a kernel may not take
+        return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
     return lambda tensors: casting.widest(tensors, count_0dim=rule.join)
 
 
@@ -148,10 +150,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         if differentiating:
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
         result = op(*cast_args, **cast_kwargs)
-        if isinstance(out, Tensor):
-            return deliver(result, out)
-        delivered_to = [deliver(part, place) for part, place in zip(result, out, strict=True)]
-        return getattr(torch.return_types, type(result).__name__ + "_out", type(result))(delivered_to)
+        return deliver(result, out)
 
     if rule.no_kernel and fixed is not torch.float32:
         return lambda *args, **kwargs: general(args, kwargs)
