@@ -21,6 +21,7 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     mm dsmm spmm
     sspaddmm saddmm
     hspmm hsmm
+    grouped_mm _grouped_mm
     abs absolute
     neg negative
     fix trunc
@@ -174,11 +175,14 @@ VIEWS = _names(
 # that trains cannot rely on it.)
 ALIASING = VIEWS | _names("einsum")
 
-# What `*` leaves alone besides: results that hold no rounding, and makers of new tensors.
+# What `*` leaves alone besides: results that hold no rounding, makers of new tensors and changes of layout.
 NOT_COMPUTED = _names(
     """
     clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
-    as_masked_tensor masked_tensor
+    as_masked_tensor masked_tensor sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor
+    sparse_bsr_tensor sparse_bsc_tensor spdiags to_sparse to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc to_dense
+    to_mkldnn to_padded_tensor sparse_mask flatten_dense_tensors unflatten_dense_tensors from_file range pad_sequence
+    quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
     new_tensor new_empty_strided empty_permuted as_tensor tensor from_numpy frombuffer is_tensor is_storage setitem numpy_T
     """
 )
@@ -217,7 +221,7 @@ MIXED_RAISES = _names(
     addmm mm bmm mv dot matmul rmatmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
     addbmm addmv baddbmm bilinear chain_matmul conv_tbc convolution einsum inner tensordot vdot linalg.matmul linalg.multi_dot
     linalg.vecdot scaled_dot_product_attention sparse.mm sparse.addmm sparse.sampled_addmm smm hspmm sspaddmm
-    linear_cross_entropy svd_lowrank pca_lowrank
+    linear_cross_entropy svd_lowrank pca_lowrank grouped_mm _grouped_mm
     fractional_max_pool2d fractional_max_pool3d
     lerp heaviside prelu polar complex isclose allclose binomial fake_quantize_per_channel_affine
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
