@@ -27,6 +27,9 @@ _TO: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
 _clamp = torch.clamp
 _isinf = torch.isinf
 _where = torch.where
+_and = torch.logical_and
+_not = torch.logical_not
+_detach = torch.Tensor.detach
 _MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
 
 
@@ -64,8 +67,13 @@ def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not _may_lose(tensor, dtype):
         return low
     # in this order backward keeps one bool an element; a clamp would keep the wide tensor
-    made_infinite = _isinf(low) & ~_isinf(tensor)
-    return _where(made_infinite, _clamp(low.detach(), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
+    made_infinite = _and(_isinf(low), _not(_isinf(tensor)))
+    return _where(made_infinite, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
+
+
+def widen(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in `dtype` where that holds all its values, else as it is."""
+    return cast(tensor, dtype) if torch.promote_types(tensor.dtype, dtype) is dtype else tensor
 
 
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:

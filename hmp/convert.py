@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables, views
+from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables, torch_autocast, views
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -192,6 +192,10 @@ def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
         return _casts[(policy, is_verbose)]
 
 
+def _no_longer_made_to_fit() -> None:
+    state.MADE_TO_FIT = state.NOTHING
+
+
 def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
     """The policy's table; its sites are patched on return. Whatever fails, fails before torch is touched."""
     if not patches.installed():
@@ -205,7 +209,10 @@ def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
             module_state.install()
             construction.install()
             views.install()
+            state.MADE_TO_FIT = tables.made_to_fit()
+            patches.on_restore(_no_longer_made_to_fit)
         install.install(site for decision in decisions.values() for site in decision.sites)
+        torch_autocast.install()
     except BaseException:
         if fresh:
             patches.restore()

@@ -19,6 +19,7 @@ _MEANING = {
     "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
     "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
     "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
+    "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
     "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
 }
 

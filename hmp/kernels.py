@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections import Counter
@@ -37,6 +38,7 @@ class Kernels:
     def __init__(self, rule: CallRule) -> None:
         self._op = rule.op
         self._known = rule.no_kernel
+        self._no_backward = rule.no_backward_kernel
         self._retries = rule.retries
         self.failed: dict[Any, None] = {}
 
@@ -46,6 +48,8 @@ class Kernels:
             return False
         device = tensors[0].device.type
         found = (device, dtype) in self._known or ("*", dtype) in self._known
+        if not found and (device, dtype) in self._no_backward:
+            found = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if not found and self.failed:
             found = _signature(tensors, dtype, args, kwargs) in self.failed
         if found:
@@ -95,11 +99,14 @@ class Kernels:
             )  # fmt: skip
 
 
-def known(names: tuple[str, ...]) -> frozenset[tuple[str, torch.dtype]]:
-    """The (device type or "*", dtype) that an op, given by its name and those that it follows, is known to have no kernel for."""
+@functools.cache
+def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
+    """The (device type or "*", dtype) that an op, given by its name and those that it follows, is known to have no kernel for;
+    with `backward`, those for which only its backward has none."""
+    table = op_names.NO_BACKWARD_KERNEL if backward else op_names.NO_KERNEL
     return frozenset(
         (device, getattr(torch, dtype))
-        for device, dtypes, without in op_names.NO_KERNEL
+        for device, dtypes, without in table
         for dtype in dtypes.split()
         if any(name in without for name in names)
     )

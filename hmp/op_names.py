@@ -48,6 +48,7 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     matrix_power linalg.matrix_power
     diagonal linalg.diagonal
     movedim moveaxis
+    positive pos
     transpose swapaxes swapdims
     orgqr linalg.householder_product
     pinverse linalg.pinv
@@ -263,19 +264,20 @@ _EVERY_DEVICE = _names(
     special.spherical_bessel_j0 special.zeta
     """
 )
-# Device type ("*" for any), low dtypes, the ops that have no kernel there, forward or backward (R11). CPU was measured; the other
+# Device type ("*" for any), low dtypes, the ops that have no kernel there (R11). CPU was measured; the other
 # devices' are what torch's own tests expect. A power-of-two FFT in float16 exists on CUDA, and gives complex32, which hardly
 # anything takes.
 NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
     ("cpu", "bfloat16 float16", _names(
-        """avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss special.i1
-        special.i1e smm sspaddmm"""
+        "avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss smm sspaddmm"
     )),
     ("cpu", "float16", _names("rrelu rrelu_with_noise")),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
+# The forward has a kernel and the backward none: no kernel where a gradient is needed.
+NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),)
 # For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"

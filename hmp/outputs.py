@@ -17,8 +17,6 @@ def deliver(result: Any, out: Any) -> Any:
     if isinstance(out, Tensor):
         return _into(result, out)
     places = [_into(part, place) for part, place in zip(result, out, strict=True)]
-    if isinstance(result, list):
-        return None  # unbind_copy and the like
     named = getattr(torch.return_types, type(result).__name__ + "_out", None)
     return out if named is None else named(places)
 

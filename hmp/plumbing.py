@@ -5,6 +5,7 @@ Optimizers, gradient scaling and clipping, initialisers, tests and printing, dat
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import types
@@ -35,8 +36,6 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch._tensor_str": ("_str",),
     "torch.utils.data.dataloader": ("DataLoader.__iter__", "_BaseDataLoaderIter.__next__"),
     "torch.utils.data._utils.worker": ("_worker_loop",),
-    # user Python in backward: hooks, autograd.Function.backward (R13)
-    "torch.autograd.graph": ("_engine_run_backward",),
     # model.to(bfloat16) and load_state_dict(assign=True) give parameters and buffers another dtype on purpose
     "torch.nn.modules.module": ("Module._apply", "Module.load_state_dict"),
 }  # fmt: skip
@@ -48,6 +47,7 @@ def install() -> None:
         patches.swap(function, state.without_casts(patches.plain(function)))
     _install_optimizers()
     _install_checkpoint()
+    _install_autograd()
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
@@ -133,7 +133,43 @@ def _install_checkpoint() -> None:
         return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)
 
     _replace("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
-    _replace("torch.utils.checkpoint", "_checkpoint_without_reentrant_generator", generator)
+    name = "_checkpoint_without_reentrant_generator"
+    # torch 2.15 and later: the old name hands its arguments on to this one, which torch itself calls
+    newer = f"{name}_impl"
+    _replace("torch.utils.checkpoint", newer if _find("torch.utils.checkpoint", newer) else name, generator)
+
+
+def _install_autograd() -> None:
+    """User Python that autograd calls (R13): hooks and autograd.Function.backward, and what packs saved tensors inside an op."""
+
+    def run_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: state.call_in_backward(original, *args, **kwargs)
+
+    def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def push(self: Any) -> None:
+            original(types.SimpleNamespace(pack_hook=state.without_casts(self.pack_hook), unpack_hook=self.unpack_hook))
+
+        return push
+
+    def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda func, *args, **kwargs: call_without_casts(original, Bound(func), *args, **kwargs)
+
+    def transform(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            # made anew at each call: the user's function runs under what is in force there
+            return functools.wraps(func)(
+                lambda *inputs, **named: call_without_casts(original(Bound(func), *args, **kwargs), *inputs, **named)
+            )
+
+        return make
+
+    _replace("torch.autograd.graph", "_engine_run_backward", run_backward)
+    _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    # these put their results together with ops that may be listed
+    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
+        _replace("torch.autograd.functional", name, of_users_function)
+    for name in ("jacrev", "jacfwd"):
+        _replace("torch._functorch.eager_transforms", name, transform)
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -14,6 +14,7 @@ from .outputs import deliver
 
 _SMALLEST_LIMIT = FINITE_MAX[torch.float16]
 _Parameter = torch.nn.Parameter
+_clone = torch.clone  # torch's own, taken before anything is patched
 
 
 def mask_in_place_wrapper(op: Op) -> Op:
@@ -80,7 +81,7 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
 
 
 def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
-    return first.copy_(saturated(op, (first.clone(), *args), kwargs, first.dtype))
+    return first.copy_(saturated(op, (_clone(first), *args), kwargs, first.dtype))
 
 
 def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:

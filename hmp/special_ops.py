@@ -16,7 +16,11 @@ from .outputs import deliver
 
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
+# torch's own, taken before anything is patched
 _renorm_ = torch.embedding_renorm_
+_ones_like = torch.ones_like
+_detach = torch.Tensor.detach
+_reshape = torch.reshape
 _PLAIN_STATE = frozenset({torch.float32})
 
 
@@ -73,7 +77,7 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
         if not fits:
             if "bias" in affine and "weight" not in affine and "weight" in values:
                 # torch has no mixed kernel for a bias alone
-                affine["weight"] = torch.ones_like(affine["bias"])
+                affine["weight"] = _ones_like(affine["bias"])
             mixed_kernel = name in op_names.MIXED_NORM_KERNELS.get(x.device.type, op_names.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in affine.items()}
@@ -132,7 +136,7 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
         if values.get("max_norm") is not None:
             indices = values["input"] if "input" in values and values["input"] is not weight else values["indices"]
             with torch.no_grad():
-                _renorm_(weight.detach(), indices.reshape(-1), values["max_norm"], values.get("norm_type", 2.0))
+                _renorm_(_detach(weight), _reshape(indices, (-1,)), values["max_norm"], values.get("norm_type", 2.0))
             values["max_norm"] = None
         values["weight"] = caster(weight, dtype)
         if castable(scale):

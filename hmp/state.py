@@ -4,7 +4,8 @@ A ContextVar holds it, so threads and asyncio tasks never see each other's regio
 
 - PROCESS: what `convert()` put in force for the whole process, maybe nothing;
 - a `Casts`: a policy's wrappers, put in force by `casts()` or `apply()`;
-- the `Off` of either: no casts, and what `enable_casts()` goes back to.
+- the `Off` of either: no casts, and what `enable_casts()` goes back to;
+- the `InBackward` of either: no lists, for user Python that autograd calls.
 """
 
 from __future__ import annotations
@@ -40,17 +41,42 @@ class Off:
     def off(self) -> Off:
         return self
 
+    @property
+    def in_backward(self) -> Off:
+        return self  # inside disable_casts() torch is exactly torch, backward too
+
+
+class InBackward(Off):
+    """No lists here (R13), but what torch refuses is still made to fit (R7, R11): forward had casts, so that a gradient may be in
+    another dtype than a weight, in code that never met the two."""
+
+    __slots__ = ()
+
+    @property
+    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
+        """The wrappers for what torch refuses."""
+        return MADE_TO_FIT
+
+    @property
+    def off(self) -> Off:
+        return self.on.off
+
+    @property
+    def in_backward(self) -> Off:
+        return self
+
 
 class Casts:
     """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from."""
 
-    __slots__ = ("off", "policy", "table")
+    __slots__ = ("in_backward", "off", "policy", "table")
     disabled = False
 
     def __init__(self, table: Table, policy: Any) -> None:
         self.table = table
         self.policy = policy
         self.off = Off(self)
+        self.in_backward: Off = InBackward(self)
 
     @property
     def on(self) -> Casts:
@@ -58,6 +84,8 @@ class Casts:
 
 
 NOTHING: Table = types.MappingProxyType({})
+# What hmp does in backward while torch is patched, whatever the policy.
+MADE_TO_FIT: Table = NOTHING
 # One object for the life of the process: convert() and revert() replace its table, so every thread sees them at its next op.
 PROCESS = Casts(NOTHING, None)
 
@@ -68,17 +96,20 @@ _found: ContextVar[tuple[Any, ...]] = ContextVar("hmp_found", default=())
 
 get = _here.get
 put = _here.set
-# On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later).
+# On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later), but for
+# what follows a nested backward and for a backward that C++ starts.
 _key_in_tls: Callable[[str], bool] = getattr(torch._C, "_is_key_in_tls", lambda key: False)
+_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # -1 where this thread is not in a backward
 
 
 def settle() -> Casts | Off:
-    """What is in force in a context that never said: in autograd's threads what the caller of backward() has, else PROCESS."""
-    if _key_in_tls("context"):
-        caller = torch._C._get_obj_in_tls("context")
-        return (caller.get(_here) if caller is not None else None) or PROCESS
-    put(PROCESS)  # remembered, so that the question is asked once a thread
-    return PROCESS
+    """What is in force in a context that never said: PROCESS, and in autograd's threads what the caller of backward() has there."""
+    if _graph_task_id() == -1:
+        put(PROCESS)  # remembered, so that the question is asked once a thread
+        return PROCESS
+    caller = torch._C._get_obj_in_tls("context") if _key_in_tls("context") else None
+    found = caller.get(_here) if caller is not None else None
+    return (found or PROCESS).in_backward
 
 
 def here() -> Casts | Off:
@@ -99,6 +130,16 @@ def call_without_casts(function: Callable[P, R], *args: P.args, **kwargs: P.kwar
         return function(*args, **kwargs)
     finally:
         # the value, not a token: a token cannot be reset from another context
+        put(before)
+
+
+def call_in_backward(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function`, which runs backward, returns: user Python in it runs without lists (R13)."""
+    before = get()
+    put((before or settle()).in_backward)
+    try:
+        return function(*args, **kwargs)
+    finally:
         put(before)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -63,7 +64,7 @@ class Listed:
             op_names.GUARDED_IN_FLOAT16,
         ):
             seen.update(dict.fromkeys(names))
-        for _, _, names in op_names.NO_KERNEL:
+        for _, _, names in (*op_names.NO_KERNEL, *op_names.NO_BACKWARD_KERNEL):
             seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
         seen.update(dict.fromkeys(op_names.KERNEL_BY_ARGUMENTS))
         for name in (*op_names.MIXED_INPLACE_RAISES, *op_names.MASK_TAKERS_INPLACE, *op_names.FILLS, "mul", "multiply"):
@@ -107,6 +108,15 @@ def decide(policy: Policy) -> dict[Any, Decision]:
     return found
 
 
+# What is done to mixed inputs and missing kernels, whatever the lists say.
+_MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
+
+
+def made_to_fit() -> dict[Any, Callable[..., Any]]:
+    """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
+    return build({original: d for original, d in decide(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
+
+
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
@@ -123,7 +133,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         if base in op_names.GUARDED_ARITHMETIC:
             return "guard_in_place"
         if kernels.known(sites.ancestry(op)):
-            return "in_place"
+            return "no_kernel_in_place"
         return "fill" if base in op_names.FILLS else None
     if cast in ("bf16", "fp32"):
         return cast
@@ -137,11 +147,13 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "first"
     if cast is None and op in op_names.MIXED_BACKWARD_RAISES:
         return "promote"
-    if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(sites.ancestry(op)):
+    line = sites.ancestry(op)
+    if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(line) or kernels.known(line, backward=True):
         return "no_kernel"
     return None
 
 
+@functools.cache
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
@@ -159,14 +171,16 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
         view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in line),
-        join=op in op_names.JOINS,
+        join=op in op_names.JOINS or op in op_names.MIXED_BACKWARD_RAISES,
         score_taker=any(name in op_names.SCORE_TAKERS for name in line),
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
+        widening=base in op_names.MIXED_BACKWARD_RAISES,
         no_kernel=kernels.known(line),
+        no_backward_kernel=kernels.known(line, backward=True),
         retries=not site.in_place and not any(name in op_names.RANDOM or name in op_names.NORMS for name in line),
     )
 

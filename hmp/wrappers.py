@@ -5,6 +5,7 @@ Every decision that does not depend on the call's tensors is taken here, when th
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         caster = casting.cast_finite
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
+    elif rule.widening:
+        caster = casting.widen
     if observer is not None:
         caster = observer.casting(caster)
     inner = state.without_casts(op) if rule.composite else op
@@ -39,6 +42,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         wrapper = _cast(inner, rule, caster) if rule.retries else inner
     elif rule.kind == "in_place":
         wrapper = _in_place(inner, rule, caster)
+    elif rule.kind == "no_kernel_in_place":
+        wrapper = _in_place_without_kernel(inner, rule)
     elif rule.kind == "mask_in_place":
         wrapper = saturation.mask_in_place_wrapper(inner)
     elif rule.kind == "fill":
@@ -78,13 +83,26 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
         if kwargs.get("out") is not None and not rule.writes_out_itself:
-            return into_out(args, kwargs)
+            return learning(args, kwargs)
         if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
             return in_place(*args, **kwargs)
         try:
             return out_of_place(args, kwargs)
         except RuntimeError as error:
             return again(error, args, kwargs)
+
+    def learning(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R6 and R11: whether `out` was refused or a kernel is missing, a run without `out` tells."""
+        try:
+            return into_out(args, kwargs)
+        except RuntimeError as error:
+            known = len(failed)
+            if rule.retries:
+                with contextlib.suppress(RuntimeError):
+                    general(args, {name: value for name, value in kwargs.items() if name != "out"})
+            if len(failed) == known:
+                raise error
+            return into_out(args, kwargs)
 
     def again(error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R11: what failed in the low dtype is tried in float32."""
@@ -149,10 +167,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             return op(*cast_args, **cast_kwargs, out=out)  # fits, or is torch's to refuse
         if differentiating:
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
-        result = op(*cast_args, **cast_kwargs)
-        return deliver(result, out)
+        result = deliver(op(*cast_args, **cast_kwargs), out)
+        return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
 
-    if rule.no_kernel and fixed is not torch.float32:
+    if (rule.no_kernel or rule.no_backward_kernel) and fixed is not torch.float32:
         return lambda *args, **kwargs: general(args, kwargs)
 
     if as_found:
@@ -254,6 +272,18 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
     return in_place
 
 
+def _in_place_without_kernel(op: Op, rule: CallRule) -> Op:
+    """R5 and R11: torch writes in place, but where it has no kernel for that."""
+    in_float32 = _in_place(op, rule, casting.cast)
+    kernels = Kernels(rule)
+
+    def in_place(*args: Any, **kwargs: Any) -> Any:
+        first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        return (in_float32 if castable(first) and kernels.lacks_in_place(first) else op)(*args, **kwargs)
+
+    return in_place
+
+
 def _call(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[Tensor]) -> Any:
     """The op's result; with casts off inside where a tensor subclass runs Python of its own for the op (R8)."""
     for t in tensors:
@@ -264,8 +294,9 @@ def _call(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: lis
 
 def _writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:
     """Whether the call writes into one of its arguments."""
-    out_given = kwargs.get("out") is not None or (rule.out_at is not None and rule.out_at < len(args))
-    return out_given or (rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at))
+    at = rule.out_at
+    out = args[at] if at is not None and at < len(args) else kwargs.get("out")
+    return out is not None or (rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at))
 
 
 def _flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:

@@ -41,6 +41,7 @@ KNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm(nuc)": lambda x: x.norm("nuc"),
     "linalg.norm(2)": lambda x: torch.linalg.norm(x, 2),
+    "torch.norm(nuc)": lambda x: torch.norm(x, "nuc"),
     "matrix_power(-1)": lambda x: torch.matrix_power(x, -1),
     "interpolate(antialias)": lambda x: F.interpolate(x[None, None], scale_factor=2.0, mode="bilinear", antialias=True),
 }

@@ -177,7 +177,7 @@ def switches() -> dict[str, Any]:
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "optimizer hooks": [len(optimizer._global_optimizer_pre_hooks), len(optimizer._global_optimizer_post_hooks)],
         "module hooks": [len(value) for name, value in vars(module).items() if name.startswith("_global_") and hasattr(value, "__len__")],
-        "saved tensor hooks": torch._C._autograd._top_saved_tensors_default_hooks(True) is None,
+        "saved tensor hooks": getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda _: None)(True) is None,
     }
 
 

@@ -1,0 +1,159 @@
+"""R17: where hmp casts, torch says that autocast is enabled; where torch.autocast is enabled as well, it has the last word."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import warnings
+
+import pytest
+import torch
+
+import hmp
+from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
+from trap_kit import policy, same
+
+
+def test_r17_is_autocast_enabled_says_so_where_hmp_casts():
+    with hmp.casts(LOW):
+        answers = [torch.is_autocast_enabled(), *(torch.is_autocast_enabled(each) for each in ("cpu", "cuda", "xpu", "hpu", "xla"))]
+        assert all(answer is True for answer in answers), answers
+        assert torch.is_autocast_enabled(device_type="mps") is True
+        for name in ("is_autocast_cpu_enabled", "is_autocast_xla_enabled", "is_autocast_ipu_enabled"):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                assert getattr(torch, name)() is True, name
+        assert real_state()[:2] == ((False, BF16), (False, F16))
+
+
+def test_r17_get_autocast_dtype_is_the_low_dtype_where_hmp_casts():
+    for each, low in ((LOW, BF16), (HALF, F16)):
+        with hmp.casts(each):
+            assert [torch.get_autocast_dtype(device) for device in ("cpu", "cuda", "xpu", "hpu")] == [low] * 4
+            assert torch.get_autocast_dtype(device_type="cpu") is low
+            for name in ("gpu", "cpu", "xla", "ipu"):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", DeprecationWarning)
+                    assert getattr(torch, f"get_autocast_{name}_dtype")() is low, name
+
+
+def test_r17_real_autocast_has_the_last_word_on_its_own_device_only():
+    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
+        assert torch.get_autocast_dtype("cpu") is F16
+        assert torch.get_autocast_dtype("cuda") is BF16
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            assert (torch.get_autocast_cpu_dtype(), torch.get_autocast_gpu_dtype()) == (F16, BF16)
+
+
+def _ask() -> tuple[bool, torch.dtype]:
+    return torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda")
+
+
+TORCHS_OWN = (False, F16)
+
+
+def test_r17_torchs_own_answers_where_hmp_does_not_cast():
+    answers = {}
+    with hmp.casts(LOW):
+        with hmp.disable_casts():
+            answers["disabled"] = _ask()
+            with hmp.enable_casts():
+                assert _ask() == (True, BF16)
+        with torch.autocast("cpu", enabled=False):
+            answers["autocast disabled"] = _ask()
+        thread = threading.Thread(target=lambda: answers.setdefault("thread", _ask()))
+        thread.start()
+        thread.join()
+        w = torch.nn.Parameter(X.clone())
+        w.register_hook(lambda grad: answers.setdefault("hook", _ask()) and None)
+        (w * 1.0).sum().backward()
+        assert _ask() == (True, BF16)
+    answers["after"] = _ask()
+    assert answers == dict.fromkeys(("disabled", "autocast disabled", "thread", "hook", "after"), TORCHS_OWN)
+
+
+def test_r17_answers_follow_convert_and_apply():
+    class Asks(torch.nn.Module):
+        def forward(self):
+            return _ask()
+
+    applied = hmp.apply(Asks(), LOW)
+    assert (applied(), _ask()) == ((True, BF16), TORCHS_OWN)
+    with torch.autocast("cpu", enabled=False):
+        assert applied() == TORCHS_OWN  # as disable_casts() around the call
+    with hmp.convert(policy=HALF):
+        assert _ask() == (True, F16)
+        assert applied() == (True, BF16)
+    assert _ask() == TORCHS_OWN
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: torch.is_autocast_enabled("nonsense"),
+        lambda: torch.is_autocast_enabled(1),
+        lambda: torch.is_autocast_enabled("cpu", "cpu"),
+        lambda: torch.get_autocast_dtype("meta"),
+        lambda: torch.get_autocast_dtype(),
+    ],
+)
+def test_r17_errors_of_the_questions_are_torchs_own(ask):
+    def error():
+        with pytest.raises((RuntimeError, TypeError)) as caught:
+            ask()
+        return type(caught.value), str(caught.value)
+
+    expected = error()
+    with hmp.casts(LOW):
+        assert error() == expected
+
+
+def test_r17_code_of_torch_gets_torchs_own_answer():
+    from torch._functorch._aot_autograd.utils import _get_autocast_states
+    from torch.utils.checkpoint import _get_autocast_kwargs
+
+    expected = _get_autocast_kwargs("cuda"), _get_autocast_states()
+    with hmp.casts(LOW):
+        assert (_get_autocast_kwargs("cuda"), _get_autocast_states()) == expected
+        assert torch.autocast("cuda", enabled=False).fast_dtype is F16  # a new region's default is torch's, not the policy's
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="without CUDA the call ends at the first graph, right after it asked for autocast")
+def test_r17_cuda_graphs_are_not_refused_because_of_hmp():
+    with hmp.casts(LOW), pytest.raises(RuntimeError, match="CUDA"):
+        torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1), (torch.ones(1),))
+
+
+def test_r17_hmp_casts_first_and_autocast_has_the_last_word(caplog):
+    # matmul is on autocast's low list, softmax on its float32 list
+    mine = policy(bf16=["mul", "softmax"], fp32=["matmul"])
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    expected = torch.matmul(a.to(F32).to(F16), b.to(F16))
+    with hmp.casts(mine), torch.autocast("cpu", dtype=F16):
+        same(torch.matmul(a, b), expected)
+        same(torch.softmax(a, 0), torch.softmax(a.to(BF16).float(), 0))
+        assert muls() is BF16
+
+
+def _said(caplog):
+    return [record for record in caplog.records if record.name == "hmp" and "last word" in record.getMessage()]
+
+
+def test_r17_the_log_says_so_once_until_revert(caplog):
+    caplog.set_level(logging.INFO, logger="hmp")
+    with hmp.casts(LOW):
+        with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            pass
+        with hmp.disable_casts(), torch.autocast("cpu"):
+            pass
+        assert not _said(caplog)  # nothing is cast where torch.autocast is enabled
+        for _ in range(3):
+            with torch.autocast("cpu"):
+                pass
+    assert len(_said(caplog)) == 1
+    hmp.revert()
+    with torch.autocast("cpu"):
+        assert len(_said(caplog)) == 1
+        hmp.convert(policy=LOW)
+    assert len(_said(caplog)) == 2

@@ -1,0 +1,310 @@
+"""R17: the float32 islands that libraries build after asking for torch.autocast's state: transformers' and torch.amp.custom_fwd's."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from autocast_kit import BF16, F16, F32, is_real, real_state
+from trap_kit import policy, same
+
+# --- transformers.utils.generic.maybe_autocast
+
+
+def _maybe_autocast():
+    pytest.importorskip("transformers")
+    from transformers.utils.generic import maybe_autocast
+
+    return maybe_autocast
+
+
+def _rotary(positions, inv_freq, dtype):
+    """The rotary embedding of transformers' Llama-like models, with the island around its product."""
+    maybe_autocast = _maybe_autocast()
+    expanded = inv_freq[None, :, None].float().expand(positions.shape[0], -1, 1)
+    with maybe_autocast(device_type="cpu", enabled=False):
+        freqs = (expanded @ positions[:, None, :].float()).transpose(1, 2)
+        emb = torch.cat((freqs, freqs), dim=-1)
+        cos, sin = emb.cos() * 1.0, emb.sin() * 1.0
+    return cos.to(dtype), sin.to(dtype)
+
+
+def test_r17_rotary_phases_are_right_beyond_position_1000():
+    inv_freq = 1.0 / 10000 ** (torch.arange(0, 16, 2).float() / 16)
+    positions = torch.arange(1000, 4000, 7)[None]
+    angles = positions.double()[0, :, None] * inv_freq.double()
+    expected = torch.cat((angles, angles), -1)[None]
+    with hmp.casts("habana"):
+        cos, sin = _rotary(positions, inv_freq, F32)
+        rounded = (positions[..., None].float() * inv_freq).cos()  # outside the island Habana's list rounds the angles
+    assert (cos - expected.cos()).abs().max() < 1e-3
+    assert (sin - expected.sin()).abs().max() < 1e-3
+    assert (rounded - angles.cos()).abs().max() > 0.5
+
+
+def _ernie_router():
+    from transformers.models.ernie4_5_moe import modeling_ernie4_5_moe as modeling
+
+    config = modeling.Ernie4_5_MoeConfig(hidden_size=16, moe_num_experts=4, moe_k=2)
+    return modeling.Ernie4_5_MoeTopKRouter(config), (torch.randn(6, 16),)
+
+
+def _flint_router():
+    from transformers.models.flint import modeling_flint as modeling
+
+    config = modeling.FlintConfig(hidden_size=16)
+    config.num_experts, config.num_experts_per_tok, config.norm_topk_prob = 4, 2, False
+    return modeling.FlintTopKRouter(config), (torch.randn(6, 16),)
+
+
+def _pi0_timestep():
+    from transformers.models.pi0 import modeling_pi0 as modeling
+
+    class Config:
+        min_period, max_period = 4e-3, 4.0
+
+        class dit_config:
+            hidden_size = 16
+
+    return modeling.PI0TimestepEmbeddings(Config()), (torch.rand(5),)
+
+
+@pytest.mark.parametrize("build", [_ernie_router, _flint_router, _pi0_timestep])
+def test_r17_transformers_islands_compute_in_float32(build):
+    pytest.importorskip("transformers")
+    module, inputs = build()
+    for p in module.parameters():
+        torch.nn.init.normal_(p)
+    expected = _tensors(module(*inputs))
+    with hmp.casts(policy(bf16=["linear", "mul"])):
+        found = _tensors(module(*inputs))
+    for ours, theirs in zip(found, expected, strict=True):
+        same(ours, theirs)
+
+
+def _tensors(output):
+    return [output] if isinstance(output, torch.Tensor) else list(output)
+
+
+def test_r17_transformers_gpt2_upcasts_its_attention(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    small = {"n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 40, "n_positions": 32, "bos_token_id": 0, "eos_token_id": 1}
+    config = transformers.GPT2Config(**small, reorder_and_upcast_attn=True, attn_implementation="eager")
+    model, ids, scores = transformers.GPT2LMHeadModel(config), torch.arange(12)[None], []
+    with hmp.casts("habana"):
+        baddbmm = torch.baddbmm
+
+        def watched(*args, **kwargs):
+            scores.append((hmp.casts_enabled(), args[1].dtype))
+            return baddbmm(*args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "baddbmm", watched)
+            model(ids, labels=ids).loss.backward()
+    assert scores == [(False, F32)] * 2
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters())
+
+
+def test_r17_transformers_finds_the_dtype_for_flash_attention():
+    pytest.importorskip("transformers")
+    from transformers.integrations.flash_attention import get_target_dtype
+
+    query, module = torch.randn(1, 2, 3, 4), torch.nn.Linear(2, 2)
+    module.config = object()
+    for dtype in (BF16, F16):
+        with hmp.casts(policy(bf16=["matmul"], dtype=dtype)):
+            assert get_target_dtype(query, module) is dtype
+    assert get_target_dtype(query, module) is F32
+
+
+def test_r17_transformers_nemotron_casts_what_its_norm_takes():
+    pytest.importorskip("transformers")
+    from transformers.models.nemotron.modeling_nemotron import NemotronLayerNorm1P
+
+    norm, x = NemotronLayerNorm1P(8), torch.randn(3, 8)
+    torch.nn.init.normal_(norm.weight)
+    expected = F.layer_norm(x.to(BF16), (8,), (norm.weight + 1.0).to(BF16), norm.bias.to(BF16), norm.eps)
+    with hmp.casts(policy(fp32=["layer_norm"])):
+        same(norm(x), expected)
+
+
+# --- torch.amp.custom_fwd and custom_bwd
+
+
+def _product(device_type="cpu", cast_inputs=None, amp=torch.amp):
+    """x @ w whose backward multiplies the gradient with the saved w; it notes dtypes, hmp's casts and torch.autocast's real state."""
+    arguments = {} if amp is torch.cuda.amp else {"device_type": device_type}
+
+    class Product(torch.autograd.Function):
+        notes: ClassVar[list[tuple[object, ...]]] = []
+
+        @staticmethod
+        @amp.custom_fwd(cast_inputs=cast_inputs, **arguments)
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x, w)
+            Product.notes.append(("forward", x.dtype, hmp.casts_enabled(), real_state()))
+            return torch.matmul(x, w)
+
+        @staticmethod
+        @(amp.custom_bwd if amp is torch.cuda.amp else amp.custom_bwd(**arguments))
+        def backward(ctx, grad):
+            x, w = ctx.saved_tensors
+            Product.notes.append(("backward", grad.dtype, hmp.casts_enabled(), real_state()))
+            return torch.matmul(grad, w.t()), torch.matmul(x.t(), grad)
+
+    return Product
+
+
+# made before any convert(), as libraries do when they are imported
+PLAIN = _product()
+TO_F32 = _product(cast_inputs=F32)
+TO_BF16 = _product(cast_inputs=BF16)
+OTHER_DEVICE = _product("cuda", cast_inputs=F32)
+with pytest.warns(FutureWarning):
+    OLD_NAMES = _product(cast_inputs=F32, amp=torch.cuda.amp)
+MATMUL = policy(bf16=["matmul"])
+
+
+@pytest.fixture(autouse=True)
+def no_notes():
+    for function in (PLAIN, TO_F32, TO_BF16, OTHER_DEVICE, OLD_NAMES):
+        function.notes.clear()
+
+
+def _leaves(dtype=F32):
+    return torch.randn(3, 4, dtype=dtype, requires_grad=True), torch.randn(4, 5, requires_grad=True)
+
+
+def test_r17_custom_bwd_runs_under_the_casts_of_its_forward():
+    x, w = _leaves()
+    off = real_state()
+    with hmp.casts(MATMUL):
+        y = PLAIN.apply(x, w)
+        assert hmp.casts_enabled() and real_state() == off
+    y.backward(torch.ones(3, 5, dtype=BF16))
+    assert PLAIN.notes == [("forward", F32, True, off), ("backward", BF16, True, off)]
+    low_x, low_w, grad = x.detach().to(BF16), w.detach().to(BF16), torch.ones(3, 5, dtype=BF16)
+    same(y, low_x @ low_w)
+    same(x.grad, (grad @ low_w.t()).float())
+    same(w.grad, (low_x.t() @ grad).float())
+    assert real_state() == off
+    assert not hmp.casts_enabled()
+
+
+@pytest.mark.parametrize("where", ["inside the region", "in disable_casts", "in another thread"])
+def test_r17_custom_bwd_wherever_backward_is_called(where):
+    x, w = _leaves()
+    with hmp.convert(policy=MATMUL):
+        loss = PLAIN.apply(x, w).float().sum()
+        if where == "in disable_casts":
+            with hmp.disable_casts():
+                loss.backward()
+                assert not hmp.casts_enabled()
+        elif where == "in another thread":
+            thread = threading.Thread(target=loss.backward)
+            thread.start()
+            thread.join()
+        else:
+            loss.backward()
+        assert hmp.casts_enabled()
+    assert [note[:3] for note in PLAIN.notes] == [("forward", F32, True), ("backward", BF16, True)]
+
+
+def test_r17_custom_bwd_without_casts_in_its_forward():
+    x, w = _leaves()
+    with hmp.casts(MATMUL):
+        with hmp.disable_casts():
+            y = PLAIN.apply(x, w)
+        with torch.autocast("cpu", enabled=False):
+            z = PLAIN.apply(x, w)
+        (y.sum() + z.sum()).backward()
+    assert [note[2] for note in PLAIN.notes] == [False] * 4
+
+
+def test_r17_custom_bwd_under_another_policy_than_its_forward_runs_as_any_backward():
+    x, w = _leaves()
+    with hmp.convert(policy=MATMUL):
+        y = PLAIN.apply(x, w).float()
+    with hmp.convert(policy=policy(fp32=["matmul"])):
+        y.sum().backward()
+        assert hmp.casts_enabled()
+    assert PLAIN.notes[-1][:3] == ("backward", BF16, False)
+
+
+def test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it():
+    x, w = _leaves()
+
+    def run(casts):
+        PLAIN.notes.clear()
+        with casts, torch.autocast("cpu", dtype=F16):
+            loss = PLAIN.apply(x, w).float().sum()
+        loss.backward()
+        return [note[-1] for note in PLAIN.notes]
+
+    alone = run(contextlib.nullcontext())
+    assert [state[0] for state in alone] == [(True, F16)] * 2  # torch itself enables autocast for this backward
+    assert run(hmp.casts(MATMUL)) == alone
+    assert [note[2] for note in PLAIN.notes] == [True, True]
+
+
+@pytest.mark.parametrize(("function", "dtype"), [(TO_F32, F32), (TO_BF16, BF16), (OTHER_DEVICE, F32), (OLD_NAMES, F32)])
+def test_r17_custom_fwd_with_cast_inputs_is_an_island(function, dtype):
+    x, w = _leaves(BF16)
+    off = real_state()
+    with hmp.casts(MATMUL):
+        y = function.apply(x, w)
+        assert hmp.casts_enabled()
+        y.backward(torch.ones(3, 5, dtype=dtype))
+    assert function.notes == [("forward", dtype, False, off), ("backward", dtype, False, off)]
+    same(y, x.detach().to(dtype) @ w.detach().to(dtype))
+    same(x.grad, (torch.ones(3, 5, dtype=dtype) @ w.detach().to(dtype).t()).to(BF16))
+
+
+def test_r17_custom_fwd_with_cast_inputs_outside_hmp_is_torchs_own():
+    x, w = _leaves()
+    with hmp.casts(MATMUL), hmp.disable_casts():
+        same(TO_BF16.apply(x, w), x @ w)  # torch casts nothing where autocast is off
+    expected = x @ w
+    with hmp.casts(MATMUL), hmp.disable_casts(), torch.autocast("cpu"):
+        same(TO_F32.apply(x, w), expected)  # torch's own island
+
+
+def test_r17_custom_fwd_casts_inside_containers_and_leaves_the_rest():
+    class Keywords(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cuda", cast_inputs=F32)
+        def forward(ctx, xs, index, double, name):
+            assert [t.dtype for t in xs] == [F32, F32]
+            assert (index.dtype, double.dtype, name) == (torch.int64, torch.float64, "name")
+            return xs[0] + xs[1]
+
+    with hmp.casts(MATMUL):
+        x = torch.ones(2, dtype=BF16)
+        same(Keywords.apply([x, x.half()], torch.arange(2), torch.ones(2, dtype=torch.float64), "name"), torch.full((2,), 2.0))
+
+
+def test_r17_an_error_in_custom_bwd_leaves_no_trace():
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, grad):
+            assert hmp.casts_enabled()
+            raise ZeroDivisionError
+
+    with hmp.casts(MATMUL):
+        y = Fails.apply(torch.ones(2, requires_grad=True))
+    with pytest.raises(ZeroDivisionError):
+        y.sum().backward()
+    assert not hmp.casts_enabled()
+    assert not is_real()

@@ -1,0 +1,286 @@
+"""R17: torch's own machinery that copies the autocast state does not switch real autocast on because hmp answers for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from autocast_kit import BF16, F16, F32, HALF, LOW, is_real, muls, real_state
+from trap_kit import policy, same
+
+REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+
+
+# --- checkpoint
+
+
+def _checkpointed(reentrant, region=contextlib.nullcontext, **kwargs):
+    """Runs a checkpointed product, and gives what each of its two runs saw: result's dtype, mul's dtype, torch.autocast's state."""
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3, requires_grad=True)
+    runs: list[tuple[object, ...]] = []
+
+    def block(x):
+        with region():
+            y = torch.matmul(x, w)
+            runs.append((y.dtype, muls(), real_state()))
+        return torch.sin(y)
+
+    checkpoint(block, x, use_reentrant=reentrant, **kwargs).float().sum().backward()
+    assert len(runs) == 2
+    return runs
+
+
+@REENTRANT
+def test_r17_checkpoint_recomputes_without_real_autocast(reentrant):
+    off = real_state()
+    with hmp.casts(LOW):
+        assert _checkpointed(reentrant) == [(F32, BF16, off)] * 2
+        assert _checkpointed(reentrant, preserve_rng_state=False) == [(F32, BF16, off)] * 2
+    assert real_state() == off
+
+
+@REENTRANT
+def test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled(reentrant):
+    with hmp.casts(LOW), torch.autocast("cpu", dtype=F16):
+        on = real_state()
+        assert on[0] == (True, F16)
+        assert _checkpointed(reentrant) == [(F16, BF16, on)] * 2
+        with torch.autocast("cpu", enabled=False):
+            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
+
+
+@REENTRANT
+def test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them(reentrant):
+    def disabled():
+        return torch.autocast("cpu", enabled=False)
+
+    def enabled():
+        return torch.autocast("cpu", dtype=BF16)
+
+    with hmp.casts(HALF):
+        assert [run[:2] for run in _checkpointed(reentrant, disabled)] == [(F32, F32)] * 2
+        assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
+        with disabled():
+            assert [run[:2] for run in _checkpointed(reentrant)] == [(F32, F32)] * 2
+            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F16)] * 2
+        with hmp.disable_casts():
+            assert [run[:2] for run in _checkpointed(reentrant, enabled)] == [(BF16, F32)] * 2
+
+
+@REENTRANT
+def test_r17_checkpoint_of_a_custom_function(reentrant):
+    notes = []
+
+    class Product(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="cpu")
+        def forward(ctx, x, w):
+            ctx.save_for_backward(w)
+            notes.append(("forward", hmp.casts_enabled(), is_real()))
+            return torch.matmul(x, w)
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="cpu")
+        def backward(ctx, grad):
+            notes.append(("backward", hmp.casts_enabled(), is_real()))
+            return torch.matmul(grad, ctx.saved_tensors[0].t()), None
+
+    x, w = torch.randn(3, 3, requires_grad=True), torch.randn(3, 3)
+    with hmp.casts(policy(bf16=["matmul"])):
+        y = checkpoint(lambda x: Product.apply(x, w), x, use_reentrant=reentrant)
+    y.backward(torch.ones(3, 3, dtype=BF16))
+    # one of the two checkpoints recomputes when the backward asks for what was saved
+    assert sorted(notes) == [("backward", True, False)] + [("forward", True, False)] * 2
+    same(x.grad, (torch.ones(3, 3, dtype=BF16) @ w.to(BF16).t()).float())
+
+
+# --- nn.DataParallel
+
+
+class _Device(contextlib.nullcontext):
+    """Stands for a device's index and stream: entering it does nothing."""
+
+
+@pytest.fixture
+def parallel_apply(monkeypatch):
+    """nn.DataParallel's replica threads, on a machine whose accelerator is the CPU."""
+    module = sys.modules["torch.nn.parallel.parallel_apply"]
+    accelerator = {
+        "current_stream": lambda device=None: _Device(),
+        "is_available": lambda: True,
+        "current_accelerator": lambda *args: torch.device("cpu"),
+        "device_index": lambda index: _Device(),
+    }
+    for name, value in accelerator.items():
+        monkeypatch.setattr(torch.accelerator, name, value, raising=False)
+    # older releases ask torch.cuda
+    monkeypatch.setattr(torch.cuda, "current_stream", accelerator["current_stream"])
+    monkeypatch.setattr(torch.cuda, "device", lambda index: _Device())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(module, "_get_device_index", lambda device, optional: 0)
+    return module.parallel_apply
+
+
+def _replicas(parallel_apply):
+    """What two replicas saw: whether each ran in a thread of its own, mul's dtype, torch.autocast's real state."""
+    caller = threading.get_ident()
+
+    class Replica(torch.nn.Module):
+        def forward(self, x):
+            return threading.get_ident() != caller, muls(), real_state()
+
+    x = torch.ones(1)
+    return parallel_apply([Replica(), Replica()], [(x,), (x,)], None, [0, 0])
+
+
+def test_r17_data_parallel_replicas_cast_without_real_autocast(parallel_apply):
+    off = real_state()
+    with hmp.casts(LOW):
+        assert _replicas(parallel_apply) == [(True, BF16, off)] * 2
+        with hmp.disable_casts():
+            assert _replicas(parallel_apply) == [(True, F32, off)] * 2
+        with torch.autocast("cpu", enabled=False):
+            assert _replicas(parallel_apply) == [(True, F32, off)] * 2
+    assert _replicas(parallel_apply) == [(True, F32, off)] * 2
+
+
+# --- torch.compile and torch.jit
+
+
+def _alone(tmp_path, script: str) -> None:
+    """Runs a script in a process of its own: compiling for the first time changes torch, and fills tables of torch's."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script) + "\nprint('done')\n")
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(hmp.__file__)), os.path.dirname(__file__)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment)
+    assert run.stdout.strip() == "done", run.stderr
+
+
+def test_r17_compiled_code_gets_the_answers_of_eager_code(tmp_path):
+    _alone(
+        tmp_path,
+        """
+        import torch, hmp
+        from autocast_kit import *
+
+        def asks(x):
+            y = x + 1
+            if torch.is_autocast_enabled("cpu"):
+                return torch.mul(y, y).to(torch.get_autocast_dtype("cpu"))
+            return y.double()
+
+        x, off = torch.ones(3), real_state()
+        for backend in ("eager", "aot_eager"):
+            torch._dynamo.reset()
+            compiled = torch.compile(asks, backend=backend)
+            for _ in range(2):  # the second time from the cache
+                assert compiled(x).dtype is torch.float64
+                with hmp.casts(LOW):
+                    assert compiled(x).dtype is BF16
+                    with hmp.disable_casts():
+                        assert compiled(x).dtype is torch.float64
+                    assert real_state() == off
+                with hmp.casts(HALF):
+                    assert compiled(x).dtype is F16
+                assert real_state() == off
+        """,
+    )
+
+
+def test_r17_compiled_regions_act_as_eager_ones(tmp_path):
+    _alone(
+        tmp_path,
+        """
+        import torch, hmp
+        from autocast_kit import *
+
+        def regions(x):
+            with torch.autocast("cpu", enabled=False):
+                off = torch.mul(x, x)
+                with torch.autocast("cpu"):
+                    on = torch.mul(x, x)
+            return off, on, torch.mul(x, x)
+
+        def dtypes(function):
+            return [t.dtype for t in function(torch.ones(3))]
+
+        state = real_state()
+        compiled = torch.compile(regions, backend="eager")
+        for _ in range(2):
+            assert dtypes(compiled) == [F32, F32, F32]
+            with hmp.casts(LOW):
+                assert dtypes(compiled) == dtypes(regions) == [F32, BF16, BF16]
+                assert hmp.casts_enabled()
+                assert real_state() == state
+            with hmp.casts(LOW), hmp.disable_casts():
+                assert dtypes(compiled) == [F32, F32, F32]
+        """,
+    )
+
+
+def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
+    _alone(
+        tmp_path,
+        """
+        import torch, hmp
+        from autocast_kit import *
+
+        def asks() -> bool:
+            return torch.is_autocast_enabled()
+
+        def region(x: torch.Tensor):
+            with torch.autocast("cpu", enabled=False):
+                y = torch.mm(x, x)
+            with torch.autocast("cpu"):
+                z = torch.mm(x, x)
+            return y, z
+
+        def dtypes(function):
+            return [t.dtype for t in function(torch.ones(2, 2))]
+
+        expected = [F32, BF16]
+        with hmp.casts(LOW):  # torch fills its table of scriptable functions here
+            assert torch.jit.script(asks)() is False
+            assert dtypes(torch.jit.script(region)) == expected
+        hmp.revert()
+        assert torch.jit.script(asks)() is False
+        assert dtypes(torch.jit.script(region)) == expected
+        """,
+    )
+
+
+def test_r17_tables_that_torch_fills_meanwhile_hold_torchs_own_functions(tmp_path):
+    _alone(
+        tmp_path,
+        """
+        import types
+        import torch, hmp
+
+        functions = {getattr(torch, name) for name in dir(torch) if "autocast" in name}
+        own = {each for each in functions if each.__name__.startswith(("is_", "get_"))}
+        hmp.convert()
+        import torch._dynamo.variables.torch as variables
+        torch.overrides.get_overridable_functions()
+        hmp.revert()
+
+        constants = [each for each in variables.constant_fold_functions if "autocast" in each.__name__]
+        assert torch.is_autocast_enabled in constants and torch.get_autocast_dtype in constants
+        assert set(constants) <= functions | {torch._C._is_any_autocast_enabled}
+        assert own <= torch.overrides.get_ignored_functions()
+        overridable = [each for functions in torch.overrides.get_overridable_functions().values() for each in functions]
+        assert not [each for each in overridable if isinstance(each, types.FunctionType) and "autocast" in each.__name__]
+
+        compiled = torch.compile(lambda x: x if torch.is_autocast_enabled("cpu") else x + 1, backend="eager", fullgraph=True)
+        assert compiled(torch.ones(1)).item() == 2
+        """,
+    )

@@ -1,0 +1,298 @@
+"""R17: a disabled region of torch.autocast acts as disable_casts(), and torch.autocast's real state is what it is without hmp."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
+from strategies import RULES
+from trap_kit import same
+
+DISABLED = {
+    "autocast": lambda: torch.autocast("cpu", enabled=False),
+    "another device": lambda: torch.autocast("cuda", enabled=False),
+    "amp.autocast": lambda: torch.amp.autocast("cpu", BF16, False),
+    "cuda.amp": lambda: torch.cuda.amp.autocast(enabled=False),
+    "cpu.amp": lambda: torch.cpu.amp.autocast(False),
+}
+EACH_DISABLED = pytest.mark.parametrize("disabled", DISABLED.values(), ids=DISABLED.keys())
+OLD_NAMES = pytest.mark.filterwarnings("ignore:.*amp.autocast.*:FutureWarning")
+
+
+@OLD_NAMES
+@EACH_DISABLED
+def test_r17_autocast_disabled_region_acts_as_disable_casts(disabled):
+    expected = torch.mul(X, X)
+    with disabled() as entered_without_hmp:
+        pass
+    with hmp.casts(LOW):
+        with disabled() as entered:
+            same(torch.mul(X, X), expected)
+            assert not hmp.casts_enabled()
+        assert type(entered) is type(entered_without_hmp)
+        assert hmp.casts_enabled() and muls() is BF16
+        assert real_state()[:2] == ((False, BF16), (False, F16))
+
+
+@OLD_NAMES
+@EACH_DISABLED
+def test_r17_autocast_disabled_as_a_decorator(disabled):
+    region = disabled()  # made before hmp did anything
+    decorated = region(muls)
+    with hmp.casts(LOW):
+        assert (decorated(), muls()) == (F32, BF16)
+        made_inside = disabled()(muls)
+        assert (made_inside(), muls()) == (F32, BF16)
+
+
+def test_r17_autocast_disabled_by_enter_and_exit_functions():
+    with hmp.casts(LOW):
+        mode = torch.amp.autocast_mode._enter_autocast("cpu", None, False, None)
+        assert muls() is F32
+        torch.amp.autocast_mode._exit_autocast(mode)
+        assert muls() is BF16
+
+
+def test_r17_an_exception_leaves_the_disabled_region():
+    with hmp.casts(LOW):
+        with contextlib.suppress(ZeroDivisionError), torch.autocast("cpu", enabled=False):
+            assert muls() is F32
+            1 / 0  # noqa: B018
+        assert muls() is BF16
+
+
+def test_r17_one_object_entered_again_while_it_is_in_force():
+    decorated = torch.autocast("cpu", enabled=False)
+
+    @decorated
+    def down(n):
+        found = [muls()]
+        with hmp.enable_casts():
+            found += [muls(), *(down(n - 1) if n else ())]
+        return [*found, muls()]
+
+    with hmp.casts(LOW):
+        assert down(2) == [F32, BF16] * 3 + [F32] * 3
+        assert muls() is BF16
+
+
+def test_r17_one_object_shared_by_threads():
+    shared, found, both_inside = torch.autocast("cpu", enabled=False), [], threading.Barrier(2, timeout=30)
+
+    def run():
+        with hmp.casts(LOW):
+            with shared:
+                both_inside.wait()
+                found.append(muls())
+                both_inside.wait()
+            found.append(muls())
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(map(str, found)) == sorted(map(str, (F32, F32, BF16, BF16)))
+
+
+def test_r17_tasks_do_not_see_each_others_disabled_regions():
+    async def disabled(inside, seen):
+        with hmp.casts(LOW), torch.autocast("cpu", enabled=False):
+            inside.set()
+            await seen.wait()
+            return muls()
+
+    async def casting(inside, seen):
+        with hmp.casts(LOW):
+            await inside.wait()
+            found = muls()
+            seen.set()
+            return found
+
+    async def both():
+        inside, seen = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(disabled(inside, seen), casting(inside, seen))
+
+    assert asyncio.run(both()) == [F32, BF16]
+
+
+def test_r17_enabled_region_brings_back_what_was_before_the_disabled_one():
+    with hmp.casts(LOW):
+        with torch.autocast("cpu", enabled=False):
+            with torch.autocast("cpu"):
+                assert muls() is BF16
+            assert muls() is F32
+            with torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+                with torch.autocast("cpu"):
+                    assert muls() is BF16
+                with hmp.casts(HALF):
+                    assert muls() is F16
+                    with torch.autocast("cpu", enabled=False), torch.autocast("cpu"):
+                        assert muls() is F16
+                assert muls() is F32
+        assert muls() is BF16
+
+
+def test_r17_enabled_region_does_not_undo_disable_casts():
+    with hmp.casts(LOW), hmp.disable_casts():
+        with torch.autocast("cpu"):
+            assert muls() is F32
+        with torch.autocast("cpu", enabled=False), torch.autocast("cpu"):
+            assert muls() is F32
+    with hmp.casts(LOW), torch.autocast("cpu", enabled=False), hmp.disable_casts(), torch.autocast("cpu"):
+        assert muls() is F32
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch disables torch.autocast('cuda') itself only without CUDA")
+@pytest.mark.filterwarnings("ignore:.*amp.autocast.*:FutureWarning")
+@pytest.mark.parametrize(
+    "make", [lambda: torch.autocast("cuda"), lambda: torch.cuda.amp.autocast(), lambda: torch.autocast("cpu", dtype=F32)]
+)
+def test_r17_a_region_that_torch_itself_disables_is_no_request_to_disable(make):
+    with hmp.casts(LOW):
+        with pytest.warns(UserWarning, match="Disabling"):
+            region = make()
+        with region:
+            assert not any(enabled for enabled, _ in real_state()[:2])
+            assert muls() is BF16
+        with torch.autocast("cpu", enabled=False), region:
+            assert muls() is BF16  # it asks to enable
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="torch warns of torch.autocast('cuda') only without CUDA")
+def test_r17_torchs_warning_points_where_it_does_without_hmp():
+    places = []
+    for casts in (contextlib.nullcontext(), hmp.casts(LOW)):
+        with casts, pytest.warns(UserWarning, match="Disabling") as caught:
+            torch.autocast("cuda")
+        places.append([(warning.filename, warning.lineno) for warning in caught])
+    assert places[0] == places[1] != []
+
+
+def test_r17_a_disabled_region_counts_as_long_as_it_lasts():
+    with torch.autocast("cpu", enabled=False):
+        hmp.convert(policy=LOW)  # the region began unseen
+        assert muls() is BF16
+    assert muls() is BF16
+    with torch.autocast("cpu", enabled=False):
+        hmp.revert()  # its end will be unseen
+        assert muls() is F32
+    hmp.convert(policy=LOW)
+    assert muls() is BF16
+    with torch.autocast("cpu", enabled=False):
+        assert muls() is F32
+        hmp.convert(policy=HALF)
+        assert muls() is F32
+    assert muls() is F16
+
+
+def test_r17_a_region_whose_end_was_unseen_has_no_effect_on_later_ones():
+    hmp.convert(policy=LOW)
+    with torch.autocast("cpu", enabled=False):
+        hmp.revert()
+    hmp.convert(policy=LOW)
+    with contextlib.ExitStack() as enabled:
+        enabled.enter_context(torch.autocast("cpu"))
+        with hmp.casts(HALF):
+            enabled.close()
+            assert muls() is F16
+
+
+def test_r17_regions_left_out_of_order():
+    outer, inner = torch.autocast("cpu", enabled=False), torch.autocast("cpu", enabled=False)
+    with hmp.casts(LOW):
+        outer.__enter__()
+        inner.__enter__()
+        outer.__exit__(None, None, None)
+        assert muls() is BF16  # as torch.autocast: what was there when it was entered
+        inner.__exit__(None, None, None)
+    assert muls() is F32
+    with contextlib.ExitStack() as enabled:
+        enabled.enter_context(torch.autocast("cpu"))
+        with hmp.casts(LOW):
+            enabled.close()
+            assert muls() is BF16  # it changed nothing when it was entered
+
+
+# --- random nestings
+
+CHANGES = ("low", "half", "disable", "enable", "autocast on", "autocast off", "raise")
+NESTING = st.recursive(st.just([]), lambda inner: st.lists(st.tuples(st.sampled_from(CHANGES), inner), max_size=3), max_leaves=12)
+
+
+def _region(change):
+    return {
+        "low": lambda: hmp.casts(LOW),
+        "half": lambda: hmp.casts(HALF),
+        "disable": hmp.disable_casts,
+        "enable": hmp.enable_casts,
+        "autocast on": lambda: torch.autocast("cpu"),
+        "autocast off": lambda: torch.autocast("cpu", enabled=False),
+        "raise": contextlib.nullcontext,
+    }[change]()
+
+
+def _walk(nesting, region_of, note):
+    """Enter the regions of a nesting, and note what is in force before, inside and after each."""
+    note()
+    for change, inner in nesting:
+        with contextlib.suppress(ZeroDivisionError):
+            with region_of(change):
+                _walk(inner, region_of, note)
+                if change == "raise":
+                    raise ZeroDivisionError
+        note()
+
+
+def _model(nesting, process):
+    """What mul should give at each note, by a model of its own: the low dtype chosen last, and why it is off, if it is."""
+    expected = []
+
+    def walk(nesting, low, off):
+        expected.append(low if off is None and low is not None else F32)
+        for change, inner in nesting:
+            if change in ("low", "half"):
+                inside = (BF16 if change == "low" else F16), None
+            elif change == "disable":
+                inside = low, "disable_casts"
+            elif change == "enable" or (change == "autocast on" and off == "autocast"):
+                inside = low, None
+            elif change == "autocast off":
+                inside = low, off or "autocast"
+            else:
+                inside = low, off
+            walk(inner, *inside)
+            expected.append(low if off is None and low is not None else F32)
+
+    walk(nesting, process, None)
+    return expected
+
+
+@RULES
+@given(nesting=NESTING, process=st.sampled_from([None, LOW, HALF]))
+def test_r17_any_nesting_follows_the_model(nesting, process):
+    try:
+        with hmp.convert(policy=process) if process else contextlib.nullcontext():
+            found, real = [], []
+
+            def note():
+                found.append(muls())
+                real.append(real_state())
+                assert torch.is_autocast_enabled("cuda") is (found[-1] is not F32)
+
+            _walk(nesting, _region, note)
+    finally:
+        hmp.revert()
+    assert found == _model(nesting, process.dtype if process else None)
+    # torch.autocast's real state is what it is without hmp
+    alone: list[object] = []
+    _walk(nesting, lambda change: _region(change) if "autocast" in change else contextlib.nullcontext(), lambda: alone.append(real_state()))
+    assert real == alone
