@@ -27,7 +27,7 @@ class CallRule:
 
     `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; `keep` are positions and
     keywords that are never cast; `order` are the positional parameters' names; `inplace_at` and `out_at` are the positions
-    of those parameters in a Python function; `widening` is whether only wider dtypes are cast to; `no_kernel` is where it is
+    of those parameters in a Python function; `for_backward` is whether only backward refuses mixed inputs; `no_kernel` is where it is
     known to have none, `no_backward_kernel` where only its backward has none, and `retries` whether a failure in the low dtype
     may be tried again in float32 (R11).
     """
@@ -49,7 +49,7 @@ class CallRule:
     asks_torch_first: bool = False
     mixes_in_place: bool = True
     writes_out_itself: bool = False
-    widening: bool = False
+    for_backward: bool = False
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     retries: bool = False

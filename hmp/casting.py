@@ -71,11 +71,6 @@ def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return _where(made_infinite, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
 
 
-def widen(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype` where that holds all its values, else as it is."""
-    return cast(tensor, dtype) if torch.promote_types(tensor.dtype, dtype) is dtype else tensor
-
-
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The plain cast, but saturating for a 0-dim tensor: a mask's value, times zero, must not become NaN."""
     return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)

@@ -82,6 +82,7 @@ def convert(
         handle = Handle(chosen, is_verbose)
         _converted.append(handle)
         _put_in_force()
+        torch_autocast.say_if_enabled()
         if is_verbose:
             announce(chosen)
         return handle
@@ -133,7 +134,9 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
     def choose(_: object) -> Casts:
         global _regions_entered
         _regions_entered = True
-        return _casts_of(chosen)
+        casts = _casts_of(chosen)
+        torch_autocast.say_if_enabled()
+        return casts
 
     return Region(f"casts({chosen.name!r})", choose)
 

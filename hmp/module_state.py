@@ -15,10 +15,14 @@ _data: Any = torch._C.TensorBase.data
 _grad: Any = torch._C.TensorBase.grad
 
 
+class _Descriptor(property):
+    __objclass__ = None  # torch 2.7's Dynamo reads it off every descriptor of Tensor
+
+
 def install() -> None:
     """Puts everything of this module in place, until patches.restore()."""
-    patches.rebind(torch.nn.Parameter, "data", property(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
-    patches.rebind(torch.Tensor, "grad", property(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
+    patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
+    patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
 

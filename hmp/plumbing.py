@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import torch.nn.utils.prune
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import patches, state
 from .state import Bound, call_without_casts
@@ -48,6 +49,7 @@ def install() -> None:
     _install_optimizers()
     _install_checkpoint()
     _install_autograd()
+    _install_dispatch_modes()
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
@@ -170,6 +172,31 @@ def _install_autograd() -> None:
         _replace("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
         _replace("torch._functorch.eager_transforms", name, transform)
+
+
+def _install_dispatch_modes() -> None:
+    """What runs below an op is not decided again (R8): under a dispatch mode that is Python code, FakeTensorMode's for one."""
+
+    def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def entered(self: Any) -> Any:
+            _mute_dispatch(type(self))
+            return original(self)
+
+        return entered
+
+    _replace("torch.utils._python_dispatch", "TorchDispatchMode.__enter__", enter)
+    _mute_dispatch(FakeTensorMode)  # one may have been entered before
+
+
+def _mute_dispatch(mode: type) -> None:
+    handler = inspect.getattr_static(mode, "__torch_dispatch__", None)
+    if isinstance(handler, types.FunctionType) and handler not in _muted:
+        _muted.add(handler)
+        patches.swap(handler, state.without_casts(patches.plain(handler)))
+        patches.on_restore(functools.partial(_muted.discard, handler))
+
+
+_muted: set[types.FunctionType] = set()
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -171,14 +171,14 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
         view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in line),
-        join=op in op_names.JOINS or op in op_names.MIXED_BACKWARD_RAISES,
+        join=op in op_names.JOINS or op in op_names.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
         score_taker=any(name in op_names.SCORE_TAKERS for name in line),
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
-        widening=base in op_names.MIXED_BACKWARD_RAISES,
+        for_backward=kind == "in_place" and base in op_names.MIXED_BACKWARD_RAISES,
         no_kernel=kernels.known(line),
         no_backward_kernel=kernels.known(line, backward=True),
         retries=not site.in_place and not any(name in op_names.RANDOM or name in op_names.NORMS for name in line),

@@ -30,8 +30,6 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         caster = casting.cast_finite
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
-    elif rule.widening:
-        caster = casting.widen
     if observer is not None:
         caster = observer.casting(caster)
     inner = state.without_casts(op) if rule.composite else op
@@ -255,7 +253,10 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
         if rule.writes_out_itself:  # a method's first argument is no tensor
             first = next(each_castable((*args, *kwargs.values())), None)
-        if not castable(first) or survey(args, kwargs, rule) is None:
+        tensors = survey(args, kwargs, rule)
+        if not castable(first) or tensors is None:
+            return op(*args, **kwargs)
+        if rule.for_backward and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return op(*args, **kwargs)
         if rule.fill:
             # an index is no value: x[70000] = s
