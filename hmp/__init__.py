@@ -6,7 +6,8 @@ from .convert import Handle, apply, casts, convert, is_converted, register, remo
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
-from .policy import Policy, policies
+from .policy import Policy
+from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
 from .state import casts_enabled, disable_casts, enable_casts
 

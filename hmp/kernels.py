@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -67,19 +68,21 @@ class Kernels:
         dtype: torch.dtype,
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
-        in_float32: Callable[[], Any],
+        run: Callable[[torch.dtype], Any],
     ) -> Any:
         """What the op gives in float32 after it raised `error` in `dtype`; `error` again where float32 is no remedy.
 
-        Only a float32 run that succeeds is remembered: the next call with the same devices, layouts and other arguments
-        does not try the low dtype. Never for random ops and for what writes into its inputs, which are half done by now.
+        Remembered where float32 succeeds and `dtype` fails once more: the next call with the same devices, layouts and other
+        arguments does not try the low dtype. Never for random ops and for what writes into its inputs, which are half done by now.
         """
         if not tensors or not self._retries or dtype not in LOW or _is_out_of_memory(error):
             raise error
         try:
-            result = in_float32()
+            result = run(torch.float32)
         except Exception:
             raise error from None
+        with contextlib.suppress(RuntimeError):
+            return run(dtype)  # a passing trouble, of a device's first use for instance
         if len(self.failed) >= _REMEMBERED:
             self.failed.clear()
         self.failed[_signature(tensors, dtype, args, kwargs)] = None

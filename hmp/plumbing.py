@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.utils.prune
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import patches, state
 from .state import Bound, call_without_casts
@@ -185,7 +185,9 @@ def _install_dispatch_modes() -> None:
         return entered
 
     _replace("torch.utils._python_dispatch", "TorchDispatchMode.__enter__", enter)
-    _mute_dispatch(FakeTensorMode)  # one may have been entered before
+    fake_tensor = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake_tensor is not None:
+        _mute_dispatch(fake_tensor.FakeTensorMode)  # one may have been entered before
 
 
 def _mute_dispatch(mode: type) -> None:

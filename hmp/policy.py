@@ -15,30 +15,21 @@ from typing import Any
 
 import torch
 
-from . import sites
+from . import presets, sites
 from .errors import HmpError, OpListError
+from .presets import policies
 from .rules import CASTS, EVERY_OP, Cast, Rule, parse_list, read_list
 
 log = logging.getLogger("hmp")
 
 DEFAULT = "habana"
+DTYPE_FILE = "dtype.txt"
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _GAUDI_KEYS = frozenset(
     """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
     use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
     transformers_version""".split()
 )
-
-
-def _lists_home() -> Path:
-    # inside the package in a wheel, beside it in a checkout and in an editable install
-    inside = Path(__file__).parent / "op_lists"
-    return inside if inside.is_dir() else Path(__file__).parent.parent / "op_lists"
-
-
-def policies() -> list[str]:
-    """The names of the presets that ship with hmp, sorted."""
-    return sorted(folder.name for folder in _lists_home().iterdir() if (folder / "bf16.txt").is_file())
 
 
 @dataclass(frozen=True)
@@ -87,10 +78,10 @@ class Policy:
     def load(cls, policy: str | Path) -> Policy:
         """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt.
 
-        A missing promote.txt means the default promote list. OpListError where there is no such preset or folder.
+        A missing promote.txt means the default promote list. The low dtype is bfloat16 unless dtype.txt says "float16".
+        OpListError where there is no such preset or folder.
         """
-        home = _lists_home()
-        folder = home / policy if str(policy) in policies() else Path(policy)
+        folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not (folder / "bf16.txt").is_file() and not (folder / "fp32.txt").is_file():
             if folder.is_dir():
                 raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
@@ -99,9 +90,9 @@ class Policy:
         for cast in CASTS:
             file = folder / f"{cast}.txt"
             if cast == "promote" and not file.is_file():
-                file = home / DEFAULT / "promote.txt"
+                file = presets.folder(DEFAULT) / "promote.txt"
             rules += read_list(file, cast)
-        return cls._from_rules(folder.name, rules)
+        return cls._from_rules(folder.name, rules, _read_dtype(folder / DTYPE_FILE))
 
     @classmethod
     def from_files(
@@ -136,7 +127,7 @@ class Policy:
                         taken.setdefault(relative, rule)
         rules = list(given)
         for cast in defaults:
-            for rule in read_list(_lists_home() / DEFAULT / f"{cast}.txt", cast):
+            for rule in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
                 winner = next((taken[op] for op in sites.resolve(rule) if op in taken), None)
                 if winner is None or cast == "promote":
                     rules.append(rule)
@@ -215,7 +206,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
-        values: dict[str, Any] = {"name": self.name, "dtype": str(self.dtype).removeprefix("torch.")}
+        values: dict[str, Any] = {"name": self.name, "dtype": _dtype_name(self.dtype)}
         values |= {str(cast): sorted(getattr(self, cast)) for cast in CASTS}
         return {**values, "fingerprint": self.fingerprint}
 
@@ -231,12 +222,19 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, which is made if need be; returns it."""
+        """Writes bf16.txt, fp32.txt and promote.txt, and dtype.txt where the low dtype is float16, into `folder`; returns it.
+
+        The folder is made if need be.
+        """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for cast in CASTS:
             names = sorted(getattr(self, cast), key=lambda name: (name == EVERY_OP, name))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        if self.dtype is torch.bfloat16:
+            (target / DTYPE_FILE).unlink(missing_ok=True)  # what another policy may have left there
+        else:
+            (target / DTYPE_FILE).write_text(f"{_dtype_name(self.dtype)}\n", encoding="utf-8")
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
@@ -252,7 +250,7 @@ class Policy:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
-        return f"policy {self.name!r}: {counts} ops, low dtype {str(self.dtype).removeprefix('torch.')}, {self.fingerprint}"
+        return f"policy {self.name!r}: {counts} ops, low dtype {_dtype_name(self.dtype)}, {self.fingerprint}"
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:
@@ -260,6 +258,20 @@ def _low_dtype(dtype: Any) -> torch.dtype:
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
     raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _read_dtype(file: Path) -> torch.dtype:
+    """The low dtype that the file of a policy's folder names: bfloat16 where there is no file."""
+    if not file.is_file():
+        return torch.bfloat16
+    words = read_list(file, "bf16")
+    if len(words) != 1 or words[0].name not in LOW_DTYPES:
+        raise OpListError(f"holds {' '.join(w.name for w in words)!r}; write bfloat16 or float16 and nothing else", file)
+    return LOW_DTYPES[words[0].name]
 
 
 @functools.cache

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 
 from . import op_names
 from .errors import OpListError
+from .presets import home
 from .rules import EVERY_OP, Rule
 
 log = logging.getLogger("hmp")
@@ -336,7 +337,15 @@ def _warn_skipped(rule: Rule) -> None:
         return
     _warned.add((rule.path, rule.name))
     where = f"{rule.path}:{rule.line}: " if rule.path else ""
-    log.warning("%s%r is not an op of torch %s and is skipped; other releases or compilers know it", where, rule.name, torch.__version__)
+    # hmp's own lists name what any release has: that is no news for a user of another one
+    own = rule.path is not None and Path(rule.path).is_relative_to(home())
+    log.log(
+        logging.DEBUG if own else logging.WARNING,
+        "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
+        where,
+        rule.name,
+        torch.__version__,
+    )
 
 
 @functools.cache

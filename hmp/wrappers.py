@@ -107,8 +107,12 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         tensors = survey(args, kwargs, rule)
         if not tensors:
             raise error
-        wide_args, wide_kwargs = cast_call(args, kwargs, torch.float32, caster, rule.keep)
-        return kernels.retry(error, tensors, target_of(tensors), args, kwargs, lambda: op(*wide_args, **wide_kwargs))
+
+        def run(dtype: torch.dtype) -> Any:
+            cast_args, cast_kwargs = cast_call(args, kwargs, dtype, caster, rule.keep)
+            return op(*cast_args, **cast_kwargs)
+
+        return kernels.retry(error, tensors, target_of(tensors), args, kwargs, run)
 
     def out_of_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = survey(args, kwargs, rule)

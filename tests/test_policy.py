@@ -39,10 +39,15 @@ def test_presets_hold_the_published_lists_to_the_letter(name: str) -> None:
     assert name in hmp.policies()
 
 
-def test_autocast_holds_the_lists_of_torch_autocast_on_cpu() -> None:
-    policy = hmp.Policy.load("autocast")
+def test_torch_cpu_holds_the_lists_of_torch_autocast_on_cpu() -> None:
+    policy = hmp.Policy.load("torch-cpu")
     assert {"linear", "matmul", "conv2d", "scaled_dot_product_attention"} <= policy.bf16
     assert {"mul", "softmax", "layer_norm"}.isdisjoint(policy.bf16 | policy.fp32 | policy.promote)
+
+
+def test_an_unknown_preset_is_an_error_that_says_what_there_is() -> None:
+    with pytest.raises(hmp.OpListError, match=r"'torch-cpu@1\.0' is no policy; presets are apex-o1, autocast, .*torch-cuda@2\.13"):
+        hmp.Policy.load("torch-cpu@1.0")
 
 
 def test_a_policy_is_a_frozen_value() -> None:
@@ -67,6 +72,35 @@ def test_replace_save_load_and_dict_go_round(tmp_path: Path) -> None:
     assert changed.bf16 - policy.bf16 == {"gelu"}
     assert hmp.Policy.load(changed.save(tmp_path / "mine")) == changed
     assert hmp.Policy.from_dict(json.loads(json.dumps(changed.to_dict()))) == changed
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_folder_keeps_the_low_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
+    policy = hmp.Policy(bf16={"mm"}, fp32={"log"}, dtype=dtype)
+    policy.replace(dtype=torch.float16).save(tmp_path)
+    assert hmp.Policy.load(policy.save(tmp_path)) == policy
+    assert {file.name for file in tmp_path.iterdir()} - {"dtype.txt"} == {"bf16.txt", "fp32.txt", "promote.txt"}
+    assert (tmp_path / "dtype.txt").exists() == (dtype is torch.float16)
+
+
+@pytest.mark.parametrize("text", ["float16", "float16\r\n", "# the low dtype\n\nfloat16  # half\n"])
+def test_dtype_txt_names_the_low_dtype(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bf16.txt").write_text("mm\n")
+    (tmp_path / "fp32.txt").write_text("log\n")
+    assert hmp.Policy.load(tmp_path).dtype is torch.bfloat16
+    (tmp_path / "dtype.txt").write_text(text)
+    with hmp.casts(hmp.Policy.load(tmp_path)):
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
+
+
+@pytest.mark.parametrize("text", ["", "float32", "float16 bfloat16", "float16\nbfloat16\n", "half"])
+def test_dtype_txt_with_anything_else_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bf16.txt").write_text("mm\n")
+    (tmp_path / "fp32.txt").write_text("log\n")
+    (tmp_path / "dtype.txt").write_text(text)
+    with pytest.raises(hmp.OpListError, match=r"dtype\.txt:") as error:
+        hmp.Policy.load(tmp_path)
+    assert "float16" in str(error.value)
 
 
 def test_diff_says_on_which_lists_a_name_is() -> None:

@@ -41,7 +41,6 @@ OPTIMIZERS = {
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01, lr_decay=0.1, weight_decay=0.01),
     "ASGD": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2),
     "ASGD-foreach": lambda p: torch.optim.ASGD(p, lr=0.01, weight_decay=0.01, t0=2, foreach=True),
-    "Muon": lambda p: torch.optim.Muon([p[0]], lr=0.01),
     "NAdam": lambda p: torch.optim.NAdam(p, lr=0.01, weight_decay=0.01, decoupled_weight_decay=True),
     "NAdam-foreach": lambda p: torch.optim.NAdam(p, lr=0.01, foreach=True),
     "RAdam": lambda p: torch.optim.RAdam(p, lr=0.01, weight_decay=0.01),
@@ -50,6 +49,8 @@ OPTIMIZERS = {
     "Rprop": lambda p: torch.optim.Rprop(p, lr=0.01),
     "Rprop-foreach": lambda p: torch.optim.Rprop(p, lr=0.01, foreach=True),
 }
+if hasattr(torch.optim, "Muon"):  # torch 2.9 and later
+    OPTIMIZERS["Muon"] = lambda p: torch.optim.Muon([p[0]], lr=0.01)
 
 
 def _trajectory(make, steps: int = 8):

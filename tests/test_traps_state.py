@@ -140,7 +140,9 @@ def lbfgs_descends_as_without_casts(run):
 
 @trap("H2")
 def optimizers_step_as_without_casts(run):
-    makers = (lambda p: torch.optim.RAdam([p], lr=0.01), lambda p: torch.optim.Rprop([p]), lambda p: torch.optim.Muon([p]))
+    makers = [lambda p: torch.optim.RAdam([p], lr=0.01), lambda p: torch.optim.Rprop([p])]
+    if hasattr(torch.optim, "Muon"):  # torch 2.9 and later
+        makers.append(lambda p: torch.optim.Muon([p]))
 
     def trained(make):
         p = torch.nn.Parameter(torch.linspace(-1, 1, 20).reshape(4, 5))

@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import demo
+from hmp.cli import demo, diff, lists
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo,)
+_SUBCOMMANDS = (demo, lists, diff)
 _WRONG_USE = 2
 
 

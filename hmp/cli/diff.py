@@ -1,0 +1,53 @@
+"""``hmp diff A B``: what one policy does otherwise than another, op by op."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import hmp
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "diff",
+        help="show the ops that two policies treat differently",
+        description="Prints each op that is on another list in policy B than in policy A. "
+        "Exit status 0 if there is none and the low dtype is the same, 1 if there is a difference.",
+    )
+    parser.add_argument("a", metavar="A", help="a preset's name or a folder of list files")
+    parser.add_argument("b", metavar="B", help="another one")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0 if the two policies are the same, 1 if they differ, 2 if one of them cannot be read."""
+    try:
+        one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
+    except hmp.HmpError as error:
+        print(f"hmp diff: {error}", file=sys.stderr)
+        return 2
+    changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
+    if one.dtype is not other.dtype:
+        changes = {"(low dtype)": (_dtype(one), _dtype(other)), **changes}
+    if not changes:
+        print(f"{_called(options.a, one)} and {_called(options.b, other)} are the same")
+        return 0
+    count = "1 difference" if len(changes) == 1 else f"{len(changes)} differences"
+    print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count}")
+    width = max(map(len, changes))
+    for name, (here, there) in changes.items():
+        print(f"  {name:{width}}  {here:8} -> {there}")
+    return 1
+
+
+def _called(given: str, policy: hmp.Policy) -> str:
+    """The name as it was given, and the preset that it stands for."""
+    return f"{given} ({policy.name})" if given in hmp.policies() and given != policy.name else given
+
+
+def _dtype(policy: hmp.Policy) -> str:
+    return str(policy.dtype).removeprefix("torch.")

@@ -1,0 +1,50 @@
+"""``hmp lists [POLICY]``: the presets that there are, or the lists of one policy."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import hmp
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "lists",
+        help="show the presets, or the lists of one policy",
+        description="Prints a line for each preset, with its low dtype and the lengths of its lists; with a policy, its lists.",
+    )
+    parser.add_argument("policy", metavar="POLICY", nargs="?", help="a preset's name or a folder of list files")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0, or 2 if the policy cannot be read."""
+    if options.policy is None:
+        _presets()
+        return 0
+    try:
+        policy = hmp.Policy.load(options.policy)
+    except hmp.HmpError as error:
+        print(f"hmp lists: {error}", file=sys.stderr)
+        return 2
+    print(policy)
+    for cast in ("bf16", "fp32", "promote"):
+        print(f"\n{cast}:", *sorted(getattr(policy, cast)), sep="\n  ")
+    return 0
+
+
+def _presets() -> None:
+    names = hmp.policies()
+    width = max(map(len, names))
+    print(f"{'preset':{width}}  low dtype  bf16  fp32  promote")
+    for name in names:
+        policy = hmp.Policy.load(name)
+        if policy.name != name:
+            print(f"{name:{width}}  is {policy.name} here")
+            continue
+        low = str(policy.dtype).removeprefix("torch.")
+        print(f"{name:{width}}  {low:9}  {len(policy.bf16):4}  {len(policy.fp32):4}  {len(policy.promote):7}")

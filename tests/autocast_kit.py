@@ -1,0 +1,29 @@
+"""What the tests of R17 share: two policies that tell where hmp casts, and torch.autocast's real state."""
+
+from __future__ import annotations
+
+import torch
+
+from trap_kit import policy
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+# mul is on no list of torch.autocast: its dtype tells what hmp does, whatever torch.autocast does
+LOW = policy(bf16=["mul"], name="low")
+HALF = policy(bf16=["mul"], dtype=F16, name="half")
+X = torch.ones(3, 3)
+
+
+def muls() -> torch.dtype:
+    """The dtype in which hmp runs mul here."""
+    return torch.mul(X, X).dtype
+
+
+def real_state() -> tuple[object, ...]:
+    """torch.autocast's real state in this thread: hmp does not patch torch._C."""
+    states = [(torch._C.is_autocast_enabled(each), torch._C.get_autocast_dtype(each)) for each in ("cpu", "cuda")]
+    return (*states, torch._C.is_autocast_cache_enabled())
+
+
+def is_real() -> bool:
+    """Whether torch.autocast is really enabled in this thread, for any device."""
+    return torch._C._is_any_autocast_enabled()
