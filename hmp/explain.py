@@ -86,7 +86,7 @@ def _why(op: str, source: ListEntry | None) -> str:
         if op in op_names.MIXED_RAISES or op in op_names.NORMS:
             return "unlisted: it runs in the precision of its first castable input (R7)" + _without_kernel(op)
         return "unlisted: it is left to torch" + _without_kernel(op)
-    if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH:
+    if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH - op_names.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.name!r}"
     return _MEANING[source.cast] + spelled + (_without_kernel(op) if source.cast != "fp32" else "")

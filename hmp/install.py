@@ -11,7 +11,7 @@ from typing import Any
 import torch.jit._builtins as jit_builtins
 from torch import overrides
 
-from . import patches, state
+from . import partials, patches, state
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -23,17 +23,20 @@ def install(sites: Iterable[Site]) -> None:
         _fill_tables()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
         patches.on_restore(_forget_switches)
+    fresh: dict[int, Callable[..., Any]] = {}
     for site in sites:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
             patches.swap(original, _switch(original, patches.plain(original)))
             continue
         if id(original) not in _switches:
-            _switches[id(original)] = _named(_switch(original, original), site)
+            _switches[id(original)] = fresh[id(original)] = _named(_switch(original, original), site)
         switch: Any = _switches[id(original)]
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
+    if fresh:
+        partials.rebind(fresh)
 
 
 def _fill_tables() -> None:

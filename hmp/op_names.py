@@ -210,6 +210,9 @@ PROMOTED_BY_TORCH = JOINS | _names(
     """
 )
 
+# Of these the derivative computes a part in the narrower dtype: on a promote list they are cast, so that gradients are right too.
+NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow special.xlog1py")
+
 # Mixed inputs raise in torch, forward or backward: unlisted, these follow their first castable input (R7).
 MIXED_RAISES = _names(
     """

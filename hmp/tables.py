@@ -137,7 +137,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "fill" if base in op_names.FILLS else None
     if cast in ("bf16", "fp32"):
         return cast
-    if cast == "promote" and op not in op_names.PROMOTED_BY_TORCH:
+    if cast == "promote" and (op not in op_names.PROMOTED_BY_TORCH or op in op_names.NARROW_BACKWARD):
         return cast
     if op in op_names.FILLS:
         return "fill"
