@@ -58,6 +58,16 @@ def torch_stays_torch() -> Iterator[None]:
         pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """The sweep's exceptions are named in every run that swept."""
+    reports = [report for kept in terminalreporter.stats.values() for report in kept]
+    if any("test_sweep.py" in getattr(report, "nodeid", "") for report in reports):
+        import sweep_exceptions
+
+        for line in sweep_exceptions.summary():
+            terminalreporter.write_line(line)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def all_of_torch_stays_torch() -> Iterator[None]:
     """At the end of the session, look at every module and class of torch instead of the usual ones."""

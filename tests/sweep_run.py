@@ -1,0 +1,231 @@
+"""Runs the sweep: the oracle first, on a torch that nothing has patched, then the same calls under a policy; what differs is a finding."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import warnings
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import hmp
+from hmp import sites
+from oracle import BF16, F32
+from sweep_attempt import Attempt, Outcome
+from sweep_cases import Call, Sample, calls, mixtures, samples
+from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
+from sweep_oracle import Expectation, Lists, accepted, also_without_kernel, expect, expect_out
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One difference between what hmp did and what the rules allow."""
+
+    op: str
+    variant: str
+    policy: str
+    mixture: str
+    what: str  # raises, nesting, dtype, values, gradient, input, write, alias
+    detail: str
+    no_kernel: bool = False
+
+    @property
+    def key(self) -> str:
+        return f"{self.op} | {self.variant} | {self.policy} | {self.mixture} | {self.what}"
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.detail}"
+
+
+@dataclass
+class Case:
+    """A call with one mixture of dtypes, what the rules allow for it, and hmp's attempt at it."""
+
+    call: Call
+    sample: Sample
+    number: int
+    mixture: str
+    dtypes: tuple[torch.dtype, ...]
+    expected: Expectation
+    attempt: Attempt
+
+    def findings(self, policy: str) -> list[Finding]:
+        got = self.attempt.outcome()
+        compared = [differences(self.call, got, want, self.attempt.out is not None) for want in self.expected.allowed]
+        best = min(compared, key=len)
+        mixture = self.mixture
+        return [
+            Finding(self.call.op, self.call.variant, policy, mixture, what, f"{detail} (sample {self.number})", self.expected.no_kernel)
+            for what, detail in best
+        ]
+
+
+# Two names of one function object of torch's: no list can tell them apart.
+_ONE_FUNCTION = {"pos": "positive"}
+
+
+def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
+    """Two policies with every op on the BF16 or the FP32 list: a random half, and its complement."""
+    names = []
+    for op in sites.every_op():
+        try:
+            alone = hmp.Policy(bf16=frozenset({op})).casts_by_op("bf16")
+        except hmp.OpListError:
+            continue
+        if set(alone) == {op}:
+            names.append(op)
+    # by name and not by place: an op that torch gains moves no other one
+    low = frozenset(op for op in names if zlib.crc32(_ONE_FUNCTION.get(op, op).encode(), seed) % 2)
+    wide = frozenset(names) - low
+    return hmp.Policy("random A", bf16=low, fp32=wide), hmp.Policy("random B", bf16=wide, fp32=low)
+
+
+@functools.cache
+def policies() -> dict[str, tuple[hmp.Policy, Lists]]:
+    """The policies of the sweep, each with its lists as the oracle reads them."""
+    release = ".".join(torch.__version__.split(".")[:2])
+    folders = {"habana": "habana", "torch-cpu": f"torch-cpu@{release}"}
+    found = {name: (hmp.Policy.load(name), Lists.read(folder)) for name, folder in folders.items()}
+    for policy in random_policies():
+        found[policy.name] = (policy, Lists(policy.bf16, policy.fp32, policy.promote))
+    return found
+
+
+# For each mixture the `out` tensors that are tried: (dtype, whether empty).
+_OUTS = {
+    "fp32": ((F32, False), (BF16, False)),
+    "bf16": ((BF16, False),),
+    "first fp32": ((F32, False),),
+    "first bf16": ((F32, True), (BF16, False)),
+}
+
+
+def prepared(infos: Iterable[Any], lists: Lists, count: int) -> Iterator[Case]:
+    """The cases of these OpInfos with up to `count` samples a call, oracle done. To be called while nothing of torch is patched."""
+    for info in infos:
+        cases = list(_cases(info, lists, count))
+        if any(case.expected.no_kernel for case in cases):
+            # R11's table knows ops, not samples: an empty matrix needs no kernel, and may go the way of the others
+            for case in cases:
+                case.expected.allowed += also_without_kernel(case.call, case.sample, case.dtypes, case.expected)
+        yield from cases
+
+
+def _cases(info: Any, lists: Lists, count: int) -> Iterator[Case]:
+    found = samples(info)
+    for call in calls(info):
+        kind = lists.of(call.name)
+        for number, sample in enumerate(itertools.islice((s for s in found if accepted(call, s)), count)):
+            for mixture, dtypes in mixtures(sample, float64=number == 0 and not call.out):
+                if call.out:
+                    for dtype, empty in _OUTS[mixture]:
+                        expected, out = expect_out(call, sample, dtypes, kind, dtype, empty=empty)
+                        if expected.allowed:
+                            into = f"{mixture} into {'bf16' if dtype is BF16 else 'fp32'}"
+                            attempt = Attempt(call, sample, dtypes, grad=False, out=out)
+                            yield Case(call, sample, number, into, dtypes, expected, attempt)
+                    continue
+                expected = expect(call, sample, dtypes, kind)
+                if expected.allowed:
+                    yield Case(call, sample, number, mixture, dtypes, expected, Attempt(call, sample, dtypes, grad=expected.grad))
+
+
+@dataclass
+class Sweep:
+    """What a sweep did: the calls made under the policy, by op, and the findings."""
+
+    calls: Counter[str]
+    findings: list[Finding]
+
+
+def sweep(infos: Iterable[Any], name: str, policy: hmp.Policy, lists: Lists, count: int) -> Sweep:
+    """Calls every form of these ops under the policy, with up to `count` samples each, and compares with the oracle."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        cases = list(prepared(infos, lists, count))
+        with hmp.convert(policy=policy):
+            for case in cases:
+                case.attempt.run(hmp.disable_casts)
+        hmp.revert()
+        findings = [finding for case in cases for finding in case.findings(name)]
+    return Sweep(Counter(case.call.op for case in cases), findings)
+
+
+def differences(call: Call, got: Outcome, want: Outcome, out: bool) -> list[tuple[str, str]]:
+    """How `got` differs from `want`, as (what, detail)."""
+    if got.error:
+        return [("raises", got.error.splitlines()[0][:220])]
+    found: list[tuple[str, str]] = []
+    if got.shape != want.shape:
+        return [("nesting", f"got {got.shape}, the rules give {want.shape}")]
+    base = call.op.partition("/")[0]
+    allowed = float("inf") if base in UNINITIALISED else ROUGH.get(base, 0.0)
+    if call.op in STRUCTURE:
+        compared = [*zip(got.results, want.results, strict=True), *zip(got.grads, want.grads, strict=True)]
+        found += [("values", f"result {n}: got {one}, about {other}") for n, (one, other) in enumerate(compared) if not roughly(one, other)]
+        return found + _in_leaf_dtype(got)
+    for number, (one, other) in enumerate(zip(got.results, want.results, strict=True)):
+        found += [(what, f"result {number}: {detail}") for what, detail in unlike(one, other, allowed)]
+    for number, (one, other) in enumerate(zip(got.after, want.after, strict=True)):
+        found += [("input", f"input {number} afterwards: {detail}") for _, detail in unlike(one, other, allowed)]
+    if got.written != want.written:
+        found.append(("write", f"writes into inputs: {got.written}, the rules give {want.written}"))
+    if out:
+        return found if all(got.returned) else [*found, ("write", "what is returned is not out")]
+    if call.in_place and not got.returned[0] and want.returned[0]:
+        found.append(("write", "what is returned is not the first input"))
+    if not want.cast and got.aliases != want.aliases:
+        found.append(("alias", f"results share memory with inputs {got.aliases}, the rules give {want.aliases}"))
+    for number, (one, other) in enumerate(zip(got.grads, want.grads, strict=True)):
+        if (one is None) != (other is None):
+            found.append(("gradient", f"gradient {number} is {'missing' if one is None else 'there'}, plain torch's is not"))
+        elif one is not None:
+            found += [("gradient", f"gradient {number}: {detail}") for _, detail in unlike(one, other, allowed)]
+    return found + _in_leaf_dtype(got)
+
+
+def _in_leaf_dtype(got: Outcome) -> list[tuple[str, str]]:
+    """R13."""
+    pairs = zip(got.grads, got.leaf_dtypes, strict=True)
+    return [("gradient", f"a gradient is {g.dtype}, its leaf {leaf}") for g, leaf in pairs if g is not None and g.dtype is not leaf]
+
+
+def roughly(got: Any, want: Any) -> bool:
+    """Whether two tensors agree within a twentieth of the largest value, whatever their dtypes; both may be None."""
+    if got is None or want is None:
+        return got is want
+    got, want = got.to(torch.float64), want.to(torch.float64)
+    return got.shape == want.shape and bool(((got - want).abs() <= 0.05 * want.abs().max().clamp(min=1e-3)).all())
+
+
+def unlike(got: Any, want: Any, allowed: float = 0.0) -> list[tuple[str, str]]:
+    """How two values differ: dtype, then shape, then bits (NaN equals NaN), or more than `allowed` of the largest value."""
+    if not isinstance(want, torch.Tensor) or not isinstance(got, torch.Tensor):
+        same = type(got) is type(want) and (got == want or (got != got and want != want))
+        return [] if same else [("values", f"got {got!r}, the rules give {want!r}")]
+    if got.dtype is not want.dtype:
+        return [("dtype", f"got {got.dtype}, the rules give {want.dtype}")]
+    if got.shape != want.shape or got.layout is not want.layout:
+        return [("values", f"got {got.layout} {tuple(got.shape)}, the rules give {want.layout} {tuple(want.shape)}")]
+    if allowed == float("inf"):
+        return []
+    got, want = (_dense(t) for t in (got, want))
+    if bool((torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))).all()):
+        return []
+    wide = torch.complex128 if got.is_complex() else torch.float64
+    worst = (got.to(wide) - want.to(wide)).abs().nan_to_num(nan=float("inf")).max().item()
+    scale = want.to(wide).abs().nan_to_num().max().item()
+    if worst <= allowed * scale:
+        return []
+    return [("values", f"largest difference {worst:.3g} where values are up to {scale:.3g} ({got.dtype})")]
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    tensor = tensor if tensor.layout is torch.strided else tensor.to_dense()
+    tensor = tensor.as_subclass(torch.Tensor)
+    return tensor.dequantize() if tensor.is_quantized else tensor
