@@ -102,6 +102,15 @@ def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
     )
 
 
+def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite: torch's own
+    conversion makes whole rows of masks infinite, and NaN of them."""
+    dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return args
+    return tuple(casting.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
+
+
 def mask(value: Any, dtype: torch.dtype) -> Any:
     """A castable operand that needs no gradient, its finite values inside `dtype`; anything else as it is."""
     return casting.within(value, dtype) if castable(value) and not value.requires_grad else value

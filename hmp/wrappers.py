@@ -117,9 +117,12 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     def out_of_place(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         tensors = survey(args, kwargs, rule)
         if not tensors:
+            if rule.score_taker:
+                args = saturation.scores_in_explicit_dtype(args, kwargs)
             return op(*args, **kwargs)
         target = target_of(tensors)
-        if kernels.lacks(tensors, target, args, kwargs):
+        lacking = kernels.lacks(tensors, target, args, kwargs)
+        if lacking:
             target = torch.float32
         elif as_found:
             return op(*args, **kwargs)
@@ -129,7 +132,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
             return _call(op, args, kwargs, tensors)
-        if rule.asks_torch_first:
+        if rule.asks_torch_first and not lacking:
             try:
                 return op(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError):

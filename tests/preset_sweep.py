@@ -6,8 +6,9 @@ import itertools
 import operator
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,22 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 OPS = [info for info in op_db if F32 in info.supported_dtypes("cpu")]
+RELEASE = ".".join(torch.__version__.split(".")[:2])
 MIXTURES = ("fp32", "low", "first fp32", "first low")
 Sample = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Why hmp gives another result for an op of op_db than autocast, and on which releases of torch; "" is all."""
+
+    reason: str
+    releases: str = ""
+
+
+def named(table: Mapping[str, Difference]) -> set[str]:
+    """The ops that a table of differences names for the torch that is installed."""
+    return {op for op, difference in table.items() if RELEASE in (difference.releases or RELEASE).split()}
 
 
 def title(info: Any) -> str:

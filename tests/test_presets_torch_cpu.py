@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +12,8 @@ import torch
 
 import hmp
 from oracle import BF16, F32, castable, tensors
-from preset_sweep import MIXTURES, OPS, mixed, outcome, same_bits, samples, shard, spellings, title
+from preset_sweep import MIXTURES, OPS, Difference, mixed, named, outcome, same_bits, samples, shard, spellings, title
 
-RELEASE = re.match(r"\d+\.\d+", torch.__version__)[0]  # type: ignore[index]
 SHARDS = 8
 
 PRODUCTS = "C++ code with products inside: autocast runs those in the low dtype, the rest in float32; hmp decides for the whole op"
@@ -25,14 +23,6 @@ TWIN = "a name covers its twin in torch.sparse; autocast has no rule for this on
 MASK = "R12: the mask of attention is left alone; autocast rounds it"
 MIXTURE = "R7: the first input decides; this release computes the mixture in the matrix's dtype, later ones refuse it"
 NUMBERS = "Python code of torch draws the random samples in the input's dtype before autocast casts both; here the input is cast first"
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Why an op of op_db gives another dtype or other values than under autocast, and on which release of torch; "" is all."""
-
-    reason: str
-    release: str = ""
 
 
 EXCEPTIONS = {
@@ -63,7 +53,7 @@ EXCEPTIONS = {
     "nn.functional.fractional_max_pool3d": Difference(NUMBERS, "2.7"),
     "linalg.polar": Difference(PRODUCTS, "2.15"),
 }
-NAMED = frozenset(op for op, difference in EXCEPTIONS.items() if difference.release in ("", RELEASE))
+NAMED = named(EXCEPTIONS)
 # The results of these hold whatever was in memory.
 UNINITIALISED = frozenset("empty empty_like empty_strided empty_permuted new_empty new_empty_strided".split())
 # LAPACK's gelsy does not give the same bits twice.

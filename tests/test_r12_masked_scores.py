@@ -99,3 +99,21 @@ def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one() -> 
     with hmp.casts(hmp.Policy(bf16={"softmax"})), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         scores.softmax(-1)
     assert sum(saved) == 64 * (2 + 1)
+
+
+@pytest.mark.parametrize("call", ["torch.softmax", "F.softmax", "Tensor.softmax", "F.log_softmax"])
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
+def test_r12_softmax_into_an_explicit_low_dtype_keeps_masked_rows_finite(call: str, low: torch.dtype) -> None:
+    scores = torch.full((2, 4), torch.finfo(torch.float32).min)
+    scores[1, 2] = 0.0
+    function = {
+        "torch.softmax": lambda x: torch.softmax(x, -1, dtype=low),
+        "F.softmax": lambda x: torch.nn.functional.softmax(x, -1, dtype=low),
+        "Tensor.softmax": lambda x: x.softmax(-1, low),
+        "F.log_softmax": lambda x: torch.nn.functional.log_softmax(x, dim=-1, dtype=low).exp(),
+    }[call]
+    with hmp.casts("habana"):
+        result = function(scores)
+    assert result.dtype in (low, torch.float32)  # exp is on the FP32 list
+    torch.testing.assert_close(result.float(), torch.tensor([[0.25] * 4, [0.0, 0.0, 1.0, 0.0]]), rtol=1e-2, atol=1e-3)
+    assert torch.softmax(scores, -1, dtype=torch.float16).isnan().any()  # what plain torch does
