@@ -201,8 +201,8 @@ def _no_longer_made_to_fit() -> None:
 
 def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
     """The policy's table; its sites are patched on return. Whatever fails, fails before torch is touched."""
-    if not patches.installed():
-        sites.refresh()
+    if not patches.installed() and sites.refresh():
+        tables.made_to_fit.cache_clear()
     decisions = tables.decide(policy)
     table = tables.build(decisions, LogObserver() if is_verbose else None)
     fresh = not patches.installed()

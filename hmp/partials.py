@@ -6,6 +6,8 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Mapping
+from itertools import compress, repeat
+from operator import is_
 from typing import Any
 
 from . import patches
@@ -17,8 +19,9 @@ def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
     Models keep such partials from their construction on: transformers' FNet holds `partial(torch.fft.fftn, dim=(1, 2))`.
     """
     rebound = []
-    # no isinstance(): it would ask every proxy in the process for its class
-    for held in [found for found in gc.get_objects() if type(found) is functools.partial]:
+    found = gc.get_objects()
+    # no isinstance(): it would ask every proxy in the process for its class; and no loop in Python over a million objects
+    for held in compress(found, map(is_, map(type, found), repeat(functools.partial))):
         original = held.func
         switch = switches.get(id(original))
         if switch is not None and switch.__wrapped__ is original:  # type: ignore[attr-defined]

@@ -162,12 +162,14 @@ def sites_of(op: str) -> tuple[Site, ...]:
     return _sites_by_id(op)
 
 
-def refresh() -> None:
-    """Looks torch up anew where somebody else has patched it meanwhile. To be called while hmp has nothing patched."""
-    if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
+def refresh() -> bool:
+    """Looks torch up anew where somebody else has patched it meanwhile; whether that was so. For while hmp has nothing patched."""
+    found = any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites)
+    if found:
         _looked_up.clear()
         for cached in (ancestry, synonyms, every_op, _known):
             cached.cache_clear()
+    return found
 
 
 def relatives(op: str) -> tuple[str, ...]:

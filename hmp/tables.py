@@ -112,6 +112,7 @@ def decide(policy: Policy) -> dict[Any, Decision]:
 _MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
+@functools.cache
 def made_to_fit() -> dict[Any, Callable[..., Any]]:
     """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
     return build({original: d for original, d in decide(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
