@@ -180,7 +180,7 @@ def mixtures(sample: Sample, *, float64: bool) -> Iterator[tuple[str, tuple[torc
         yield "first fp32", (F32, *(BF16,) * (count - 1))
         yield "first bf16", (BF16, *(F32,) * (count - 1))
     if count and float64:
-        yield "fp64", (F64,) * count
+        yield "first fp64", (F64, *(F32,) * (count - 1))
 
 
 def given(sample: Sample, dtypes: tuple[torch.dtype, ...], *, grad: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -19,7 +19,7 @@ from oracle import BF16, F32
 from sweep_attempt import Attempt, Outcome
 from sweep_cases import Call, Sample, calls, mixtures, samples
 from sweep_exceptions import ROUGH, STRUCTURE, UNINITIALISED
-from sweep_oracle import Expectation, Lists, accepted, also_without_kernel, expect, expect_out
+from sweep_oracle import LISTS, Expectation, Lists, accepted, also_without_kernel, expect, expect_out
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,12 @@ def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
 def policies() -> dict[str, tuple[hmp.Policy, Lists]]:
     """The policies of the sweep, each with its lists as the oracle reads them."""
     release = ".".join(torch.__version__.split(".")[:2])
-    folders = {"habana": "habana", "torch-cpu": f"torch-cpu@{release}"}
-    found = {name: (hmp.Policy.load(name), Lists.read(folder)) for name, folder in folders.items()}
+    found = {}
+    for name, folder in (("habana", "habana"), ("torch-cpu", f"torch-cpu@{release}")):
+        policy = hmp.Policy.load(name)
+        # lists of every release are not kept: then the preset is the nearest one's, and says itself what it holds
+        kept = (LISTS / folder).is_dir()
+        found[name] = (policy, Lists.read(folder) if kept else Lists(policy.bf16, policy.fp32, policy.promote))
     for policy in random_policies():
         found[policy.name] = (policy, Lists(policy.bf16, policy.fp32, policy.promote))
     return found

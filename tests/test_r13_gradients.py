@@ -17,6 +17,9 @@ from oracle import BF16, F16, F32, assert_identical, cast, flat, widest
 from strategies import Leaf, build
 from trap_kit import policy, same
 
+# a table of every listed op: more than the default command has time for
+pytestmark = pytest.mark.slow
+
 Call = Callable[..., Any]
 MIXTURES = [(F32,), (BF16,), (F16,), (F32, BF16), (BF16, F32), (F16, BF16)]
 

@@ -21,6 +21,9 @@ from oracle import BF16, F16, F32, F64, saturated
 from strategies import Leaf, build
 from trap_kit import policy, same
 
+# a table of every listed op: more than the default command has time for
+pytestmark = pytest.mark.slow
+
 EVERYTHING_LOW = policy(bf16=["*"])
 
 
