@@ -1,0 +1,80 @@
+"""Damage that is done to a built model, and that the checks must notice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Mutation = Callable[[torch.nn.Module], Any]
+ATTENTION = ("Attention", "SelfAttention", "SdpaAttention")
+
+
+def attention_removed(built: torch.nn.Module) -> None:
+    """Every attention gives zeros."""
+    found = [module for module in built.modules() if type(module).__name__.endswith(ATTENTION)]
+    assert found
+    for module in found:
+        module.register_forward_hook(lambda module, args, output: _zeros(output))
+
+
+def _zeros(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value * 0 if value.is_floating_point() else value
+    return tuple(_zeros(item) for item in value) if isinstance(value, tuple) else value
+
+
+def mask_ignored(built: torch.nn.Module) -> None:
+    """The model sees its padding."""
+    built.register_forward_pre_hook(_without_mask, with_kwargs=True)
+
+
+def _without_mask(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    return args, kwargs | {"attention_mask": torch.ones_like(kwargs["attention_mask"])}
+
+
+def rotation_removed(built: torch.nn.Module) -> None:
+    """No position is turned."""
+    found = [module for module in built.modules() if type(module).__name__.endswith("RotaryEmbedding")]
+    assert found
+    for module in found:
+        module.register_forward_hook(lambda module, args, turns: (torch.ones_like(turns[0]), torch.zeros_like(turns[1])))
+
+
+def statistics_frozen(built: torch.nn.Module) -> None:
+    """One batch norm does not learn what its inputs are like."""
+    norms = [module for module in built.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    norms[len(norms) // 2].momentum = 0.0
+
+
+def parameter_detached(name: str) -> Mutation:
+    """One parameter takes part in the computation, but not in backward."""
+
+    def mutate(built: torch.nn.Module) -> None:
+        owner, _, attribute = name.rpartition(".")
+        module = built.get_submodule(owner)
+
+        def enter(module: torch.nn.Module, args: Any) -> None:
+            parameter = module._parameters.pop(attribute)
+            object.__setattr__(module, "_kept", parameter)
+            setattr(module, attribute, parameter.detach())
+
+        def leave(module: torch.nn.Module, args: Any, output: Any) -> None:
+            delattr(module, attribute)
+            module._parameters[attribute] = module._kept
+
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+
+    return mutate
+
+
+def parameter_narrowed(name: str) -> Mutation:
+    """One parameter is kept in bfloat16."""
+
+    def mutate(built: torch.nn.Module) -> None:
+        parameter = built.get_parameter(name)
+        parameter.data = parameter.data.to(torch.bfloat16)
+
+    return mutate

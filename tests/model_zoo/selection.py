@@ -1,0 +1,34 @@
+"""Which models a test runs for: all with `-m slow` (or `-m ''`), a few in the default command."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import pytest
+
+from . import MODELS
+from .kit import Model
+
+# What a policy means on the CPU; `torch-cpu` is what `autocast` chooses there.
+POLICIES = ("habana", "bert", "torch-cpu")
+# Small and unlike each other: an encoder, rotary positions, a mixture, an encoder-decoder, batch statistics, a state space.
+QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
+
+
+def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: Iterable[str] = QUICK) -> list[Any]:
+    """A parameter for each model, or for each model and policy; the ones that are not quick are marked slow."""
+    found = []
+    for name in names:
+        marks = [] if name in quick else [pytest.mark.slow]
+        if not MODELS[name].available:
+            marks.append(pytest.mark.skip(reason=f"this transformers has no {MODELS[name].cls}"))
+        for policy in policies or (None,):
+            values = (MODELS[name],) if policy is None else (MODELS[name], policy)
+            found.append(pytest.param(*values, marks=marks, id=name if policy is None else f"{name}-{policy}"))
+    return found
+
+
+def is_late(model: Model) -> bool:
+    """Whether the model is built after `convert()`: half of them are."""
+    return list(MODELS).index(model.name) % 2 == 1
