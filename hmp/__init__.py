@@ -2,6 +2,7 @@
 
 import sys
 
+from .cast_cache import cache_info, clear_cache, set_cache_limit
 from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
@@ -21,8 +22,10 @@ __all__ = [
     "Rule",
     "apply",
     "bf16_function",
+    "cache_info",
     "casts",
     "casts_enabled",
+    "clear_cache",
     "convert",
     "disable_casts",
     "enable_casts",
@@ -36,6 +39,7 @@ __all__ = [
     "register",
     "remove",
     "revert",
+    "set_cache_limit",
 ]
 
 # Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same

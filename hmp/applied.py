@@ -92,11 +92,13 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
         before = state.get()
         if (before or state.settle()).disabled:
             return call_impl(self, *args, **kwargs)  # disable_casts() around the call wins: inside it torch is exactly torch
+        state.live.append(None)
         state.put(found.casts)
         try:
             return call_impl(self, *args, **kwargs)
         finally:
             state.put(before)
+            state.live.pop()
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl

@@ -30,12 +30,12 @@ _where = torch.where
 _and = torch.logical_and
 _not = torch.logical_not
 _detach = torch.Tensor.detach
-_MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
+MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
     """Whether `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
-    return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not _MKLDNN
+    return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from . import patches, state
-from .state import Casts, Off, Table
+from .state import Casts, Entered, Off, Table
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
@@ -101,11 +101,12 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
 class UntilReturn(Off):
     """No casts until a frame returns; then what was before."""
 
-    __slots__ = ("_before", "_frame")
+    __slots__ = ("_before", "_entered", "_frame")
 
     def __init__(self, before: Casts | Off | None, frame: types.FrameType) -> None:
         super().__init__((before or state.settle()).on)
         self._before = before
+        self._entered = Entered()
         self._frame = frame
 
     @property

@@ -112,6 +112,7 @@ def revert() -> None:
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy = state.NOTHING, None
         _casts.clear()
+        install.put_in_force(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
         patches.restore()
@@ -171,7 +172,8 @@ def register(owner: Any, name: str, cast: Cast) -> None:
         registry.add(owner, name, cast)
         if patches.installed():
             for (policy, is_verbose), casts in _casts.items():
-                casts.table = _table(policy, is_verbose)
+                fresh = _made(policy, is_verbose)
+                casts.table, casts.looks = fresh.table, fresh.looks
             _put_in_force()
 
 
@@ -179,9 +181,11 @@ def _put_in_force() -> None:
     """Has PROCESS follow the latest conversion."""
     if _converted:
         latest = _converted[-1]
-        PROCESS.table, PROCESS.policy = _casts_of(latest._policy, latest._is_verbose).table, latest._policy
+        casts = _casts_of(latest._policy, latest._is_verbose)
+        PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     else:
         PROCESS.table, PROCESS.policy = state.NOTHING, None
+    install.put_in_force(PROCESS)
 
 
 def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
@@ -191,7 +195,8 @@ def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
         return found
     with _lock:
         if (policy, is_verbose) not in _casts:
-            _casts[(policy, is_verbose)] = Casts(_table(policy, is_verbose), policy)
+            _casts[(policy, is_verbose)] = _made(policy, is_verbose)
+            install.put_in_force(PROCESS)  # switches that are new know of it too
         return _casts[(policy, is_verbose)]
 
 
@@ -199,12 +204,16 @@ def _no_longer_made_to_fit() -> None:
     state.MADE_TO_FIT = state.NOTHING
 
 
-def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
-    """The policy's table; its sites are patched on return. Whatever fails, fails before torch is touched."""
+def _made(policy: Policy, is_verbose: bool) -> Casts:
+    """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
     if not patches.installed() and sites.refresh():
         tables.made_to_fit.cache_clear()
-    decisions = tables.decide(policy)
-    table = tables.build(decisions, LogObserver() if is_verbose else None)
+    decisions = tables.switched(tables.decide(policy))
+    casts = Casts(
+        tables.build(decisions, LogObserver() if is_verbose else None),
+        policy,
+        {} if is_verbose else tables.looks(decisions),  # an observer is told of every call
+    )
     fresh = not patches.installed()
     try:
         if fresh:
@@ -220,4 +229,4 @@ def _table(policy: Policy, is_verbose: bool) -> dict[Any, Callable[..., Any]]:
         if fresh:
             patches.restore()
         raise
-    return table
+    return casts

@@ -1,4 +1,4 @@
-"""Puts a policy's sites under hmp: each becomes a switch that asks what is in force here, and calls that."""
+"""Puts a policy's sites under hmp: a switch stands in the place of each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import Any
 import torch.jit._builtins as jit_builtins
 from torch import overrides
 
-from . import partials, patches, state
+from . import partials, patches, switches
+from .signatures import signature_of
 from .sites import Site
+from .state import Casts
 
 _switches: dict[int, Callable[..., Any]] = {}
 
@@ -27,10 +29,11 @@ def install(sites: Iterable[Site]) -> None:
     for site in sites:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
-            patches.swap(original, _switch(original, patches.plain(original)))
+            if not patches.swapped(original):
+                patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
         if id(original) not in _switches:
-            _switches[id(original)] = fresh[id(original)] = _named(_switch(original, original), site)
+            _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, signature_of(site)), site)
         switch: Any = _switches[id(original)]
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self
@@ -71,17 +74,10 @@ _DYNAMO_TABLES = {
 }
 
 
-def _switch(key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
-    """The function that stands at a site: the wrapper that is in force for `key` in this thread or task, or torch's own op."""
-    get, settle = state.get, state.settle
-
-    def hmp_switch(*args: Any, **kwargs: Any) -> Any:
-        cast = (get() or settle()).table.get(key)
-        if cast is None:
-            return op(*args, **kwargs)
-        return cast(*args, **kwargs)
-
-    return hmp_switch
+def put_in_force(casts: Casts) -> None:
+    """Tells every switch what `casts`, the process's, do with its op."""
+    for key in switches.made():
+        switches.tell(key, casts.table.get(key), casts.looks.get(key, switches.NO_LOOK))
 
 
 def _is_switch(function: types.FunctionType) -> bool:
@@ -119,4 +115,5 @@ def _forget_switches() -> None:
         if op is not None:
             table.setdefault(id(switch.__wrapped__), op)  # type: ignore[attr-defined]
     _switches.clear()
+    switches.forget()
     _reset_dynamo()

@@ -151,13 +151,15 @@ FOREIGN = _names(
 
 # --- dtypes ---------------------------------------------------------------------------------------------------------------
 
-# Ops whose meaning is a dtype, or that only hand storage or metadata around: never cast, whatever a list says (R7).
+# Ops whose meaning is a dtype, or that only hand storage or metadata around: never cast, whatever a list says (R7). Indexing is one
+# for another reason: a class whose `__getitem__` was ever set counts as a sequence from then on, its 0-dim tensors too, and
+# torch.tensor([loss, loss]) asks them for their length.
 DTYPE_OPS = _names(
     """
     to type type_as copy result_type can_cast promote_types view_as expand_as reshape_as resize_as set set_ float half bfloat16
     double int long short char byte bool cfloat cdouble chalf cpu cuda xpu hpu numpy item tolist data_ptr is_floating_point
     is_complex is_same_size is_nonzero numel dim size stride storage_offset requires_grad_ retain_grad share_memory_ pin_memory
-    is_pinned is_shared is_contiguous is_set_to is_inference is_coalesced is_distributed record_stream apply map map2 backward
+    getitem is_pinned is_shared is_contiguous is_set_to is_inference is_coalesced is_distributed record_stream apply map map2 backward
     """
 )
 
@@ -246,6 +248,15 @@ MIXED_INPLACE_RAISES = _names(
     """
 )
 
+# Results that never share memory with an input: an input that was cast before is not cast again. Of recurrent nets the weights are not.
+PRODUCTS = _names(
+    """
+    linear matmul rmatmul mm bmm mv dot addmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    bilinear scaled_dot_product_attention
+    """
+)
+RECURRENT = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+
 # --- kernels --------------------------------------------------------------------------------------------------------------
 
 _EVERY_DEVICE = _names(
@@ -330,6 +341,12 @@ MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index
 # These get scores that a mask has been added to: cast saturating whether they need a gradient or not.
 SCORE_TAKERS = _names("softmax log_softmax softmin logsumexp _softmax _log_softmax gumbel_softmax")
 MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
+
+# Of torch.nn.functional's Python functions those that only call the builtin of the same name: their inputs are cast there.
+FORWARDERS = _names(
+    """batch_norm celu dropout elu group_norm hardswish layer_norm leaky_relu log_softmax mish relu relu6 selu sigmoid silu softmax
+    tanh"""
+)
 
 # Python code of torch that is structure and not an op: what it calls is decided op by op (R8).
 STRUCTURE = _names(

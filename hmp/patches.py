@@ -53,6 +53,11 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
     function.__code__ = new
 
 
+def swapped(function: Any) -> bool:
+    """Whether `function` calls something else already."""
+    return function in _swapped
+
+
 def rebind(owner: Any, name: str, value: Any) -> None:
     """Sets `owner.name` until `restore()`. A second rebinding of the same name does nothing."""
     place = (id(owner), name)

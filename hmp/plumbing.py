@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 
-from . import patches, state
+from . import cast_cache, patches, state
 from .state import Bound, call_without_casts
 
 # module → its functions; "Class.method" for methods
@@ -47,9 +47,10 @@ def install() -> None:
     for function in _functions():
         patches.swap(function, state.without_casts(patches.plain(function)))
     _install_optimizers()
+    _install_exports()
     _install_checkpoint()
     _install_autograd()
-    _install_dispatch_modes()
+    _install_dispatch()
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
@@ -120,9 +121,45 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         args = tuple(Bound(a) if callable(a) else a for a in args)
         if callable(kwargs.get("closure")):
             kwargs["closure"] = Bound(kwargs["closure"])
-        return call_without_casts(original, self, *args, **kwargs)
+        try:
+            return call_without_casts(original, self, *args, **kwargs)
+        finally:
+            cast_cache.clear_cache()  # fused optimizers write weights without a trace
 
     return step
+
+
+def _install_exports() -> None:
+    """Memory that leaves torch, and weights that fused kernels write, leave no trace: copies of them are not used again."""
+    patches.on_restore(cast_cache.revert)
+
+    def exporting(original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def export(self: Any, *args: Any, **kwargs: Any) -> Any:
+            cast_cache.forget(self)
+            return original(self, *args, **kwargs)
+
+        return export
+
+    def writing(original: Any) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def write(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return original(*args, **kwargs)
+            finally:
+                cast_cache.clear_cache()
+
+        return write
+
+    for name in ("numpy", "__array__", "__dlpack__"):
+        patches.rebind(torch.Tensor, name, exporting(getattr(torch.Tensor, name)))
+    for owner in (torch._C, torch.utils.dlpack):
+        for name in ("_to_dlpack", "_to_dlpack_versioned", "to_dlpack"):
+            if hasattr(owner, name):
+                patches.rebind(owner, name, exporting(getattr(owner, name)))
+    for name in dir(torch):
+        if name.startswith("_fused_") and name.endswith("_"):
+            patches.rebind(torch, name, writing(getattr(torch, name)))
 
 
 def _install_checkpoint() -> None:
@@ -166,6 +203,7 @@ def _install_autograd() -> None:
         return make
 
     _replace("torch.autograd.graph", "_engine_run_backward", run_backward)
+    patches.rebind(torch.autograd.Variable, "_execution_engine", _Engine(torch.autograd.Variable._execution_engine))
     _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # these put their results together with ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
@@ -174,8 +212,22 @@ def _install_autograd() -> None:
         _replace("torch._functorch.eager_transforms", name, transform)
 
 
-def _install_dispatch_modes() -> None:
-    """What runs below an op is not decided again (R8): under a dispatch mode that is Python code, FakeTensorMode's for one."""
+class _Engine:
+    """autograd's engine, for those who call it themselves."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+
+def _install_dispatch() -> None:
+    """What runs below an op is not decided again (R8): under a dispatch mode that is Python code, FakeTensorMode's for one, and for
+    tensor subclasses with a `__torch_dispatch__`."""
 
     def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def entered(self: Any) -> Any:
@@ -188,14 +240,30 @@ def _install_dispatch_modes() -> None:
     fake_tensor = sys.modules.get("torch._subclasses.fake_tensor")
     if fake_tensor is not None:
         _mute_dispatch(fake_tensor.FakeTensorMode)  # one may have been entered before
+    todo: list[type] = [torch.Tensor]
+    while todo:
+        subclasses: list[type] = type.__subclasses__(todo.pop())
+        todo += subclasses
+        for cls in subclasses:
+            _mute_dispatch(cls)
+
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+        super(torch.Tensor, cls).__init_subclass__(**kwargs)
+        _mute_dispatch(cls)
+
+    patches.rebind(torch.Tensor, "__init_subclass__", classmethod(init_subclass))
 
 
-def _mute_dispatch(mode: type) -> None:
-    handler = inspect.getattr_static(mode, "__torch_dispatch__", None)
-    if isinstance(handler, types.FunctionType) and handler not in _muted:
-        _muted.add(handler)
-        patches.swap(handler, state.without_casts(patches.plain(handler)))
-        patches.on_restore(functools.partial(_muted.discard, handler))
+def _mute_dispatch(cls: type) -> None:
+    handlers = [inspect.getattr_static(cls, "__torch_dispatch__", None)]
+    # torch calls a DTensor's dispatcher from C++, which calls its methods
+    handlers += vars(type(vars(cls).get("_op_dispatcher"))).values() if "_op_dispatcher" in vars(cls) else ()
+    for handler in handlers:
+        function = getattr(handler, "__func__", handler)
+        if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
+            _muted.add(function)
+            patches.swap(function, state.without_casts(patches.plain(function)))
+            patches.on_restore(functools.partial(_muted.discard, function))
 
 
 _muted: set[types.FunctionType] = set()

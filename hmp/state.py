@@ -2,10 +2,12 @@
 
 A ContextVar holds it, so threads and asyncio tasks never see each other's regions. It holds one of
 
-- PROCESS: what `convert()` put in force for the whole process, maybe nothing;
+- nothing, or PROCESS: what `convert()` put in force for the whole process, maybe nothing;
 - a `Casts`: a policy's wrappers, put in force by `casts()` or `apply()`;
 - the `Off` of either: no casts, and what `enable_casts()` goes back to;
 - the `InBackward` of either: no lists, for user Python that autograd calls.
+
+While nobody in the process is in a region there is no need to ask it: `live` is empty then, and a wrapper looks at that first.
 """
 
 from __future__ import annotations
@@ -67,14 +69,16 @@ class InBackward(Off):
 
 
 class Casts:
-    """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from."""
+    """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from, and `looks` says
+    how to see, before a call, that it has nothing to cast."""
 
-    __slots__ = ("in_backward", "off", "policy", "table")
+    __slots__ = ("in_backward", "looks", "off", "policy", "table")
     disabled = False
 
-    def __init__(self, table: Table, policy: Any) -> None:
+    def __init__(self, table: Table, policy: Any, looks: Mapping[Any, Any] = types.MappingProxyType({})) -> None:
         self.table = table
         self.policy = policy
+        self.looks = looks
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
 
@@ -96,6 +100,25 @@ _found: ContextVar[tuple[Any, ...]] = ContextVar("hmp_found", default=())
 
 get = _here.get
 put = _here.set
+
+# One entry for everything that may make a context hold something other than PROCESS. It is a list and no number because its
+# append and pop are atomic; what is in it means nothing, only whether anything is.
+live: list[None] = []
+
+
+class Entered:
+    """Keeps `live` from being empty for as long as it is referred to: by the context of a region, and by copies of it that outlive
+    the region (a task that was started inside)."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        live.append(None)
+
+    def __del__(self, pop: Callable[[], None] = live.pop) -> None:  # an argument: globals are gone when the interpreter ends
+        pop()
+
+
 # On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later), but for
 # what follows a nested backward and for a backward that C++ starts.
 _key_in_tls: Callable[[str], bool] = getattr(torch._C, "_is_key_in_tls", lambda key: False)
@@ -125,22 +148,26 @@ def casts_enabled() -> bool:
 def call_without_casts(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function` returns when called with casts off."""
     before = get()
+    live.append(None)
     put((before or settle()).off)
     try:
         return function(*args, **kwargs)
     finally:
         # the value, not a token: a token cannot be reset from another context
         put(before)
+        live.pop()
 
 
 def call_in_backward(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function`, which runs backward, returns: user Python in it runs without lists (R13)."""
     before = get()
+    live.append(None)
     put((before or settle()).in_backward)
     try:
         return function(*args, **kwargs)
     finally:
         put(before)
+        live.pop()
 
 
 class Bound:
@@ -165,11 +192,13 @@ class Bound:
                 "recomputation?); its numbers would differ. Call backward() before the policy changes"
             )
         before = get()
+        live.append(None)
         put(state)
         try:
             return self.function(*args, **kwargs)
         finally:
             put(before)
+            live.pop()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
@@ -192,14 +221,14 @@ class Region:
     def __enter__(self) -> None:
         before = get()
         chosen = self._choose(before or settle())
-        _found.set((before, _found.get()))
+        _found.set((before, Entered(), _found.get()))
         put(chosen)
 
     def __exit__(self, *exc_info: object) -> None:
         found = _found.get()
-        before, rest = found if found else (None, ())  # left in another context than entered: nothing was found there
-        _found.set(rest)
+        before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
         put(before)
+        _found.set(rest)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isclass(function):
@@ -300,10 +329,12 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
 
     def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
         before = get()
+        live.append(None)
         put((before or settle()).off)
         try:
             return function(*args, **kwargs)
         finally:
             put(before)
+            live.pop()
 
     return quiet

@@ -16,6 +16,7 @@ from .composites import names_called
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
+from .switches import Look, look_for
 from .wrappers import op_wrap
 
 
@@ -121,6 +122,21 @@ def made_to_fit() -> dict[Any, Callable[..., Any]]:
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+
+
+def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
+    """The decisions that a switch stands for: all but those that the builtin below a Python function takes for it."""
+    return {original: d for original, d in decisions.items() if not _forwards(original, d)}
+
+
+def _forwards(original: Any, decision: Decision) -> bool:
+    function = original if isinstance(original, types.FunctionType) else None
+    return function is not None and function.__module__ == "torch.nn.functional" and decision.rule.op in op_names.FORWARDERS
+
+
+def looks(decisions: Mapping[Any, Decision]) -> dict[Any, Look]:
+    """How to see for each torch function of these decisions that a call has nothing to cast."""
+    return {original: look_for(d.rule) for original, d in decisions.items()}
 
 
 def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:

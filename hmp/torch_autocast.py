@@ -26,7 +26,7 @@ from torch.amp import autocast_mode
 
 from . import patches, state
 from .casting import each_tensor
-from .state import Casts, Off, Table
+from .state import Casts, Entered, Off, Table
 from .verbose import log, speaks
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
@@ -59,8 +59,9 @@ _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
 _asked_to_enable: WeakSet[Any] = WeakSet()
-# The autocast regions of this context, innermost first: object, whether it changed what is in force, what was in force before.
-_entered: ContextVar[tuple[tuple[Any, bool, Casts | Off | None], ...]] = ContextVar("hmp_autocast", default=())
+# The autocast regions of this context, innermost first: object, something if it changed what is in force, what was in force before.
+# A region that changed it holds an `Entered`.
+_entered: ContextVar[tuple[tuple[Any, Entered | None, Casts | Off | None], ...]] = ContextVar("hmp_autocast", default=())
 # What is in place now: another object after every revert.
 _installation: object | None = None
 _answers: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -73,10 +74,11 @@ class Paused(Off):
     Void after a revert, which also takes away the patch that would see the region's end.
     """
 
-    __slots__ = ("_installation",)
+    __slots__ = ("_entered", "_installation")
 
     def __init__(self, on: Casts) -> None:
         super().__init__(on)
+        self._entered = Entered()
         self._installation = _installation
 
     @property
@@ -216,7 +218,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
         else:
             chosen = _resumed(here) if self._enabled or self in _asked_to_enable else _paused(here)
-        _entered.set(((self, chosen is not here, before), *_entered.get()))
+        _entered.set(((self, Entered() if chosen is not here else None, before), *_entered.get()))
         if chosen is not here:
             state.put(chosen)
         if self._enabled and chosen.policy is not None:
@@ -235,9 +237,9 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
             # none where it was entered before hmp was in place, or in another context
             for index, (region, changed, before) in enumerate(entered):
                 if region is self:
-                    _entered.set((*entered[:index], *entered[index + 1 :]))
-                    if changed:
+                    if changed is not None:
                         state.put(before)
+                    _entered.set((*entered[:index], *entered[index + 1 :]))
                     break
 
     return leave

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import casting, saturation, special_ops, state
+from . import cast_cache, casting, op_names, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .kernels import Kernels
@@ -26,7 +26,11 @@ _NUMBERS = frozenset({int, float, bool})
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
     caster: Caster = casting.cast
-    if rule.score_taker:
+    if rule.op in op_names.PRODUCTS:
+        caster = cast_cache.cast_product_input
+    elif rule.op in op_names.RECURRENT:
+        caster = cast_cache.cast_weights
+    elif rule.score_taker:
         caster = casting.cast_finite
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
@@ -213,7 +217,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                         return again(error, args, kwargs)
             return general(args, kwargs)
 
-        return mixed if not (rule.arithmetic or rule.fill) else lambda *args, **kwargs: general(args, kwargs)
+        if rule.arithmetic or rule.fill:
+            return lambda *args, **kwargs: general(args, kwargs)
+        mixed.again, mixed.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
+        return mixed
 
     flag_at, out_at, needs_care = rule.inplace_at, rule.out_at, bool(rule.keep) or rule.view
 
@@ -226,14 +233,19 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             or (out_at is not None and out_at < len(args) and args[out_at] is not None)
         ):
             return general(args, kwargs)
-        casting_needed = False
-        for a in args:
+        given: Any = args
+        for i, a in enumerate(args):
             kind = type(a)
             if kind is Tensor or kind is Parameter:
-                if a.dtype is not fixed:
-                    if needs_care or a.dtype in casting.LEFT_TO_TORCH:
-                        return general(args, kwargs)
-                    casting_needed = True
+                dtype = a.dtype
+                if dtype is fixed:
+                    continue
+                if dtype in casting.CASTABLE and not needs_care and a.layout is not casting.MKLDNN:
+                    if given is args:
+                        given = list(args)
+                    given[i] = caster(a, fixed)
+                elif needs_care or dtype in casting.LEFT_TO_TORCH:
+                    return general(args, kwargs)
             elif kind is float or kind is int:
                 if not -quiet_limit <= a <= quiet_limit:
                     return general(args, kwargs)
@@ -243,12 +255,11 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             elif kind not in _SCALARS:
                 return general(args, kwargs)
         try:
-            if not casting_needed:
-                return op(*args)
-            return op(*[caster(a, fixed) if isinstance(a, Tensor) and a.dtype is not fixed and castable(a) else a for a in args])
+            return op(*given)
         except RuntimeError as error:
             return again(error, args, kwargs)
 
+    uniform.again, uniform.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
     return uniform
 
 

@@ -23,10 +23,10 @@ _NORMS = frozenset(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm
     _native_batch_norm_legit""".split()
 )
-# R7: ops whose meaning is a dtype, or that hand out a number or a shape
+# R7: ops whose meaning is a dtype, or that hand out a number or a shape; and indexing, which cannot be patched reversibly (R16)
 _UNTOUCHED = frozenset(
     """to type_as copy_ result_type can_cast view_as expand_as reshape_as set_ resize_ resize_as_ float half bfloat16 double int long
-    short char byte bool cfloat cdouble chalf item""".split()
+    short char byte bool cfloat cdouble chalf item getitem __getitem__""".split()
 )
 # op_db tells most synonyms; these it does not know, or has otherwise
 _SYNONYMS = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import inspect
 import sys
 import threading
@@ -188,25 +189,25 @@ def _foreign_method():
 
 
 def _foreign_code():
-    F.relu.__code__ = (lambda input, inplace=False: torch.relu(input)).__code__
-    return (lambda: F.relu.__code__), lambda: F.relu(torch.ones(1))
+    F.dropout2d.__code__ = (lambda input, p=0.5, training=True, inplace=False: torch.relu(input)).__code__
+    return (lambda: F.dropout2d.__code__), lambda: F.dropout2d(torch.ones(1))
 
 
 @pytest.mark.parametrize("patch", [_foreign_builtin, _foreign_method, _foreign_code])
 def test_r16_a_foreign_patch_on_top_is_left_standing_with_a_warning(patch, torch_differences):
-    originals = torch.mul, vars(torch.Tensor).get("__mul__"), F.relu.__code__
+    originals = torch.mul, vars(torch.Tensor).get("__mul__"), F.dropout2d.__code__
     try:
         hmp.convert()
         what, call = patch()
         foreign = what()
         assert call().dtype == LOW
-        with pytest.warns(match=r"mul|relu"):
+        with pytest.warns(match=r"mul|dropout2d"):
             hmp.revert()
         assert what() is foreign
         assert call().dtype == torch.float32
         assert len(torch_differences()) == 1
     finally:
-        torch.mul, F.relu.__code__ = originals[0], originals[2]
+        torch.mul, F.dropout2d.__code__ = originals[0], originals[2]
         if originals[1] is not None:
             torch.Tensor.__mul__ = originals[1]
         elif "__mul__" in vars(torch.Tensor):
@@ -380,3 +381,17 @@ def test_r16_convert_and_revert_in_turns(torch_differences):
         hmp.revert()
         assert (x * x).dtype == torch.float32
         assert torch_differences() == []
+
+
+@pytest.mark.parametrize(
+    "policy", [hmp.Policy("indexing", bf16={"getitem", "setitem"}), hmp.Policy("all", fp32={"*"})], ids=["indexing", "all"]
+)
+def test_r16_a_tensor_never_becomes_a_sequence(policy):
+    """Python gives a class a slot for `__getitem__` when that is set, and keeps it when it is deleted."""
+    is_sequence = ctypes.pythonapi.PySequence_Check
+    scalar = torch.ones(())
+    assert not is_sequence(ctypes.py_object(scalar))
+    with hmp.convert(policy=policy(**lists)):
+        assert not is_sequence(ctypes.py_object(scalar))
+        assert torch.tensor([scalar, scalar]).tolist() == [1.0, 1.0]
+    assert not is_sequence(ctypes.py_object(scalar))

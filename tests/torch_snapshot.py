@@ -5,6 +5,7 @@ Taken before hmp patches anything; independent of hmp, which must not be asked w
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import inspect
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 import torch
 
+_SCALAR = torch.ones(())
 MODULES = (
     "torch",
     "torch._C._nn",
@@ -168,6 +170,7 @@ def switches() -> dict[str, Any]:
     optimizer, module = _module("torch.optim.optimizer"), _module("torch.nn.modules.module")
     return {
         "default dtype": torch.get_default_dtype(),
+        "a tensor is a sequence": ctypes.pythonapi.PySequence_Check(ctypes.py_object(_SCALAR)),
         "grad": torch.is_grad_enabled(),
         "mha fast path": torch.backends.mha.get_fastpath_enabled(),
         "autocast": torch.is_autocast_enabled("cpu"),

@@ -11,7 +11,8 @@ from .kit import Model, Run, backward, build, cosine, feed, gradients, train
 
 # A gradient that rounding every weight to bfloat16's eight bits already turns says nothing about casts: the float32 run is
 # repeated with each weight off by up to 2**-8 of itself, and what moves by a fifth or more in any of the repetitions, or is a
-# thousandth of the median gradient, is not compared. Such are the biases of keys, which softmax cancels, and what stands before a batch norm.
+# thousandth of the median gradient, is not compared. Such are the biases of keys, which softmax cancels, and what stands before a
+# batch norm.
 SHAKE, SHAKES, STEADY, SMALL = 2.0**-8, (9, 10, 11), 0.2, 1e-3
 # The other gradients keep their direction and their length. Measured over the zoo, most are above 0.999; the lowest of each
 # policy belong to nets with batch norm over a few values. The mutations in test_models_mutations.py are far below.

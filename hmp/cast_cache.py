@@ -1,0 +1,370 @@
+"""When a cast made before may be used again: of weights, and of activations that several products take.
+
+A stale copy is a wrong result, so a copy of a weight is used again only while everything says that the weight is what it was: the same
+object, `_version`, address and owner of its memory, with no optimizer step, no access of `Parameter.data` and no export to numpy or
+dlpack since. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
+
+Where a gradient is needed the copies share memory, and each use has a gradient of its own (`_Shared`): sums of gradients are made in the
+weight's dtype, bit for bit as if each use had been cast anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd import forward_ad
+
+from .casting import Tensor, cast
+from .errors import HmpError
+
+Parameter = torch.nn.Parameter
+
+# torch's own, taken before anything is patched
+_grad_enabled = torch.is_grad_enabled
+_inference_mode = torch.is_inference_mode_enabled
+_use_count: Callable[[int], int] = torch._C._storage_Use_Count
+_tracing: Callable[[], Any] = torch._C._get_tracing_state
+_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_functorch_stack: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
+_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+_compiling = torch.compiler.is_dynamo_compiling
+_detach = Tensor.detach
+_storage = Tensor.untyped_storage
+_data_ptr = Tensor.data_ptr
+
+# Below so many elements a cast costs less than sharing one: measured, 4 microseconds.
+_WORTH_SHARING = 8192
+
+
+class CacheInfo(NamedTuple):
+    """What the caches hold: copies of weights, their bytes, the most that they may hold, and how often a cast was or was not saved."""
+
+    entries: int
+    bytes: int
+    limit: int
+    hits: int
+    misses: int
+
+
+class _Copy:
+    """A weight's copy, and what must still hold of the weight when it is used again."""
+
+    __slots__ = ("copy", "copy_version", "nbytes", "pointer", "storage", "stream", "version", "weight")
+
+    def __init__(self, weight: Tensor, copy: Tensor, storage: int, forget: Callable[[Any], None]) -> None:
+        self.weight = weakref.ref(weight, forget)
+        self.version = weight._version
+        self.pointer = _data_ptr(weight)
+        self.storage = storage
+        self.stream = _stream(weight)
+        self.copy = copy
+        self.copy_version = copy._version
+        self.nbytes = copy.numel() * copy.element_size()
+
+    def is_good(self, weight: Tensor) -> bool:
+        return (
+            self.weight() is weight
+            and self.version == weight._version
+            and self.pointer == _data_ptr(weight)
+            and self.copy_version == self.copy._version
+            and _is_sole_owner(weight)
+            and (self.stream is None or (self.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
+        )
+
+
+_lock = threading.RLock()  # a weight may die, and call _forget, while it is held
+_copies: dict[tuple[int, torch.dtype], _Copy] = {}
+_by_storage: dict[int, set[tuple[int, torch.dtype]]] = {}
+_bytes = 0
+_limit: int | None = None
+_hits = 0
+_misses = 0
+# Weights that were cast more than once between two changes of theirs while they needed a gradient: id → weak reference
+_used_again: dict[int, weakref.ref[Tensor]] = {}
+_seen: dict[int, tuple[weakref.ref[Tensor], int]] = {}
+
+
+def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor` in `dtype`, for an op whose result never shares memory with its inputs; a copy made before where it is still right."""
+    kind = type(tensor)
+    if kind is Parameter:
+        return _weight(tensor, dtype)
+    return _activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
+
+
+def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `cast_product_input`, for an op whose result may share memory with inputs that are no weights."""
+    return _weight(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
+
+
+def _weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    global _hits, _misses
+    trains = _grad_enabled() and weight.requires_grad
+    if trains and (weight.numel() < _WORTH_SHARING or not _is_used_again(weight)):
+        return cast(weight, dtype)
+    if _is_traced() or weight.layout is not torch.strided:
+        return cast(weight, dtype)
+    held = _copies.get((id(weight), dtype))
+    if held is not None and held.is_good(weight):
+        _hits += 1
+        return _shared(weight, held.copy) if trains else held.copy
+    _misses += 1
+    copy = _kept(weight, dtype)
+    if copy is None:
+        return cast(weight, dtype)
+    return _shared(weight, copy) if trains else copy
+
+
+def _is_traced() -> bool:
+    """Whether a trace is made, which must hold the cast and not its result; with torch.compile's, it must hold nothing of this file."""
+    return _compiling() or _tracing() is not None or _dispatch_modes() != 0
+
+
+def _is_used_again(weight: Tensor) -> bool:
+    """Whether a weight that trains is cast more than once between two changes: in gradient accumulation, or shared by layers."""
+    key = id(weight)
+    known = _used_again.get(key)
+    if known is not None and known() is weight:
+        return True
+    if _graph_task_id() != -1 or not _may_share():
+        return False  # a checkpoint's recomputation: whoever uses one has no memory for copies
+    try:
+        version = weight._version
+    except RuntimeError:  # an inference tensor has none
+        return False
+    seen = _seen.get(key)
+    if seen is not None and seen[0]() is weight and seen[1] == version:
+        _used_again[key] = weakref.ref(weight, lambda _: _used_again.pop(key, None))
+        return True
+    _seen[key] = (weakref.ref(weight, lambda _: _seen.pop(key, None)), version)
+    return False
+
+
+def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
+    """A new copy of `weight` that is kept; None where none may be."""
+    global _bytes
+    if weight.is_inference() or _functorch_stack() is not None or not _is_sole_owner(weight):
+        return None
+    storage = _storage(weight)
+    if not storage.resizable() or (weight.device.type == "cpu" and storage.is_shared()):
+        return None  # memory that is not torch's own: numpy's, a file's, another process's
+    if _bytes + weight.numel() * dtype.itemsize > cache_limit():
+        return None
+    if _inference_mode():
+        with torch.inference_mode(False), torch.no_grad():
+            copy = cast(weight, dtype)
+    elif _grad_enabled() and weight.requires_grad:
+        copy = cast(_detach(weight), dtype)
+    else:
+        copy = cast(weight, dtype)
+    if type(copy) is not Tensor:
+        return None
+    key = (id(weight), dtype)
+    made = _Copy(weight, copy, storage._cdata, lambda _: _forget(key))
+    with _lock:
+        _forget(key)
+        _copies[key] = made
+        _by_storage.setdefault(made.storage, set()).add(key)
+        _bytes += made.nbytes
+    return copy
+
+
+def _is_sole_owner(weight: Tensor) -> bool:
+    """Whether nobody else holds the weight's memory: no view, no `.data`, no flat buffer, and nobody the storage object."""
+    return _owners(weight) <= _SOLE_OWNER
+
+
+def _owners(tensor: Tensor) -> int:
+    storage = _storage(tensor)
+    return _use_count(storage._cdata) + sys.getrefcount(storage)
+
+
+# What `_owners` says of a tensor that nobody shares memory with: how storages are counted differs between releases of torch.
+_SOLE_OWNER = _owners(torch.empty(1))
+
+
+def _stream(tensor: Tensor) -> int | None:
+    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
+
+
+# --- activations ----------------------------------------------------------------------------------------------------------
+
+
+class _Slot(threading.local):
+    """Where no graph is made: the last activation that was cast in this thread; its copy is dropped when it dies."""
+
+    source: Any = None
+    version = -1
+    dtype: Any = None
+    copy: Any = None
+
+
+_slot = _Slot()
+# Where a graph is made: id → activation, version, dtype, copy, its version. Weak: the copy lives as long as the graph holds it.
+_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int]] = {}
+
+
+def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    global _hits, _misses
+    if not _grad_enabled():
+        return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
+    if tensor.numel() < _WORTH_SHARING or _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
+        return cast(tensor, dtype)
+    key = id(tensor)
+    found = _cast_before.get(key)
+    if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype:
+        copy = found[3]()
+        if copy is not None and copy._version == found[4] and _may_share():
+            _hits += 1
+            return _shared(tensor, _detach(copy)) if tensor.requires_grad else copy
+    copy = cast(tensor, dtype)
+    if type(copy) is Tensor and _functorch_stack() is None:
+        _misses += 1
+        gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
+        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version)
+    return copy
+
+
+def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    global _hits, _misses
+    slot = _slot
+    source = slot.source
+    if (
+        source is not None
+        and source() is tensor
+        and slot.version == tensor._version
+        and slot.dtype is dtype
+        and slot.copy is not None
+        and slot.copy._version == 0
+        and not _is_traced()
+    ):
+        _hits += 1
+        before: Tensor = slot.copy
+        return before
+    copy = cast(tensor, dtype)
+    if type(copy) is Tensor and _functorch_stack() is None:
+        _misses += 1
+
+        def gone(reference: Any) -> None:
+            if slot.source is reference:
+                slot.source = slot.copy = None
+
+        slot.source, slot.version, slot.dtype, slot.copy = weakref.ref(tensor, gone), tensor._version, dtype, copy
+    return copy
+
+
+# --- sharing --------------------------------------------------------------------------------------------------------------
+
+
+class _Shared(torch.autograd.Function):
+    """The memory of a copy that was made before, with a gradient of its own for this use."""
+
+    @staticmethod
+    def forward(ctx: Any, source: Tensor, copy: Tensor) -> Tensor:
+        ctx.dtype = source.dtype
+        return _detach(copy)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return cast(grad, ctx.dtype), None
+
+
+_shared: Callable[[Tensor, Tensor], Tensor] = _Shared.apply
+
+
+def _may_share() -> bool:
+    """Whether a graph of plain autograd is made: not a trace, not a function transform, not forward-mode differentiation."""
+    return _tracing() is None and _functorch_stack() is None and forward_ad._current_level < 0
+
+
+# --- forgetting -----------------------------------------------------------------------------------------------------------
+
+
+def _forget(key: tuple[int, torch.dtype]) -> None:
+    global _bytes
+    with _lock:
+        held = _copies.pop(key, None)
+        if held is None:
+            return
+        _bytes -= held.nbytes
+        keys = _by_storage.get(held.storage)
+        if keys is not None:
+            keys.discard(key)
+            if not keys:
+                del _by_storage[held.storage]
+
+
+def forget(tensor: Tensor) -> None:
+    """Copies of what lies in the memory of `tensor` are not used again."""
+    if not _by_storage or tensor.layout is not torch.strided:
+        return
+    try:
+        keys = _by_storage.get(_storage(tensor)._cdata)
+    except (RuntimeError, NotImplementedError):  # no storage: a wrapper of other tensors
+        return
+    for key in tuple(keys or ()):
+        _forget(key)
+
+
+def clear_cache() -> None:
+    """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
+    global _bytes
+    with _lock:
+        _copies.clear()
+        _by_storage.clear()
+        _bytes = 0
+    _seen.clear()
+    _cast_before.clear()
+    _slot.source = _slot.copy = None
+
+
+def revert() -> None:
+    """As if nothing had ever been cast."""
+    global _hits, _misses
+    clear_cache()
+    _used_again.clear()
+    _hits = _misses = 0
+
+
+def cache_info() -> CacheInfo:
+    """Entries, bytes, limit, hits and misses of the cast caches since torch was last untouched."""
+    return CacheInfo(len(_copies), _bytes, cache_limit(), _hits, _misses)
+
+
+def set_cache_limit(limit: int | None) -> None:
+    """At most so many bytes of copies of weights are kept; 0 keeps none, None is the default: a quarter of the machine's memory.
+
+    A float32 weight's copy is half its size, so with copies of all weights a model takes 1.5 times its weights. By default that is so
+    for models that fill up to half of the memory; of larger ones the rest is cast at each use.
+    """
+    global _limit
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
+        raise HmpError(f"set_cache_limit() takes a number of bytes, 0 or more, or None for the default; got {limit!r}")
+    _limit = limit
+    if _bytes > cache_limit():
+        clear_cache()
+
+
+def cache_limit() -> int:
+    """The bytes that copies of weights may take."""
+    return _default_limit() if _limit is None else _limit
+
+
+@functools.cache
+def _default_limit() -> int:
+    """A quarter of the memory of the device that models run on."""
+    return _memory() // 4
+
+
+def _memory() -> int:
+    """Bytes of memory of the device that models run on."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.get_device_properties(0).total_memory)
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 << 30
