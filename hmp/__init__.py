@@ -2,6 +2,7 @@
 
 import sys
 
+from .benchmark import benchmark
 from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
@@ -20,6 +21,7 @@ __all__ = [
     "Policy",
     "Rule",
     "apply",
+    "benchmark",
     "bf16_function",
     "casts",
     "casts_enabled",
