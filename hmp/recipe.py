@@ -50,18 +50,20 @@ class Recipe:
             return Step(self.step)
         model = self._call("model", self.model)
         if not isinstance(model, torch.nn.Module):
-            raise RecipeError(f"{self.path}: model() returned a {type(model).__name__}; return a torch.nn.Module")
+            raise RecipeError(f"{self.path}: model() returned an object of type {type(model).__name__}; return a torch.nn.Module")
         made = self._call("batches", self.batches)
         if not isinstance(made, Iterable):
             raise RecipeError(
-                f"{self.path}: batches() returned a {type(made).__name__}; return an iterable, such as a list or a DataLoader"
+                f"{self.path}: batches() returned an object of type {type(made).__name__}; return an iterable, such as a list"
             )
         batches = self._call("batches", lambda: list(itertools.islice(made, MOST_BATCHES)))
         if not batches:
             raise RecipeError(f"{self.path}: batches() returned no batch; return at least one")
         optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
         if self.optimizer is not None and not callable(getattr(optimizer, "step", None)):
-            raise RecipeError(f"{self.path}: optimizer(model) returned a {type(optimizer).__name__}; return a torch.optim.Optimizer")
+            raise RecipeError(
+                f"{self.path}: optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer"
+            )
         return _training_step(self, model, optimizer, batches)
 
     def _call(self, name: str, function: Any, *arguments: Any) -> Any:
@@ -106,7 +108,9 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
         (model if optimizer is None else optimizer).zero_grad()
         loss = of(model, batch)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"a {type(loss).__name__}"
+            what = (
+                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
+            )
             raise RecipeError(f"{recipe.path}: loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
         if loss.requires_grad:
             loss.backward()
@@ -161,7 +165,9 @@ def _place(path: str | Path, error: BaseException) -> str:
 def _check(path: str | Path, name: str, piece: Any) -> None:
     arguments = ", ".join(("model", "batch")[: _PIECES[name]])
     if not callable(piece):
-        raise RecipeError(f"{path}: {name} is a {type(piece).__name__}, not a function; write def {name}({arguments}): return ...")
+        raise RecipeError(
+            f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
+        )
     try:
         signature = inspect.signature(piece)
     except (TypeError, ValueError):

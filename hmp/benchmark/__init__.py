@@ -34,7 +34,7 @@ def benchmark(
     `step` takes no arguments and does one whole training step (forward, backward, optimizer) or one inference step. If it
     returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
     `torch.autocast` of the device in its default dtype; every other entry is an hmp policy: a preset's name, a folder or an
-    `hmp.Policy`, in force in the calling thread during the whole step. (The preset `autocast` is `hmp.Policy.load("autocast")`.)
+    `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.)
 
     Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is `warmup` untimed steps (one in
     ten of the timed ones if that is more) and then `steps` timed ones, by default as many as fill a fifth of a second. Rounds go

@@ -8,8 +8,6 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..state import casts_enabled
-
 PEAK = "peak memory"
 SAVED = "saved for backward"
 
@@ -73,17 +71,15 @@ def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> Peak | 
     return Saved(own)
 
 
-def precision_of_its_own(step: Callable[[], object]) -> str | None:
-    """What casts during a step that is run without casts: "torch.autocast", "hmp", or None as it should be."""
-    found: list[str] = []
+def enters_autocast(step: Callable[[], object]) -> bool:
+    """Whether the step, which is run, saves a tensor for backward while torch.autocast is enabled."""
+    found = False
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
-        if torch._C._is_any_autocast_enabled():
-            found.append("torch.autocast")
-        elif casts_enabled():
-            found.append("hmp")
+        nonlocal found
+        found = found or torch._C._is_any_autocast_enabled()
         return tensor
 
     with saved_tensors_hooks(look, lambda tensor: tensor):
         step()
-    return found[0] if found else None
+    return found

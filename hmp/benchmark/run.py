@@ -85,7 +85,7 @@ def run(
 
 def _check_step(step: Any) -> None:
     if not callable(step):
-        raise HmpError(f"step is a {type(step).__name__}; give a function without arguments that does one step")
+        raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
     try:
         signature = inspect.signature(step)
     except (TypeError, ValueError):

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
+from .. import patches
 from ..convert import revert
-from .memory import Peak, Saved, precision_of_its_own
+from .memory import Peak, Saved, enters_autocast
 from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant
 
@@ -49,7 +50,7 @@ class Sampler:
     seed: int
     warmup: int
     steps: int | None
-    untouched: bool  # whether nothing was patched before: then nothing is outside hmp's own samples
+    untouched: bool  # whether hmp had patched nothing before
     say: Callable[[str], None]
 
     def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
@@ -99,12 +100,10 @@ class Sampler:
         with self._from_the_start(watched):
             self._once(samples.variant)
             samples.memory = self.meter.measure(lambda: self._once(samples.variant))
-            if samples.variant.name == FLOAT32 and samples.variant.policy is None:
-                culprit = precision_of_its_own(self.step)
+            if samples.variant.name == FLOAT32:
+                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and patches.installed() else None
                 if culprit is not None:
-                    samples.notes.append(
-                        f"The step casts by itself: it puts {culprit} in force. Take that out; as it is, every row ran with those casts."
-                    )
+                    samples.notes.append(f"The step puts {culprit} in force by itself, which is so in every row. Take it out of the step.")
         if watched.failure is not None:
             samples.notes.append(f"{samples.variant.name}: memory could not be measured, {described(watched.failure)}")
 
@@ -119,16 +118,16 @@ class Sampler:
             samples.losses.append((first, loss_of(result)))
 
     def _once(self, variant: Variant) -> Any:
-        with variant.region():
+        with variant.around_step():
             return self.step()
 
     def _timed(self, variant: Variant, count: int) -> tuple[float, Any]:
         """The seconds a step, over `count` steps, and what the last one returned."""
-        step, region, result = self.step, variant.region, None
+        step, around, result = self.step, variant.around_step, None
         synchronize(self.device)
         start = clock()
         for _ in range(count):
-            with region():
+            with around():
                 result = step()
         synchronize(self.device)
         return (clock() - start) / count, result
@@ -139,15 +138,14 @@ class Sampler:
         self.snapshot.restore()
         seed_all(self.seed)
         try:
-            with samples.variant.region():
-                pass  # hmp's patches are made here, not in a step
-            yield
+            with samples.variant.around_sample():
+                yield
         except Exception as error:
             traceback.clear_frames(error.__traceback__)  # they hold the step's tensors
             samples.failure = error
         finally:
             if self.untouched:
-                revert()
+                revert()  # what the step itself may have put in place
 
 
 def synchronize(device: torch.device) -> None:

@@ -19,9 +19,11 @@ class Snapshot:
 
     def __init__(self, model: torch.nn.Module | None, optimizer: Any, state: Any, reset: Callable[[], object] | None) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
-            raise HmpError(f"model= takes a torch.nn.Module, not a {type(model).__name__}; other objects go into state=[...]")
+            raise HmpError(
+                f"model= takes a torch.nn.Module, not an object of type {type(model).__name__}; other objects go into state=[...]"
+            )
         if reset is not None and not callable(reset):
-            raise HmpError(f"reset= takes a function without arguments, not a {type(reset).__name__}")
+            raise HmpError(f"reset= takes a function without arguments, not an object of type {type(reset).__name__}")
         others = [] if optimizer is None else [("optimizer=", optimizer)]
         others += [("state=", each) for each in (state if isinstance(state, Iterable) and not _has_state(state) else (state,))]
         for argument, each in others:

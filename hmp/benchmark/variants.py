@@ -1,19 +1,20 @@
-"""What is compared: plain torch, torch.autocast and hmp policies, each as a region to run a step in."""
+"""What is compared: plain torch, torch.autocast and hmp policies, each as what is put around samples and around steps."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..convert import casts
+from ..convert import convert
 from ..errors import HmpError, OpListError
 from ..policy import Policy, as_policy
+from ..state import PROCESS, Region
 
 FLOAT32 = "float32"
 AUTOCAST = "autocast"
@@ -21,12 +22,12 @@ AUTOCAST = "autocast"
 
 @dataclass(frozen=True)
 class Variant:
-    """A row to be: `region()` is entered around every single step, `policy` is hmp's or None."""
+    """A row to be, and makers of the two contexts."""
 
     name: str
     description: str
-    region: Callable[[], AbstractContextManager[Any]]
-    policy: Policy | None = None
+    around_sample: Callable[[], AbstractContextManager[Any]] = nullcontext
+    around_step: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
 def variants(policies: Iterable[str | Path | Policy], device: torch.device) -> list[Variant]:
@@ -48,21 +49,30 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device) -> l
 
 def _variant(given: Any, device: torch.device) -> Variant:
     if given == FLOAT32:
-        return Variant(FLOAT32, "torch without casts", nullcontext)
+        return Variant(FLOAT32, "torch without casts")
     if given == AUTOCAST:
         if not torch.amp.is_autocast_available(device.type):
             raise HmpError(f"torch.autocast does not know the device {device.type!r}; take 'autocast' out of policies, or give device=")
         low = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
         # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
-        return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", lambda: torch.autocast(device.type))
+        return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", around_step=lambda: torch.autocast(device.type))
     try:
         policy = as_policy(given)
     except OpListError as error:
         if error.path is None and isinstance(given, str):
             raise HmpError(f"{error}; 'float32' is torch without casts, 'autocast' is torch.autocast") from None
         raise
-    region = casts(policy)
-    return Variant(str(_name(given)), str(policy), lambda: region, policy)
+    if policy.name in (FLOAT32, AUTOCAST) and given is policy:
+        raise HmpError(f"a policy called {policy.name!r} would be mistaken for torch's own; give policy.replace(name='another name')")
+    return Variant(str(_name(given)), str(policy), around_sample=lambda: _in_force(policy))
+
+
+@contextmanager
+def _in_force(policy: Policy) -> Iterator[None]:
+    """A region with `policy` in force, after which what hmp did before is done again: nothing, if it did nothing."""
+    # convert() and not casts(): a handle takes the patches off again
+    with convert(policy=policy), Region("benchmark()", lambda _: PROCESS):
+        yield
 
 
 def _name(given: str | Path | Policy) -> str | Path:
