@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import math
 import random
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -262,6 +264,21 @@ def test_an_error_is_in_its_row_and_the_others_go_on(times: int) -> None:
     assert not patches.installed()
 
 
+def test_a_step_that_failed_holds_no_memory() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def step() -> None:
+        activation = torch.ones(3)
+        if hmp.casts_enabled():
+            held.append(weakref.ref(activation))
+            raise MemoryError
+        assert all(reference() is None for reference in held)
+
+    result = hmp.benchmark(step, ["habana", "float32"], **ONCE)
+    assert [row.error for row in result] == ["MemoryError", None]
+    assert len(held) == 1
+
+
 def test_the_baseline_is_the_first_that_ran_where_float32_is_not_among_them() -> None:
     result = hmp.benchmark(failing_under_casts(ValueError("no")), ["habana", "autocast"], **ONCE)
     assert result.baseline == "autocast"
@@ -426,20 +443,19 @@ class Clock:
 
 
 def test_medians_spreads_and_ratios_are_those_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
-    # seconds of a step in each sample: both policies are prepared twice, then their order alternates; the machine is twice as slow in
-    # the second round
+    # seconds of a step in each sample: both policies are prepared twice, then their order alternates; the machine gets slower
     preparing = [9.0, 9.0, 9.0, 9.0]
-    plan = iter([*preparing, 1.0, 0.5, 1.0, 2.0, 1.0, 0.5, 0.5, 1.0, 4.0, 8.0, 0.0])
+    plan = iter([*preparing, 1.0, 0.5, 1.0, 2.0, 4.0, 2.0, 4.0, 8.0, 4.0, 1.0, 0.0])
     now = []
     step = Clock(monkeypatch).step(lambda: now[-1])
     result = hmp.benchmark(step, ["float32", "habana"], reset=lambda: now.append(next(plan)), rounds=5, steps=2)
     assert list(plan) == []
-    assert result["float32"].samples == (1.0, 2.0, 1.0, 1.0, 4.0)
-    assert result["habana"].samples == (0.5, 1.0, 0.5, 0.5, 8.0)
-    assert result["float32"].seconds == 1.0
-    assert result["float32"].spread == 1.0  # from the second to the fourth of five
-    assert result["habana"].seconds == 0.5
-    assert result["habana"].ratio == 0.5
+    assert result["float32"].samples == (1.0, 2.0, 4.0, 8.0, 4.0)
+    assert result["habana"].samples == (0.5, 1.0, 2.0, 4.0, 1.0)
+    assert result["float32"].seconds == 4.0
+    assert result["float32"].spread == 2.0  # from the second to the fourth of five
+    assert result["habana"].seconds == 1.0
+    assert result["habana"].ratio == 0.5  # of the rounds, not of the medians
     assert result["float32"].ratio == 1.0
 
 
@@ -573,6 +589,12 @@ def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.Captu
     assert printed.err == "\r\033[Kpreparing: float32\r\033[Kround 1: float32\r\033[K"
     hmp.benchmark(nothing, ["float32"], **ONCE)
     assert capsys.readouterr().err == ""
+
+
+def test_it_is_a_public_name_with_the_policies_of_the_documentation() -> None:
+    assert "benchmark" in hmp.__all__
+    assert inspect.signature(hmp.benchmark).parameters["policies"].default == ("float32", "autocast", "habana")
+    assert inspect.getdoc(hmp.benchmark)
 
 
 def test_importing_hmp_does_not_import_the_benchmark() -> None:

@@ -146,7 +146,7 @@ def benchmark(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path) -> None:
     (tmp_path / "recipe.py").write_text(RECIPE)
     mine = folder(tmp_path / "mine", "linear")
-    done = benchmark(tmp_path / "recipe.py", "--policies", f"float32,{mine}", "--json", tmp_path / "out.json")
+    done = benchmark(tmp_path / "recipe.py", "--policies", f"float32,{mine}", "--steps", "3", "--json", tmp_path / "out.json")
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     lines = done.stdout.splitlines()
@@ -156,6 +156,7 @@ def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path) ->
     values = json.loads((tmp_path / "out.json").read_text())
     assert [row["name"] for row in values["rows"]] == ["float32", mine]
     assert values["losses_compare"] is True
+    assert values["steps"] == 3
     torch.manual_seed(0)
     first = torch.nn.Linear(4, 2)(torch.ones(3, 4)).square().mean().item()
     assert values["rows"][0]["first_loss"] == first
@@ -186,6 +187,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(tmp_path:
         (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
         (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),
         (["HERE/good.py", "--json", "HERE/no/out.json"], "HERE/no/out.json: there is no such folder; make it first"),
+        (["HERE/good.py", "--steps", "0"], "steps=0 is no count; give 1 or more"),
         (["HERE/good.py", "--device", "gpu"], "device='gpu' is none: "),
     ],
 )
@@ -201,3 +203,10 @@ def test_benchmark_that_cannot_be_run_is_wrong_use(
     printed = capsys.readouterr()
     assert not printed.out
     assert printed.err.startswith(f"hmp benchmark: {message.replace('HERE', str(tmp_path))}")
+
+
+def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
+    (text,) = [part.partition("```\n")[0] for part in (ROOT / "README.md").read_text().split("```python\n") if "def batches" in part]
+    (tmp_path / "recipe.py").write_text(text)
+    done = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
+    assert done.returncode == 0, done.stderr

@@ -31,8 +31,9 @@ def benchmark(
 ) -> Benchmark:
     """Time, spread, memory and loss of `step` under each policy, as a table to print: `print(hmp.benchmark(step))`.
 
-    `step` takes no arguments and does one whole training step (forward, backward, optimizer) or one inference step. If it
-    returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
+    `step` takes no arguments and does one whole training step (forward, backward, optimizer) or one inference step. With several
+    updates in one step (an epoch, LBFGS) torch.autocast, which casts a weight once in a region, would go on with old weights. If
+    `step` returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
     `torch.autocast` of the device in its default dtype; every other entry is an hmp policy: a preset's name, a folder or an
     `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.)
 

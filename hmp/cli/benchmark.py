@@ -37,6 +37,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, metavar="S", help="time for all of it, at least three rounds (default 30)"
     )
+    parser.add_argument("--steps", type=int, metavar="N", help="timed steps in each sample (default: as many as fill a fifth of a second)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every sample (default 0)")
     parser.add_argument("--device", metavar="NAME", help="where the step computes (default: the model's device, else the accelerator)")
     parser.add_argument("--json", metavar="FILE", help="also write every sample, as JSON")
@@ -61,6 +62,7 @@ def run(options: argparse.Namespace) -> int:
             optimizer=step.optimizer,
             state=step.state,
             seconds=options.seconds,
+            steps=options.steps,
             seed=options.seed,
             device=options.device,
         )
