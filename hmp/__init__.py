@@ -2,6 +2,7 @@
 
 import sys
 
+from .benchmark import benchmark
 from .cast_cache import cache_info, clear_cache, set_cache_limit
 from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .errors import HmpError, NonFiniteError, OpListError
@@ -21,6 +22,7 @@ __all__ = [
     "Policy",
     "Rule",
     "apply",
+    "benchmark",
     "bf16_function",
     "cache_info",
     "casts",

@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import demo, diff, lists
+from hmp.cli import benchmark, demo, diff, lists
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo, lists, diff)
+_SUBCOMMANDS = (demo, lists, diff, benchmark)
 _WRONG_USE = 2
 
 

@@ -1,0 +1,103 @@
+"""The state that every sample starts from: model, optimizer and other objects as they were, and the same seeds."""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..errors import HmpError
+
+
+class Snapshot:
+    """A copy of what the objects hold now; `restore()` puts it back into them."""
+
+    def __init__(self, model: torch.nn.Module | None, optimizer: Any, state: Any, reset: Callable[[], object] | None) -> None:
+        if model is not None and not isinstance(model, torch.nn.Module):
+            raise HmpError(
+                f"model= takes a torch.nn.Module, not an object of type {type(model).__name__}; other objects go into state=[...]"
+            )
+        if reset is not None and not callable(reset):
+            raise HmpError(f"reset= takes a function without arguments, not an object of type {type(reset).__name__}")
+        others = [] if optimizer is None else [("optimizer=", optimizer)]
+        others += [("state=", each) for each in (state if isinstance(state, Iterable) and not _has_state(state) else (state,))]
+        for argument, each in others:
+            if not _has_state(each):
+                raise HmpError(
+                    f"{argument} takes objects with state_dict() and load_state_dict(); {type(each).__name__} lacks them. "
+                    "Put it back yourself in a function that you give as reset="
+                )
+        holders = [*([] if model is None else [model]), *(each for _, each in others)]
+        modules = [each for each in holders if isinstance(each, torch.nn.Module)]
+        self.given = bool(holders or reset)
+        self.tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+        self._reset = reset
+        self._states = [(each, copy.deepcopy(each.state_dict())) for each in holders]
+        self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
+        self._gradients = [
+            (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
+            for module in modules
+            for parameter in module.parameters()
+        ]
+
+    def restore(self) -> None:
+        """Puts everything back, and calls the user's `reset`."""
+        for holder, values in self._states:
+            holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
+        with torch.no_grad():
+            for owner, name, values in self._buffers:
+                owner._buffers[name] = values.clone()
+            for parameter, gradient in self._gradients:
+                if gradient is None or parameter.grad is None:
+                    parameter.grad = None if gradient is None else gradient.clone()
+                else:
+                    parameter.grad.copy_(gradient)
+        if self._reset is not None:
+            self._reset()
+
+
+def _has_state(candidate: Any) -> bool:
+    return all(callable(getattr(candidate, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
+    """Owner, name and copy of each buffer that state_dict() leaves out."""
+    for owner in module.modules():
+        for name in owner._non_persistent_buffers_set:
+            buffer = owner._buffers.get(name)
+            if buffer is not None:
+                yield owner, name, buffer.detach().clone()
+
+
+@contextmanager
+def random_state_kept(device: torch.device) -> Iterator[None]:
+    """A region after which every random number generator is as it was."""
+    numpy = sys.modules.get("numpy")
+    kept, numpys = random.getstate(), numpy.random.get_state() if numpy else None
+    # without a current_device() the device has one generator, or none
+    current = getattr(getattr(torch, device.type, None), "current_device", None) if device.type != "cpu" else None
+    try:
+        if current is None:
+            with torch.random.fork_rng(devices=[]):
+                yield
+        else:
+            with torch.random.fork_rng(devices=[current() if device.index is None else device.index], device_type=device.type):
+                yield
+    finally:
+        random.setstate(kept)
+        if numpy:
+            numpy.random.set_state(numpys)
+
+
+def seed_all(seed: int) -> None:
+    """Seeds torch on every device, `random`, and numpy where it is in use."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy = sys.modules.get("numpy")
+    if numpy:
+        numpy.random.seed(seed % 2**32)
