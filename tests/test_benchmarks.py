@@ -1,18 +1,163 @@
-"""The benchmark runs; how fast anything is, no test says."""
+"""The benchmark runs, its statistics are right, and it refuses to compare what is not the same. How fast anything is, no test says."""
 
 from __future__ import annotations
 
+import json
+import math
 import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+import torch
+
+from benchmarks import calls, floor, known, memory, models, results, sides, stats, verify
+from benchmarks.__main__ import PARTS, chosen_scale, parser
+
 ROOT = Path(__file__).parent.parent
 
 
-def test_benchmarks_run_at_their_smallest_size() -> None:
+def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
     run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--rounds", "1", "--calls", "2"], cwd=ROOT, capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks", "--smallest", "--threads", "1", "--write", str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
-    lines = run.stdout.splitlines()
-    assert "autocast" in lines[1]
-    assert len(lines) == 12
+    assert run.returncode == 0, run.stdout + run.stderr
+    report = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    for beginning in (
+        *(f"call with nothing to cast, hmp / floor: {name}" for name in calls.loops()),
+        "call inside disable_casts()",
+        "after revert()",
+        "training step, hmp / autocast: geometric mean of 8",
+        "training step, hmp / autocast: none above",
+        "inference, no_grad",
+        "inference, inference_mode",
+        "bytes saved for backward, hmp / autocast: attention models",
+        "bytes saved for backward, hmp / autocast: none above",
+        "gradients' error",
+        "training step, habana / pure bf16 model",
+        "import hmp",
+        "convert(), the first",
+        "convert(), after a revert()",
+        "memory held by caches",
+        "added per op with nothing to cast, over layers",
+        "added per op with nothing to cast, over parameters",
+    ):
+        assert f"\n| {beginning}" in report, beginning
+        assert f"\n{beginning}" in run.stdout, beginning
+    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
+    assert written["machine"]["torch"] == torch.__version__
+    assert written["failures"] == []
+    steps = written["samples"]["steps"]
+    assert list(steps) == [f"{name} tiny" for name in models.MODELS]
+    assert all(len(samples["hmp"]) == 1 for of in steps.values() for samples in of["seconds a step"].values())
+
+
+def test_parts_models_and_sizes_can_be_chosen() -> None:
+    options = parser().parse_args(["--only", "memory,depth", "--models", "mlp", "--sizes", "tiny,small", "--rounds", "2"])
+    assert (options.only, options.models) == (["memory", "depth"], ["mlp"])
+    much = chosen_scale(options)
+    assert (much.sizes, much.gradient_sizes, much.call_rounds, much.rounds["small"]) == (("tiny", "small"), ("tiny", "small"), 2, 2)
+    assert parser().parse_args([]).only == list(PARTS)
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--only", "speed"])
+
+
+def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
+    case = models.build("lstm", "tiny")
+    with pytest.raises(verify.Mismatch, match="lstm tiny, training: mkldnn_rnn_layer"):
+        verify.same_in_each(case, sides.autocast("cpu"), sides.under_hmp("habana"), known.TOLERANCE, {})
+
+
+def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:
+    block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
+    x = torch.randn(2, 8)
+    with pytest.raises(verify.Mismatch) as raised:
+        verify.verify("block", lambda: block(x), sides.under_hmp("torch-cpu"), sides.under_hmp("habana-o2"), 1.0, {})
+    assert "native_layer_norm(float32" in str(raised.value)
+    assert "addmm" not in str(raised.value)
+    excused = verify.verify(
+        "block", lambda: block(x), sides.under_hmp("torch-cpu"), sides.under_hmp("habana-o2"), 1.0, {"native_layer_norm": "reason"}
+    )
+    assert excused.allowed == ("reason",)
+
+
+def test_equal_sides_have_the_same_ops_and_the_same_bits() -> None:
+    checked = verify.same_in_each(models.build("mlp", "tiny"), sides.autocast("cpu"), sides.under_hmp("torch-cpu"), known.TOLERANCE, {})
+    assert {task: (of.ops, of.apart) for task, of in checked.items()} == {"training": (7, 0), "no_grad": (5, 0), "inference_mode": (5, 0)}
+
+
+def test_results_that_are_apart_are_refused() -> None:
+    noisy = iter((torch.ones(2), torch.ones(2), torch.ones(2), torch.full((2,), 1.5)))
+    with pytest.raises(verify.Mismatch, match=r"results 5\.0e-01 apart"):
+        verify.verify("noise", lambda: next(noisy), sides.plain(), sides.plain(), 0.4, {})
+
+
+def test_medians_and_noise() -> None:
+    assert stats.mad([1, 2, 3, 4, 100]) == 1
+    found = stats.estimate([1, 2, 3, 4, 100])
+    assert found.value == 3
+    # twice the standard error of the median: 2 x 1.2533 x 1.4826 x 1 / sqrt(5)
+    assert found.noise == pytest.approx(1.66195, abs=1e-4)
+    assert stats.estimate([1.0, 2.0]).noise == math.inf
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    # the second round was ten times as slow for both
+    ratio = stats.paired_ratio([1, 10, 1], [2, 20, 2])
+    assert (ratio.value, ratio.noise) == (0.5, 0)
+    assert stats.paired_difference([5, 7, 9], [1, 1, 1]).value == 6
+    assert stats.geometric_mean([2, 0.5]) == pytest.approx(1)
+    assert math.isnan(stats.geometric_mean([]))
+
+
+def test_above_means_by_more_than_noise() -> None:
+    assert stats.Estimate(1.05, 0.02, 5).above(1.0)
+    assert not stats.Estimate(1.05, 0.06, 5).above(1.0)
+    assert not stats.Estimate(0.9, 0.0, 5).above(1.0)
+    assert stats.Estimate(1.05, math.inf, 1).above(1.0)
+    assert stats.Estimate(1.05, math.inf, 1).text(2) == "1.05"
+    assert stats.Estimate(1.05, 0.06, 5).text(2) == "1.05 ± 0.06"
+
+
+def test_noise_of_a_quotient() -> None:
+    # 3/4 and, relative to each, 10 % and 10 %: 14 % of 0.75
+    found = stats.ratio_of(stats.Estimate(3, 0.3, 5), stats.Estimate(4, 0.4, 5))
+    assert found.value == 0.75
+    assert found.noise == pytest.approx(0.75 * 0.1 * math.sqrt(2))
+
+
+def test_the_floor_stands_in_torch_s_places_and_goes_again() -> None:
+    before = calls._places()
+    with floor.in_place():
+        assert not any(a is b for a, b in zip(before[:3], calls._places()[:3], strict=True))
+        for loop in calls.loops().values():
+            loop(range(1))
+        with pytest.raises(AssertionError, match="something to cast"):
+            torch.nn.functional.linear(torch.randn(2, 2), torch.randn(2, 2))
+    assert all(a is b for a, b in zip(before, calls._places(), strict=True))
+    assert calls.untouched()
+
+
+def test_sides_take_turns_at_being_first() -> None:
+    assert [sides.rotated([1, 2, 3], number) for number in range(4)] == [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2, 3]]
+
+
+def test_saved_bytes_count_a_storage_once_and_no_parameter() -> None:
+    # of a linear layer the input is saved, 4 x 32 floats, and the weight, which is the model's; of the loss the 4 x 10 of log_softmax,
+    # the labels, and one number
+    case = models.Case("one", "tiny", torch.nn.Linear(32, 10), {"x": torch.randn(4, 32), "target": torch.arange(4)}, computes_loss=False)
+    assert memory.saved_bytes(case, sides.plain()) == 4 * 32 * 4 + 4 * 10 * 4 + 4 * 8 + 4
+
+
+def test_the_table_says_met_missed_or_nothing() -> None:
+    rows = [results.Row("a | b", "≤ 1", "0.5", True), results.Row("c", "≤ 1", "2", False), results.Row("d", "-", "?", None)]
+    assert results.table(rows).splitlines()[2].split() == ["a", "|", "b", "≤", "1", "0.5", "met"]
+    assert results.table(rows, markdown=True).splitlines()[2:] == [
+        "| a \\| b | ≤ 1 | 0.5 | met |",
+        "| c | ≤ 1 | 2 | missed |",
+        "| d | - | ? | - |",
+    ]
