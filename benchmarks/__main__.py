@@ -10,6 +10,7 @@ import argparse
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -91,7 +92,11 @@ def measure(options: argparse.Namespace) -> list[Found]:
         if name in wanted and (names or name in ("calls", "startup", "depth")):
             start = time.perf_counter()
             print(f"{name} ...", end="", file=sys.stderr, flush=True)
-            found.append(run())
+            try:
+                found.append(run())
+            except Exception as error:  # the other parts' figures are not lost
+                traceback.print_exc()
+                found.append(Found(name, failures=[f"{name}: {type(error).__name__}: {error}"]))
             print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr)
     return found
 
@@ -111,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n" + results.table([row for part in found for row in part.rows]) + "\n")
     failures = [failure for part in found for failure in part.failures]
     for failure in failures:
-        print(f"not comparable: {failure}")
+        print(f"failed: {failure}")
     folder = options.write or (Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")) if options.smallest else Path(__file__).parent)
     folder.mkdir(parents=True, exist_ok=True)
     command = " ".join(["python -m benchmarks", *arguments])

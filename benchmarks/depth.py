@@ -1,8 +1,8 @@
 """How hmp's overhead grows with a model: over its depth, and over its number of parameters.
 
-The blocks are a transformer's, tiny, on one thread under no_grad. In bfloat16 throughout there is nothing to cast, and what a
-side adds to plain torch, divided by the number of ATen ops that compute, is its overhead per op. In float32 all that the policy
-lists is cast: there the two sides' times per op stand side by side.
+The blocks are a transformer's, tiny, on one thread under no_grad; the clock is the thread's own processor time. In bfloat16
+throughout there is nothing to cast, and what a side adds to plain torch, divided by the number of ATen ops that compute, is its
+overhead per op. In float32 all that the policy lists is cast: there the two sides' times per op stand side by side.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .results import Found, Row
 from .sides import autocast, plain, under_hmp
 from .stats import Estimate, estimate, paired_difference
 from .steps import Timed, time_sides
-from .timing import one_thread
+from .timing import OWN, one_thread
 
 POLICY = "torch-cpu"
 DEPTH_FOR_WIDTHS, WIDTH_FOR_DEPTHS = 4, 16
@@ -61,8 +61,8 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
             with torch.no_grad():
                 ops = verify.compute_count(plain(), low.output)
             sides = [plain(), autocast("cpu"), under_hmp(POLICY)]
-            timed_low = time_sides(low, sides, ["no_grad"], rounds, seconds, "cpu")
-            timed_full = time_sides(full, sides[1:], ["no_grad"], rounds, seconds, "cpu")
+            timed_low = time_sides(low, sides, ["no_grad"], rounds, seconds, "cpu", OWN)
+            timed_full = time_sides(full, sides[1:], ["no_grad"], rounds, seconds, "cpu", OWN)
             ours, theirs = (added_per_op(timed_low, side, ops) for side in ("hmp", "autocast"))
             casting = [time_per_op(timed_full, side, ops) for side in ("hmp", "autocast")]
             ratio = timed_full.ratio("no_grad")

@@ -17,6 +17,7 @@ KNOWN: dict[str, dict[str, str]] = {
         "scaled_dot_product_attention": _MASK,
         "_scaled_dot_product_flash_attention_for_cpu": _MASK,
         "_scaled_dot_product_efficient_attention": _MASK,
+        "_scaled_dot_product_cudnn_attention": _MASK,
     },
     "lstm": {"mm": _FOLD, "bmm": _FOLD},
 }

@@ -179,9 +179,9 @@ def _sizes(**values: tuple[Any, Any, Any]) -> dict[str, dict[str, Any]]:
     return {size: {name: value[at] for name, value in values.items()} for at, size in enumerate(SIZES)}
 
 
-_TEXT = _sizes(width=(32, 128, 256), depth=(2, 4, 6), rows=(2, 4, 4), length=(16, 64, 128))
-_TEXT_TO_TEXT = _sizes(width=(32, 128, 256), depth=(2, 3, 4), rows=(2, 4, 4), length=(16, 64, 128))
-_PATCHES = _sizes(width=(32, 128, 256), depth=(2, 4, 6), rows=(2, 4, 4), pixels=(32, 32, 64), patch=(8, 4, 8))
+_TEXT = _sizes(width=(32, 128, 256), depth=(2, 4, 4), rows=(2, 4, 4), length=(16, 64, 128))
+_TEXT_TO_TEXT = _sizes(width=(32, 128, 256), depth=(2, 3, 3), rows=(2, 4, 4), length=(16, 64, 128))
+_PATCHES = _sizes(width=(32, 128, 256), depth=(2, 4, 5), rows=(2, 4, 4), pixels=(32, 32, 64), patch=(8, 4, 8))
 MODELS: dict[str, Spec] = {
     "mlp": Spec(_mlp, _sizes(width=(32, 256, 1024), depth=(2, 4, 4), rows=(16, 64, 256))),
     "resnet": Spec(_resnet, _sizes(width=(8, 16, 32), blocks=((1, 1), (1, 1, 1), (2, 2, 2)), rows=(4, 8, 8), pixels=(16, 32, 48))),

@@ -99,7 +99,7 @@ def report(found: list[Found], about: dict[str, Any], command: str, seconds: flo
     lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
     failures = [failure for part in found for failure in part.failures]
     if failures:
-        lines += ["## Not comparable", "", *(f"- {failure}" for failure in failures), ""]
+        lines += ["## Failed", "", *(f"- {failure}" for failure in failures), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

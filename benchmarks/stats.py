@@ -25,6 +25,10 @@ class Estimate:
         """The figure as it is printed; without noise where that is unknown."""
         return f"{self.value:.{digits}f}" + (f" ± {self.noise:.{digits}f}" if math.isfinite(self.noise) else "")
 
+    def at_most(self, limit: float) -> bool | None:
+        """Whether it is at most `limit`; None where it was measured too few times to say."""
+        return self.value <= limit if math.isfinite(self.noise) else None
+
     def above(self, limit: float) -> bool:
         """Whether it is above `limit` by more than its noise, where noise is known."""
         return self.value - limit > (self.noise if math.isfinite(self.noise) else 0)

@@ -1,6 +1,6 @@
 """Training steps and inference, hmp and torch.autocast with the same lists, in turns.
 
-A visit is one side's stretch of a round: the policy is put in force, each task takes a step that is not counted and then a few
+A visit is one side's stretch of a round: the policy is put in force, each task takes a few steps that are not counted and then a few
 that are, and their median is the visit's sample. The sides' order changes from round to round, and the ratio is taken round by round.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -20,7 +21,7 @@ from .models import Case
 from .results import Found, Row
 from .sides import Side, autocast, policy_of, rotated, under_hmp
 from .stats import Estimate, geometric_mean, paired_ratio
-from .timing import step_seconds, steps_for
+from .timing import WALL, Clock, step_seconds, steps_for
 
 TRAINING_TARGET, INFERENCE_TARGET, NONE_ABOVE = 0.90, 0.70, 1.00
 # what is timed, and the autograd mode that it runs in
@@ -57,7 +58,7 @@ class Timed:
         return paired_ratio(self.samples[task][of], self.samples[task][over])
 
 
-def time_sides(case: Case, sides: list[Side], tasks: Iterable[str], rounds: int, seconds: float, device: str) -> Timed:
+def time_sides(case: Case, sides: list[Side], tasks: Iterable[str], rounds: int, seconds: float, device: str, clock: Clock = WALL) -> Timed:
     """Every side's steps in `rounds` rounds; a task fills about `seconds` of a visit, with the same number of steps on every side."""
     timed = Timed(case, {task: {side.name: [] for side in sides} for task in tasks})
     steps: dict[str, int] = {}
@@ -69,8 +70,8 @@ def time_sides(case: Case, sides: list[Side], tasks: Iterable[str], rounds: int,
                     step = stepper(case, task, side)
                     if task not in steps:
                         step()
-                        steps[task] = steps_for(seconds, step)
-                    samples[side.name].append(step_seconds(step, steps[task], device))
+                        steps[task] = steps_for(seconds, step, device)
+                    samples[side.name].append(step_seconds(step, steps[task], device, clock))
     return timed
 
 
@@ -120,13 +121,14 @@ def rows(task: str, ratios: dict[str, Estimate]) -> list[Row]:
     mean = geometric_mean([ratio.value for ratio in ratios.values()])
     title = "training step, hmp / autocast" if task == "training" else f"inference, {task}, hmp / autocast"
     worst = max(ratios, key=lambda name: ratios[name].value)
+    enough = all(math.isfinite(ratio.noise) for ratio in ratios.values())
     above = [name for name, ratio in ratios.items() if ratio.above(NONE_ABOVE)]
     result = f"worst {ratios[worst].text()} ({worst})"
-    if above:
+    if above and enough:
         result += f"; {len(above)} of {len(ratios)} above by more than noise"
     return [
-        Row(f"{title}: geometric mean of {len(ratios)}", f"≤ {target:.2f}", f"{mean:.3f}", mean <= target),
-        Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", result, not above),
+        Row(f"{title}: geometric mean of {len(ratios)}", f"≤ {target:.2f}", f"{mean:.3f}", mean <= target if enough else None),
+        Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", result, not above if enough else None),
     ]
 
 

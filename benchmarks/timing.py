@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from statistics import median
 
 import torch
@@ -34,20 +35,36 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def step_seconds(step: Callable[[], object], steps: int, device: str) -> float:
-    """The median time of one of `steps` steps, after one that is not counted."""
-    step()
-    with no_garbage_collection():
-        return _on_cuda(step, steps) if device == "cuda" else _on_cpu(step, steps)
+@dataclass(frozen=True)
+class Clock:
+    """What is read around a step on the CPU, and which of a visit's steps stands for it."""
+
+    now: Callable[[], float]
+    choose: Callable[[Sequence[float]], float]
 
 
-def _on_cpu(step: Callable[[], object], steps: int) -> float:
-    times = []
-    for _ in range(steps):
-        start = time.perf_counter()
+# What a user waits for.
+WALL = Clock(time.perf_counter, median)
+# For one thread and short steps: the thread's own processor time, which others take no part in, of the least disturbed step.
+OWN = Clock(time.thread_time, min)
+
+
+def step_seconds(step: Callable[[], object], steps: int, device: str, clock: Clock = WALL) -> float:
+    """The time of one of `steps` steps, after a few that are not counted; on CUDA the median between two events."""
+    for _ in range(1 + steps // 4):
         step()
-        times.append(time.perf_counter() - start)
-    return median(times)
+    with no_garbage_collection():
+        return _on_cuda(step, steps) if device == "cuda" else _on_cpu(step, steps, clock)
+
+
+def _on_cpu(step: Callable[[], object], steps: int, clock: Clock) -> float:
+    times = []
+    now = clock.now
+    for _ in range(steps):
+        start = now()
+        step()
+        times.append(now() - start)
+    return clock.choose(times)
 
 
 def _on_cuda(step: Callable[[], object], steps: int) -> float:
@@ -63,8 +80,11 @@ def _on_cuda(step: Callable[[], object], steps: int) -> float:
     return median(start.elapsed_time(end) for start, end in pairs) / 1000
 
 
-def steps_for(seconds: float, step: Callable[[], object], most: int = 60) -> int:
+def steps_for(seconds: float, step: Callable[[], object], device: str, most: int = 60) -> int:
     """How many steps fill `seconds`, by one step's time: at least 1."""
+    synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
+    synchronise()
     start = time.perf_counter()
     step()
+    synchronise()
     return max(1, min(most, round(seconds / max(time.perf_counter() - start, 1e-6))))

@@ -119,6 +119,7 @@ def test_above_means_by_more_than_noise() -> None:
     assert not stats.Estimate(1.05, 0.06, 5).above(1.0)
     assert not stats.Estimate(0.9, 0.0, 5).above(1.0)
     assert stats.Estimate(1.05, math.inf, 1).above(1.0)
+    assert [stats.Estimate(1.05, noise, 3).at_most(1.3) for noise in (0.1, math.inf)] == [True, None]
     assert stats.Estimate(1.05, math.inf, 1).text(2) == "1.05"
     assert stats.Estimate(1.05, 0.06, 5).text(2) == "1.05 ± 0.06"
 
