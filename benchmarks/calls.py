@@ -8,6 +8,7 @@ side adds is the median over rounds of the difference to plain torch in the same
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Callable, Iterator
 from statistics import median
@@ -20,7 +21,7 @@ from torch import Tensor
 import hmp
 
 from . import floor
-from .results import Found, Row
+from .results import Found, Row, at_most
 from .sides import LOW, converted, rotated
 from .stats import Estimate, paired_difference, ratio_of
 from .timing import no_garbage_collection, one_thread
@@ -152,23 +153,26 @@ def run(rounds: int, calls: int) -> Found:
     found = Found("calls")
     found.details = [
         f"nanoseconds, policy {POLICY}, nothing to cast, one thread, medians of {rounds} rounds; (in brackets: of the minima)",
-        f"{'call':26} {'plain':>7}   " + "".join(f"{'+' + side:>16}" for side in SIDES[1:]) + f"{'hmp / floor':>20}",
+        f"{'call':26} {'plain':>7}   " + "".join(f"{'+' + side:>16}" for side in SIDES[1:]) + f"{'hmp / floor':>16} {'(minima)':>9}",
     ]
     ratios: dict[str, Estimate] = {}
+    least: dict[str, float] = {}
     off: dict[str, Estimate] = {}
     found.samples = samples(rounds, calls)
     for name, sides in found.samples.items():
         plain = sides["plain"]
         added = {side: paired_difference(sides[side], plain) for side in SIDES[1:]}
         ratios[name], off[name] = ratio_of(added["hmp"], added["floor"]), added["hmp off"]
+        least_floor = min(sides["floor"]) - min(plain)
+        least[name] = (min(sides["hmp"]) - min(plain)) / least_floor if least_floor > 0 else math.nan
         cells = "".join(f"{added[side].value:+8.0f} ({min(sides[side]) - min(plain):+4.0f})" for side in SIDES[1:])
-        found.details.append(f"{name:26} {median(plain):7.0f}   {cells}   {ratios[name].text(2):>14}")
+        found.details.append(f"{name:26} {median(plain):7.0f}   {cells}   {ratios[name].text(2):>14} {least[name]:9.2f}")
     for name, ratio in ratios.items():
         what = f"call with nothing to cast, hmp / floor: {name}"
-        found.rows.append(Row(what, f"≤ {FLOOR_TARGET}", ratio.text(2), ratio.at_most(FLOOR_TARGET)))
+        found.rows.append(at_most(what, FLOOR_TARGET, ratio, f"{ratio.text(2)} (minima {least[name]:.2f})"))
     worst = max(off, key=lambda name: off[name].value)
     result = f"worst {off[worst].text(0)} ns ({worst})"
-    found.rows.append(Row("call inside disable_casts(), time added", f"≤ {OFF_TARGET} ns", result, off[worst].at_most(OFF_TARGET)))
+    found.rows.append(at_most("call inside disable_casts(), time added", OFF_TARGET, off[worst], result, " ns"))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

@@ -39,6 +39,12 @@ def added_per_op(timed: Timed, side: str, ops: int) -> Estimate:
     return Estimate(1e9 * difference.value / ops, 1e9 * difference.noise / ops, difference.rounds)
 
 
+def least_added_per_op(timed: Timed, side: str, ops: int) -> float:
+    """The same of the rounds' minima: what is left where noise only ever adds."""
+    samples = timed.samples["no_grad"]
+    return 1e9 * (min(samples[side]) - min(samples["plain"])) / ops
+
+
 def time_per_op(timed: Timed, side: str, ops: int) -> Estimate:
     """Nanoseconds that the side takes for each op."""
     figure = estimate(timed.samples["no_grad"][side])
@@ -50,7 +56,7 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
     found = Found("depth")
     found.details = [
         f"policy {POLICY}, one thread, no_grad, medians of {rounds} rounds; ns per op",
-        f"{'layers x width':>14} {'parameters':>11} {'ops':>6} {'plain':>8} {'+hmp':>15} {'+autocast':>15}"
+        f"{'layers x width':>14} {'parameters':>11} {'ops':>6} {'plain':>8} {'+hmp':>15} {'(minima)':>8} {'+autocast':>15} {'(minima)':>8}"
         f" {'casting: hmp':>14} {'autocast':>9} {'ratio':>7}",
     ]
     points: list[dict[str, object]] = []
@@ -64,6 +70,7 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
             timed_low = time_sides(low, sides, ["no_grad"], rounds, seconds, "cpu", OWN)
             timed_full = time_sides(full, sides[1:], ["no_grad"], rounds, seconds, "cpu", OWN)
             ours, theirs = (added_per_op(timed_low, side, ops) for side in ("hmp", "autocast"))
+            least = [least_added_per_op(timed_low, side, ops) for side in ("hmp", "autocast")]
             casting = [time_per_op(timed_full, side, ops) for side in ("hmp", "autocast")]
             ratio = timed_full.ratio("no_grad")
             nothing_to_cast[depth, width] = ours
@@ -83,7 +90,8 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
                 }
             )
             found.details.append(
-                f"{low.size:>14} {low.parameters:11,} {ops:6,} {plain_ns:8.0f} {ours.text(0):>15} {theirs.text(0):>15}"
+                f"{low.size:>14} {low.parameters:11,} {ops:6,} {plain_ns:8.0f}"
+                f" {ours.text(0):>15} {least[0]:+8.0f} {theirs.text(0):>15} {least[1]:+8.0f}"
                 f" {casting[0].value:14.0f} {casting[1].value:9.0f} {ratio.value:7.3f}"
             )
     found.samples["points"] = points

@@ -5,9 +5,9 @@ from __future__ import annotations
 from statistics import median
 
 from . import models
-from .results import Found, Row
+from .results import Found, at_most
 from .sides import plain, rotated, under_hmp
-from .stats import Estimate, geometric_mean, paired_ratio
+from .stats import Estimate, mean_ratio, paired_ratio
 from .steps import pure_low, stepper
 from .timing import step_seconds, steps_for
 
@@ -41,9 +41,8 @@ def run(names: list[str], sizes: list[str], rounds: int, seconds: float, device:
             found.samples[case.title] = samples
             pure, ours = (1000 * median(samples[side]) for side in ("plain", "hmp"))
             found.details.append(f"{case.title:15} {pure:9.3f} {ours:9.3f}   {ratio.text():>14}")
-    mean = geometric_mean([ratio.value for ratio in ratios.values()])
+    mean = mean_ratio(list(ratios.values()))
     worst = max(ratios, key=lambda name: ratios[name].value)
-    result = f"{mean:.3f}; worst {ratios[worst].text()} ({worst})"
-    met = mean <= TARGET if rounds >= 3 else None
-    found.rows = [Row(f"training step, {POLICY} / pure bf16 model: geometric mean of {len(ratios)}", f"≤ {TARGET}", result, met)]
+    result = f"{mean.text()}; worst {ratios[worst].text()} ({worst})"
+    found.rows = [at_most(f"training step, {POLICY} / pure bf16 model: geometric mean of {len(ratios)}", TARGET, mean, result)]
     return found

@@ -6,11 +6,13 @@ import json
 import math
 import os
 import platform
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from .stats import Estimate
 
 
 @dataclass(frozen=True)
@@ -21,10 +23,19 @@ class Row:
     target: str
     result: str
     met: bool | None
+    within_noise: bool = False  # the result is no further from the target than its noise
 
     @property
     def verdict(self) -> str:
-        return {True: "met", False: "missed", None: "-"}[self.met]
+        return {True: "met", False: "missed", None: "-"}[self.met] + (", within noise" if self.within_noise else "")
+
+
+def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = "") -> Row:
+    """The row of a figure that is to be at most `limit`; without a verdict where it was measured too few times."""
+    target = f"≤ {limit:.2f}" if isinstance(limit, float) else f"≤ {limit}"
+    if not figure.known:
+        return Row(what, target + unit, result, None)
+    return Row(what, target + unit, result, figure.value <= limit, within_noise=abs(figure.value - limit) < figure.noise)
 
 
 @dataclass
@@ -109,7 +120,7 @@ def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: fl
         "command": command,
         "seconds": round(seconds, 1),
         "machine": about,
-        "rows": [{"part": p.part, "what": r.what, "target": r.target, "result": r.result, "met": r.met} for p in found for r in p.rows],
+        "rows": [{"part": p.part, **asdict(r)} for p in found for r in p.rows],
         "samples": {part.part: part.samples for part in found},
         "failures": [failure for part in found for failure in part.failures],
     }

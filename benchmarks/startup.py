@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from .results import Found, Row
+from .results import Found, at_most
 from .stats import estimate
 
 IMPORT_TARGET, CONVERT_TARGET = 25, 30
@@ -45,5 +45,5 @@ def run(rounds: int) -> Found:
         ("convert() again", CONVERT_TARGET, "convert(), after a revert()"),
     ):
         figure = estimate(samples[name])
-        found.rows.append(Row(what, f"≤ {target} ms", f"{figure.text(1)} ms", figure.at_most(target)))
+        found.rows.append(at_most(what, target, figure, f"{figure.text(1)} ms", " ms"))
     return found

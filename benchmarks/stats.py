@@ -23,15 +23,16 @@ class Estimate:
 
     def text(self, digits: int = 3) -> str:
         """The figure as it is printed; without noise where that is unknown."""
-        return f"{self.value:.{digits}f}" + (f" ± {self.noise:.{digits}f}" if math.isfinite(self.noise) else "")
+        return f"{self.value:.{digits}f}" + (f" ± {self.noise:.{digits}f}" if self.known else "")
 
-    def at_most(self, limit: float) -> bool | None:
-        """Whether it is at most `limit`; None where it was measured too few times to say."""
-        return self.value <= limit if math.isfinite(self.noise) else None
+    @property
+    def known(self) -> bool:
+        """Whether it was measured often enough to tell its noise."""
+        return math.isfinite(self.noise)
 
     def above(self, limit: float) -> bool:
         """Whether it is above `limit` by more than its noise, where noise is known."""
-        return self.value - limit > (self.noise if math.isfinite(self.noise) else 0)
+        return self.value - limit > (self.noise if self.known else 0)
 
 
 def mad(samples: Sequence[float]) -> float:
@@ -60,6 +61,13 @@ def paired_difference(minuends: Sequence[float], subtrahends: Sequence[float]) -
 def geometric_mean(ratios: Sequence[float]) -> float:
     """The mean of ratios under which 2 and 1/2 cancel out; not a number if there are none."""
     return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+
+
+def mean_ratio(ratios: Sequence[Estimate]) -> Estimate:
+    """The geometric mean of independent ratios, with its noise."""
+    value = geometric_mean([ratio.value for ratio in ratios])
+    noise = value * math.hypot(*(ratio.noise / ratio.value for ratio in ratios)) / len(ratios)
+    return Estimate(value, noise, min(ratio.rounds for ratio in ratios))
 
 
 def ratio_of(a: Estimate, b: Estimate) -> Estimate:

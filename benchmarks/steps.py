@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from statistics import median
@@ -18,9 +17,9 @@ import torch
 
 from . import known, models, verify
 from .models import Case
-from .results import Found, Row
+from .results import Found, Row, at_most
 from .sides import Side, autocast, policy_of, rotated, under_hmp
-from .stats import Estimate, geometric_mean, paired_ratio
+from .stats import Estimate, mean_ratio, paired_ratio
 from .timing import WALL, Clock, step_seconds, steps_for
 
 TRAINING_TARGET, INFERENCE_TARGET, NONE_ABOVE = 0.90, 0.70, 1.00
@@ -70,7 +69,7 @@ def time_sides(case: Case, sides: list[Side], tasks: Iterable[str], rounds: int,
                     step = stepper(case, task, side)
                     if task not in steps:
                         step()
-                        steps[task] = steps_for(seconds, step, device)
+                        steps[task] = steps_for(seconds, step, device, clock.least)
                     samples[side.name].append(step_seconds(step, steps[task], device, clock))
     return timed
 
@@ -118,16 +117,16 @@ def rows(task: str, ratios: dict[str, Estimate]) -> list[Row]:
     if not ratios:
         return [Row(f"{task}: hmp / autocast", "", "nothing could be compared", None)]
     target = TRAINING_TARGET if task == "training" else INFERENCE_TARGET
-    mean = geometric_mean([ratio.value for ratio in ratios.values()])
+    mean = mean_ratio(list(ratios.values()))
     title = "training step, hmp / autocast" if task == "training" else f"inference, {task}, hmp / autocast"
     worst = max(ratios, key=lambda name: ratios[name].value)
-    enough = all(math.isfinite(ratio.noise) for ratio in ratios.values())
+    enough = all(ratio.known for ratio in ratios.values())
     above = [name for name, ratio in ratios.items() if ratio.above(NONE_ABOVE)]
     result = f"worst {ratios[worst].text()} ({worst})"
     if above and enough:
         result += f"; {len(above)} of {len(ratios)} above by more than noise"
     return [
-        Row(f"{title}: geometric mean of {len(ratios)}", f"≤ {target:.2f}", f"{mean:.3f}", mean <= target if enough else None),
+        at_most(f"{title}: geometric mean of {len(ratios)}", target, mean, mean.text()),
         Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", result, not above if enough else None),
     ]
 

@@ -37,16 +37,17 @@ def one_thread() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Clock:
-    """What is read around a step on the CPU, and which of a visit's steps stands for it."""
+    """What is read around a step on the CPU, which of a visit's steps stands for it, and how many there are at least."""
 
     now: Callable[[], float]
     choose: Callable[[Sequence[float]], float]
+    least: int
 
 
 # What a user waits for.
-WALL = Clock(time.perf_counter, median)
+WALL = Clock(time.perf_counter, median, 1)
 # For one thread and short steps: the thread's own processor time, which others take no part in, of the least disturbed step.
-OWN = Clock(time.thread_time, min)
+OWN = Clock(time.thread_time, min, 5)
 
 
 def step_seconds(step: Callable[[], object], steps: int, device: str, clock: Clock = WALL) -> float:
@@ -80,11 +81,11 @@ def _on_cuda(step: Callable[[], object], steps: int) -> float:
     return median(start.elapsed_time(end) for start, end in pairs) / 1000
 
 
-def steps_for(seconds: float, step: Callable[[], object], device: str, most: int = 60) -> int:
-    """How many steps fill `seconds`, by one step's time: at least 1."""
+def steps_for(seconds: float, step: Callable[[], object], device: str, least: int = 1, most: int = 60) -> int:
+    """How many steps fill `seconds`, by one step's time."""
     synchronise = torch.cuda.synchronize if device == "cuda" else lambda: None
     synchronise()
     start = time.perf_counter()
     step()
     synchronise()
-    return max(1, min(most, round(seconds / max(time.perf_counter() - start, 1e-6))))
+    return max(least, min(most, round(seconds / max(time.perf_counter() - start, 1e-6))))

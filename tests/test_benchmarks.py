@@ -6,12 +6,14 @@ import json
 import math
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import calls, floor, known, memory, models, results, sides, stats, verify
+import hmp
+from benchmarks import caches, calls, floor, known, memory, models, results, sides, stats, verify
 from benchmarks.__main__ import PARTS, chosen_scale, parser
 
 ROOT = Path(__file__).parent.parent
@@ -112,6 +114,9 @@ def test_ratios_are_taken_round_by_round() -> None:
     assert stats.paired_difference([5, 7, 9], [1, 1, 1]).value == 6
     assert stats.geometric_mean([2, 0.5]) == pytest.approx(1)
     assert math.isnan(stats.geometric_mean([]))
+    # 10 % and 10 %, independent, over two
+    mean = stats.mean_ratio([stats.Estimate(2, 0.2, 5), stats.Estimate(0.5, 0.05, 5)])
+    assert (mean.value, mean.noise) == (pytest.approx(1), pytest.approx(0.1 * math.sqrt(2) / 2))
 
 
 def test_above_means_by_more_than_noise() -> None:
@@ -119,7 +124,15 @@ def test_above_means_by_more_than_noise() -> None:
     assert not stats.Estimate(1.05, 0.06, 5).above(1.0)
     assert not stats.Estimate(0.9, 0.0, 5).above(1.0)
     assert stats.Estimate(1.05, math.inf, 1).above(1.0)
-    assert [stats.Estimate(1.05, noise, 3).at_most(1.3) for noise in (0.1, math.inf)] == [True, None]
+    rows = [
+        results.at_most("x", 1.3, stats.Estimate(value, noise, 5), "") for value, noise in ((1.1, 0.1), (1.2, 0.3), (1.4, 0), (2, math.inf))
+    ]
+    assert [(row.target, row.verdict) for row in rows] == [
+        ("≤ 1.30", "met"),
+        ("≤ 1.30", "met, within noise"),
+        ("≤ 1.30", "missed"),
+        ("≤ 1.30", "-"),
+    ]
     assert stats.Estimate(1.05, math.inf, 1).text(2) == "1.05"
     assert stats.Estimate(1.05, 0.06, 5).text(2) == "1.05 ± 0.06"
 
@@ -162,3 +175,21 @@ def test_the_table_says_met_missed_or_nothing() -> None:
         "| c | ≤ 1 | 2 | missed |",
         "| d | - | ? | - |",
     ]
+
+
+def test_caches_that_grow_are_told_from_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = {"bytes": 0, "grow": 0}
+
+    def info() -> types.SimpleNamespace:
+        held["bytes"] += held["grow"]
+        return types.SimpleNamespace(entries=1, bytes=held["bytes"], limit=1000, hits=2, misses=1)
+
+    monkeypatch.setattr(hmp, "cache_info", info, raising=False)
+    monkeypatch.setattr(hmp, "clear_cache", lambda: held.update(bytes=0, grow=0), raising=False)
+    for grow, met in ((0, True), (8, False), (400, False)):
+        held.update(bytes=0, grow=grow)
+        (row,) = caches.run(20, "cpu").rows
+        assert row.met is met
+    monkeypatch.delattr(hmp, "cache_info")
+    (row,) = caches.run(20, "cpu").rows
+    assert (row.result, row.met) == ("this hmp has no cache", None)
