@@ -90,10 +90,12 @@ def verify(title: str, function: Callable[[], Tensor], one: Side, other: Side, t
 
 
 def distance(function: Callable[[], Tensor], one: Side, other: Side) -> float:
-    """How far apart the two sides' results are, relative to the first one's norm. Nothing records meanwhile."""
+    """How far apart the two sides' results are, relative to the first one's norm: of a second call, which may use what the first
+    one left in a cache. Nothing records meanwhile."""
     results = []
     for side in (one, other):
         with side.visit():
+            side.run(function)
             results.append(side.run(function).detach().double())
     return float((results[0] - results[1]).norm() / results[0].norm().clamp_min(1e-30))
 

@@ -93,7 +93,7 @@ def test_equal_sides_have_the_same_ops_and_the_same_bits() -> None:
 
 
 def test_results_that_are_apart_are_refused() -> None:
-    noisy = iter((torch.ones(2), torch.ones(2), torch.ones(2), torch.full((2,), 1.5)))
+    noisy = iter([torch.ones(2)] * 5 + [torch.full((2,), 1.5)])
     with pytest.raises(verify.Mismatch, match=r"results 5\.0e-01 apart"):
         verify.verify("noise", lambda: next(noisy), sides.plain(), sides.plain(), 0.4, {})
 
