@@ -1,7 +1,7 @@
 """`python -m benchmarks`: what hmp costs, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
 
 Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. Under five minutes on two cores;
---full takes about an hour, --smallest under a minute and measures nothing of worth.
+--full takes about half an hour, --smallest under a minute and measures nothing of worth.
 """
 
 from __future__ import annotations

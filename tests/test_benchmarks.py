@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,16 +20,21 @@ from benchmarks.__main__ import PARTS, chosen_scale, parser
 ROOT = Path(__file__).parent.parent
 
 
+def smallest(folder: Path, *more: str) -> tuple[str, str, dict[str, Any]]:
+    """What the smallest run prints, and the report and the samples that it writes."""
+    command = [sys.executable, "-m", "benchmarks", "--smallest", "--threads", "1", "--write", str(folder), *more]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    written = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert written["machine"]["torch"] == torch.__version__
+    assert written["failures"] == []
+    return run.stdout, (folder / "RESULTS.md").read_text(encoding="utf-8"), written["samples"]
+
+
+@pytest.mark.slow
 def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
-    run = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "--smallest", "--threads", "1", "--write", str(tmp_path)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert run.returncode == 0, run.stdout + run.stderr
-    report = (tmp_path / "RESULTS.md").read_text(encoding="utf-8")
+    output, report, samples = smallest(tmp_path)
     for beginning in (
         *(f"call with nothing to cast, hmp / floor: {name}" for name in calls.loops()),
         "call inside disable_casts()",
@@ -49,13 +55,19 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
         "added per op with nothing to cast, over parameters",
     ):
         assert f"\n| {beginning}" in report, beginning
-        assert f"\n{beginning}" in run.stdout, beginning
-    written = json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))
-    assert written["machine"]["torch"] == torch.__version__
-    assert written["failures"] == []
-    steps = written["samples"]["steps"]
-    assert list(steps) == [f"{name} tiny" for name in models.MODELS]
-    assert all(len(samples["hmp"]) == 1 for of in steps.values() for samples in of["seconds a step"].values())
+        assert f"\n{beginning}" in output, beginning
+    assert list(samples["steps"]) == [f"{name} tiny" for name in models.MODELS]
+    assert all(len(of["hmp"]) == 1 for model in samples["steps"].values() for of in model["seconds a step"].values())
+
+
+def test_parts_of_it_run_alone(tmp_path: Path) -> None:
+    output, report, samples = smallest(tmp_path, "--only", "calls,training,memory", "--models", "mlp,lstm")
+    assert list(samples) == ["calls", "steps", "memory"]
+    assert list(samples["steps"]) == ["mlp tiny", "lstm tiny"]
+    assert list(samples["steps"]["mlp tiny"]["seconds a step"]) == ["training"]
+    for beginning in ("after revert()", "training step, hmp / autocast: geometric mean of 2", "bytes saved for backward"):
+        assert f"\n| {beginning}" in report
+        assert f"\n{beginning}" in output
 
 
 def test_parts_models_and_sizes_can_be_chosen() -> None:
