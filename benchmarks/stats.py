@@ -13,9 +13,16 @@ _SIGMA_OF_MAD = 1.4826
 _ERROR_OF_MEDIAN = 1.2533
 
 
+def _few(count: int) -> float:
+    """By how much the standard error of a median is widened to hold for 95 %, estimated from `count` samples: Student's quantile,
+    and what the median absolute deviation of so few is too small by."""
+    freedom = count - 1
+    return (1.96 + 2.4 / freedom + 4.6 / freedom**2) * count / (count - 0.8)
+
+
 @dataclass(frozen=True)
 class Estimate:
-    """A median over rounds and its noise: twice the standard error of the median; infinite from fewer than three rounds."""
+    """A median over rounds and its noise: half the width of its 95 % interval; infinite from fewer than three rounds."""
 
     value: float
     noise: float
@@ -44,7 +51,7 @@ def mad(samples: Sequence[float]) -> float:
 def estimate(samples: Sequence[float]) -> Estimate:
     """The median of `samples` with its noise."""
     count = len(samples)
-    noise = 2 * _ERROR_OF_MEDIAN * _SIGMA_OF_MAD * mad(samples) / math.sqrt(count) if count >= 3 else math.inf
+    noise = _few(count) * _ERROR_OF_MEDIAN * _SIGMA_OF_MAD * mad(samples) / math.sqrt(count) if count >= 3 else math.inf
     return Estimate(median(samples), noise, count)
 
 

@@ -114,8 +114,8 @@ def test_medians_and_noise() -> None:
     assert stats.mad([1, 2, 3, 4, 100]) == 1
     found = stats.estimate([1, 2, 3, 4, 100])
     assert found.value == 3
-    # twice the standard error of the median: 2 x 1.2533 x 1.4826 x 1 / sqrt(5)
-    assert found.noise == pytest.approx(1.66195, abs=1e-4)
+    # Student's 2.8475 for four degrees of freedom, 5 / 4.2 for a deviation of five, and 1.2533 x 1.4826 x 1 / sqrt(5)
+    assert found.noise == pytest.approx(2.8475 * 5 / 4.2 * 1.858143 / 5**0.5, rel=1e-4)
     assert stats.estimate([1.0, 2.0]).noise == math.inf
 
 
