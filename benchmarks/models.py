@@ -179,8 +179,8 @@ def _sizes(**values: tuple[Any, Any, Any]) -> dict[str, dict[str, Any]]:
     return {size: {name: value[at] for name, value in values.items()} for at, size in enumerate(SIZES)}
 
 
-_TEXT = _sizes(width=(32, 128, 256), depth=(2, 4, 4), rows=(2, 4, 4), length=(16, 64, 128))
-_TEXT_TO_TEXT = _sizes(width=(32, 128, 256), depth=(2, 3, 3), rows=(2, 4, 4), length=(16, 64, 128))
+_TEXT = _sizes(width=(32, 128, 256), depth=(2, 4, 4), rows=(2, 4, 4), length=(16, 64, 96))
+_TEXT_TO_TEXT = _sizes(width=(32, 128, 256), depth=(2, 3, 3), rows=(2, 4, 4), length=(16, 64, 96))
 _PATCHES = _sizes(width=(32, 128, 256), depth=(2, 4, 5), rows=(2, 4, 4), pixels=(32, 32, 64), patch=(8, 4, 8))
 MODELS: dict[str, Spec] = {
     "mlp": Spec(_mlp, _sizes(width=(32, 256, 1024), depth=(2, 4, 4), rows=(16, 64, 256))),
