@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, help="rounds (and seeds and processes) of every part, instead of the run's own numbers")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu", help="of the models")
     made.add_argument("--threads", type=int, help="torch.set_num_threads; torch's own number unless given")
-    made.add_argument("--write", metavar="FOLDER", type=Path, help="where the results go: benchmarks/, with --smallest a temporary folder")
+    made.add_argument("--write", metavar="FOLDER", type=Path, help="for the results; benchmarks/, or a temporary folder for less than all")
     return made
 
 
@@ -64,6 +64,24 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
         rounds = dict.fromkeys(SIZES, count)
         found = replace(found, call_rounds=count, rounds=rounds, seeds=count, pure_rounds=count, processes=count, depth_rounds=count)
     return found
+
+
+def is_whole(options: argparse.Namespace) -> bool:
+    """Whether the results stand for all of the benchmark, so that they may take the place of those in benchmarks/."""
+    return said(options, "smallest", "only", "models", "sizes", "rounds") == ""
+
+
+def said(options: argparse.Namespace, *among: str) -> str:
+    """The options that are not as they are by default, as they are written on a command line; not where the results went."""
+    defaults = parser().parse_args([])
+    words = []
+    for name, value in vars(options).items():
+        if value == getattr(defaults, name) or name == "write" or (among and name not in among):
+            continue
+        words.append(f" --{name}")
+        if value is not True:
+            words.append(f" {','.join(value) if isinstance(value, list) else value}")
+    return "".join(words)
 
 
 def measure(options: argparse.Namespace) -> list[Found]:
@@ -117,9 +135,9 @@ def main(arguments: list[str] | None = None) -> int:
     failures = [failure for part in found for failure in part.failures]
     for failure in failures:
         print(f"failed: {failure}")
-    folder = options.write or (Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")) if options.smallest else Path(__file__).parent)
+    folder = options.write or (Path(__file__).parent if is_whole(options) else Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")))
     folder.mkdir(parents=True, exist_ok=True)
-    command = " ".join(["python -m benchmarks", *arguments])
+    command = f"python -m benchmarks{said(options)}"
     drawn = plots.draw(found, folder)
     (folder / "RESULTS.md").write_text(results.report(found, about, command, seconds, drawn), encoding="utf-8")
     (folder / "results.json").write_text(results.as_json(found, about, command, seconds), encoding="utf-8")

@@ -15,7 +15,7 @@ import torch
 
 import hmp
 from benchmarks import caches, calls, floor, known, memory, models, results, sides, stats, verify
-from benchmarks.__main__ import PARTS, chosen_scale, parser
+from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
 
 ROOT = Path(__file__).parent.parent
 
@@ -75,7 +75,18 @@ def test_parts_models_and_sizes_can_be_chosen() -> None:
     assert (options.only, options.models) == (["memory", "depth"], ["mlp"])
     much = chosen_scale(options)
     assert (much.sizes, much.gradient_sizes, much.call_rounds, much.rounds["small"]) == (("tiny", "small"), ("tiny", "small"), 2, 2)
+    assert said(options) == " --only memory,depth --models mlp --sizes tiny,small --rounds 2"
     assert parser().parse_args([]).only == list(PARTS)
+
+
+def test_only_the_whole_takes_the_place_of_the_committed_results() -> None:
+    for line, whole in (("", True), ("--full --threads 2", True), ("--smallest", False), ("--only calls", False), ("--rounds 2", False)):
+        assert is_whole(parser().parse_args(line.split())) is whole, line
+    # where they were written is nobody's business
+    assert said(parser().parse_args(["--full", "--write", "somewhere"])) == " --full"
+
+
+def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(SystemExit):
         parser().parse_args(["--only", "speed"])
 
