@@ -1,29 +1,149 @@
-"""`python -m benchmarks`: the time that hmp adds to a call, next to what torch.autocast adds. About half a minute."""
+"""`python -m benchmarks`: what hmp costs, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
+
+Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. Under five minutes on two cores;
+--full takes about half an hour, --smallest under a minute and measures nothing of worth.
+"""
 
 from __future__ import annotations
 
 import argparse
-import platform
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
-from .calls import CALLS, measure
+from . import plots, results, scale
+from .models import MODELS, SIZES, available
+from .results import Found
+from .scale import Scale
+
+PARTS = ("calls", "training", "inference", "memory", "gradients", "pure-bf16", "startup", "caches", "depth")
 
 
-def main() -> None:
-    """Prints one table."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--rounds", type=int, default=9, help="rounds that the median is taken over (default 9)")
-    parser.add_argument("--calls", type=int, default=2000, help="calls of each op in a round (default 2000)")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    print(f"torch {torch.__version__}, Python {platform.python_version()}, one thread; nanoseconds, medians of {options.rounds} rounds")
-    print(f"{'call':28} {'plain':>8} {'hmp':>8} {'hmp off':>8} {'autocast':>9}   (added to plain)")
-    for name in CALLS:
-        times = measure(name, options.rounds, options.calls)
-        added = [times[side] - times["plain"] for side in ("hmp", "hmp off", "autocast")]
-        print(f"{name:28} {times['plain']:8.0f} {added[0]:+8.0f} {added[1]:+8.0f} {added[2]:+9.0f}")
+def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        names = [name.strip() for name in text.split(",") if name.strip()]
+        unknown = [name for name in names if name not in allowed]
+        if unknown or not names:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; choose from {', '.join(allowed)}")
+        return names
+
+    return parse
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    made = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    size = made.add_mutually_exclusive_group()
+    size.add_argument("--full", action="store_true", help="more rounds, more seeds, 5,000 steps with caches")
+    size.add_argument("--smallest", action="store_true", help="one round of everything at the tiny size: proves that it works")
+    made.add_argument("--only", type=_names(PARTS), default=list(PARTS), metavar="PARTS", help=f"of {','.join(PARTS)}")
+    made.add_argument("--models", type=_names(tuple(MODELS)), default=list(MODELS), metavar="MODELS", help=f"of {','.join(MODELS)}")
+    made.add_argument("--sizes", type=_names(SIZES), metavar="SIZES", help=f"of {','.join(SIZES)}, in every part that has sizes")
+    made.add_argument("--rounds", type=int, help="rounds (and seeds and processes) of every part, instead of the run's own numbers")
+    made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu", help="of the models")
+    made.add_argument("--threads", type=int, help="torch.set_num_threads; torch's own number unless given")
+    made.add_argument("--write", metavar="FOLDER", type=Path, help="for the results; benchmarks/, or a temporary folder for less than all")
+    return made
+
+
+def chosen_scale(options: argparse.Namespace) -> Scale:
+    """How much is measured, by the options."""
+    from dataclasses import replace
+
+    found = scale.FULL if options.full else scale.SMALLEST if options.smallest else scale.QUICK
+    if options.sizes:
+        sizes = tuple(options.sizes)
+        found = replace(found, sizes=sizes, gradient_sizes=sizes, pure_sizes=sizes)
+    if options.rounds:
+        count = options.rounds
+        rounds = dict.fromkeys(SIZES, count)
+        found = replace(found, call_rounds=count, rounds=rounds, seeds=count, pure_rounds=count, processes=count, depth_rounds=count)
+    return found
+
+
+def is_whole(options: argparse.Namespace) -> bool:
+    """Whether the results stand for all of the benchmark, so that they may take the place of those in benchmarks/."""
+    return said(options, "smallest", "only", "models", "sizes", "rounds") == ""
+
+
+def said(options: argparse.Namespace, *among: str) -> str:
+    """The options that are not as they are by default, as they are written on a command line; not where the results went."""
+    defaults = parser().parse_args([])
+    words = []
+    for name, value in vars(options).items():
+        if value == getattr(defaults, name) or name == "write" or (among and name not in among):
+            continue
+        words.append(f" --{name}")
+        if value is not True:
+            words.append(f" {','.join(value) if isinstance(value, list) else value}")
+    return "".join(words)
+
+
+def measure(options: argparse.Namespace) -> list[Found]:
+    """Every part that was asked for, each told on stderr when it begins."""
+    from . import caches, calls, depth, gradients, memory, pure_low, startup, steps
+
+    much = chosen_scale(options)
+    names, hint = available(options.models)
+    if hint:
+        print(hint)
+    device, sizes = options.device, list(much.sizes)
+    tasks = [task for task in steps.TASKS if ("training" if task == "training" else "inference") in options.only]
+    wanted = {*options.only, *(["steps"] if tasks else [])}
+    parts: dict[str, Callable[[], Found]] = {
+        "calls": lambda: calls.run(much.call_rounds, much.calls),
+        "steps": lambda: steps.run(names, sizes, tasks, much.rounds, much.seconds, device),
+        "memory": lambda: memory.run(names, sizes, device),
+        "gradients": lambda: gradients.run(names, list(much.gradient_sizes), much.seeds, device),
+        "pure-bf16": lambda: pure_low.run(names, list(much.pure_sizes), much.pure_rounds, much.seconds, device),
+        "startup": lambda: startup.run(much.processes),
+        "caches": lambda: caches.run(much.cache_steps, device),
+        "depth": lambda: depth.run(list(much.depths), list(much.widths), much.depth_rounds, much.seconds),
+    }
+    found = []
+    for name, run in parts.items():
+        if name in wanted and (names or name in ("calls", "startup", "depth")):
+            start = time.perf_counter()
+            print(f"{name} ...", end="", file=sys.stderr, flush=True)
+            try:
+                found.append(run())
+            except Exception as error:  # the other parts' figures are not lost
+                traceback.print_exc()
+                found.append(Found(name, failures=[f"{name}: {type(error).__name__}: {error}"]))
+            print(f" {time.perf_counter() - start:.0f} s", file=sys.stderr)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Prints and writes what was found; 1 where two sides did not compute the same."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    options = parser().parse_args(arguments)
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    start = time.perf_counter()
+    about = results.machine(options.device)
+    found = measure(options)
+    seconds = time.perf_counter() - start
+    for part in found:
+        print(f"\n{part.part}\n" + "\n".join(part.details))
+    print("\n" + results.table([row for part in found for row in part.rows]) + "\n")
+    failures = [failure for part in found for failure in part.failures]
+    for failure in failures:
+        print(f"failed: {failure}")
+    folder = options.write or (Path(__file__).parent if is_whole(options) else Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")))
+    folder.mkdir(parents=True, exist_ok=True)
+    command = f"python -m benchmarks{said(options)}"
+    drawn = plots.draw(found, folder)
+    (folder / "RESULTS.md").write_text(results.report(found, about, command, seconds, drawn), encoding="utf-8")
+    (folder / "results.json").write_text(results.as_json(found, about, command, seconds), encoding="utf-8")
+    print(f"{seconds:.0f} s; written to {folder}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""Differences between torch.autocast and hmp under the same lists that are known, with their reasons. Any other one fails a run."""
+
+from __future__ import annotations
+
+# How far two results may be apart, relative, where the ops are the same: sums in another order, a mask in another dtype.
+TOLERANCE = 1e-2
+
+_CAT = "torch's own cat brings its inputs to the widest dtype, so hmp casts none before it; torch.autocast does"
+_MASK = "scaled_dot_product_attention takes the float32 position bias as it is under hmp (R12); torch.autocast rounds it to bfloat16"
+_FOLD = "torch.autocast's kept copy of a weight asks for gradients under no_grad too, and linear then folds its batch: mm, not bmm"
+
+# by model, and by the ATen op that is counted otherwise
+KNOWN: dict[str, dict[str, str]] = {
+    "vit": {"cat": _CAT},
+    "t5": {
+        "add": _MASK,
+        "scaled_dot_product_attention": _MASK,
+        "_scaled_dot_product_flash_attention_for_cpu": _MASK,
+        "_scaled_dot_product_efficient_attention": _MASK,
+        "_scaled_dot_product_cudnn_attention": _MASK,
+    },
+    "lstm": {"mm": _FOLD, "bmm": _FOLD},
+}

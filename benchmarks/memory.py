@@ -1,0 +1,77 @@
+"""Bytes that the forward pass keeps for the backward pass: each storage once, the model's own parameters and buffers left out.
+
+A low-precision copy of a parameter is in it, for it lives as long.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from . import models
+from .models import Case
+from .results import Found, Row
+from .sides import Side, autocast, policy_of, under_hmp
+from .stats import geometric_mean
+
+ATTENTION_TARGET, NONE_ABOVE = 0.93, 1.00
+
+
+class _Saved:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
+        self._storages: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
+        self._opaque: list[Tensor] = []  # of a layout without storage
+
+    def keep(self, tensor: Tensor) -> Tensor:
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            if not any(tensor is known for known in self._opaque):
+                self._opaque.append(tensor)
+            return tensor
+        if storage.nbytes() and storage.data_ptr() not in self._own:
+            self._storages[storage.data_ptr()] = storage
+        return tensor
+
+    @property
+    def bytes(self) -> int:
+        return sum(storage.nbytes() for storage in self._storages.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
+
+
+def saved_bytes(case: Case, side: Side) -> int:
+    """What one forward pass with its loss keeps on `side`."""
+    case.model.train()
+    saved = _Saved(case.model)
+    with side.visit():
+        side.run(case.loss).backward()  # as in the middle of training: whatever is made once has been made
+        case.model.zero_grad(set_to_none=True)
+        with saved_tensors_hooks(saved.keep, lambda tensor: tensor):
+            side.run(case.loss)
+    return saved.bytes
+
+
+def run(names: list[str], sizes: list[str], device: str) -> Found:
+    """The rows about bytes saved for backward."""
+    found = Found("memory")
+    found.details = [f"{'model':15} {'autocast':>13} {'hmp':>13} {'hmp / autocast':>16}   bytes saved for backward"]
+    ratios: dict[str, float] = {}
+    for name in names:
+        for size in sizes:
+            case = models.build(name, size, device)
+            theirs, ours = (saved_bytes(case, side) for side in (autocast(device), under_hmp(policy_of(device))))
+            ratios[case.title] = ours / theirs
+            found.samples[case.title] = {"autocast": theirs, "hmp": ours}
+            found.details.append(f"{case.title:15} {theirs:13,} {ours:13,} {ours / theirs:16.3f}")
+    attention = {title: ratio for title, ratio in ratios.items() if models.MODELS[title.split()[0]].attention}
+    title = "bytes saved for backward, hmp / autocast"
+    if attention:
+        worst = max(attention, key=attention.__getitem__)
+        result = f"worst {attention[worst]:.3f} ({worst}), geometric mean {geometric_mean(list(attention.values())):.3f}"
+        found.rows.append(Row(f"{title}: attention models", f"≤ {ATTENTION_TARGET}", result, attention[worst] <= ATTENTION_TARGET))
+    worst = max(ratios, key=ratios.__getitem__)
+    found.rows.append(
+        Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", f"worst {ratios[worst]:.3f} ({worst})", ratios[worst] <= NONE_ABOVE)
+    )
+    return found

@@ -1,0 +1,137 @@
+"""What a part found: rows of the targets table, lines of detail, and every sample."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .stats import Estimate
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the targets table. `met` is None where nothing was measured against a target."""
+
+    what: str
+    target: str
+    result: str
+    met: bool | None
+    within_noise: bool = False  # the result is no further from the target than its noise
+
+    @property
+    def verdict(self) -> str:
+        return {True: "met", False: "missed", None: "-"}[self.met] + (", within noise" if self.within_noise else "")
+
+
+def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = "") -> Row:
+    """The row of a figure that is to be at most `limit`; without a verdict where it was measured too few times."""
+    target = f"≤ {limit:.2f}" if isinstance(limit, float) else f"≤ {limit}"
+    if not figure.known:
+        return Row(what, target + unit, result, None)
+    return Row(what, target + unit, result, figure.value <= limit, within_noise=abs(figure.value - limit) < figure.noise)
+
+
+@dataclass
+class Found:
+    """What one part of the benchmark found. `samples` goes into the JSON file, `failures` fail the run."""
+
+    part: str
+    rows: list[Row] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+    samples: dict[str, Any] = field(default_factory=dict)
+    failures: list[str] = field(default_factory=list)
+
+
+def machine(device: str) -> dict[str, Any]:
+    """What the figures depend on, apart from the code."""
+    import hmp
+
+    found = {
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "hmp": hmp.__version__,
+        "device": device,
+        "bf16 instructions": _instructions(),
+        "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+    }
+    if device == "cuda":
+        found["gpu"] = torch.cuda.get_device_name()
+        found["cuda"] = torch.version.cuda
+    return found
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _instructions() -> list[str]:
+    try:
+        flags = set(Path("/proc/cpuinfo").read_text().split())
+    except OSError:
+        return []
+    return sorted(flags & {"amx_bf16", "avx512_bf16", "avx512f", "avx2"})
+
+
+def table(rows: list[Row], markdown: bool = False) -> str:
+    """The targets table as text."""
+    cells = [("what", "target", "result", "verdict"), *((r.what, r.target, r.result, r.verdict) for r in rows)]
+    if markdown:
+        lines = ["| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in cells]
+        return "\n".join([lines[0], "|---|---|---|---|", *lines[1:]])
+    widths = [max(len(line[column]) for line in cells) for column in range(3)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, [*widths, 0], strict=True)).rstrip() for line in cells]
+    return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
+
+
+def report(found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path]) -> str:
+    """RESULTS.md: where it was measured, the table, every part's detail."""
+    lines = ["# Results", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
+    lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
+    lines += ["", table([row for part in found for row in part.rows], markdown=True), ""]
+    for part in found:
+        lines += [f"## {part.part}", "", "```text", *part.details, "```", ""]
+    lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
+    failures = [failure for part in found for failure in part.failures]
+    if failures:
+        lines += ["## Failed", "", *(f"- {failure}" for failure in failures), ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: float) -> str:
+    """Every sample, with the rows that were made of them."""
+    content = {
+        "command": command,
+        "seconds": round(seconds, 1),
+        "machine": about,
+        "rows": [{"part": p.part, **asdict(r)} for p in found for r in p.rows],
+        "samples": {part.part: part.samples for part in found},
+        "failures": [failure for part in found for failure in part.failures],
+    }
+    return json.dumps(_plain(content), indent=1) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value if value is None or isinstance(value, (bool, int, str)) else str(value)

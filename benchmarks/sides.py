@@ -1,0 +1,67 @@
+"""The sides of a comparison: what is put in force for a whole visit, and what every step enters for itself."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+import hmp
+
+T = TypeVar("T")
+LOW = torch.bfloat16
+
+
+@dataclass(frozen=True)
+class Side:
+    """One way to run a step. `visit` is entered around many steps and not timed; `region`, if any, is entered by each."""
+
+    name: str
+    visit: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+    region: Callable[[], contextlib.AbstractContextManager[object]] | None = None
+
+    def run(self, function: Callable[[], T]) -> T:
+        """What `function` returns where this side's casts are in force, inside the visit."""
+        if self.region is None:
+            return function()
+        with self.region():
+            return function()
+
+
+def policy_of(device: str) -> str:
+    """The preset with torch.autocast's lists for the device."""
+    return f"torch-{device}"
+
+
+def plain() -> Side:
+    """torch as it is."""
+    return Side("plain")
+
+
+def autocast(device: str) -> Side:
+    """torch.autocast in bfloat16, entered by every step, as users do."""
+    return Side("autocast", region=lambda: torch.autocast(device, dtype=LOW))
+
+
+def under_hmp(policy: str) -> Side:
+    """hmp for the whole process, in bfloat16."""
+    return Side("hmp", visit=lambda: converted(policy))
+
+
+@contextlib.contextmanager
+def converted(policy: str) -> Iterator[None]:
+    """hmp.convert() inside, torch untouched outside."""
+    hmp.convert(policy=policy, dtype=LOW)
+    try:
+        yield
+    finally:
+        hmp.revert()
+
+
+def rotated(sides: list[T], round_number: int) -> list[T]:
+    """The sides in the order of this round: each comes first equally often."""
+    at = round_number % len(sides)
+    return sides[at:] + sides[:at]
