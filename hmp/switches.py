@@ -15,12 +15,12 @@ from typing import Any, Literal
 
 import torch
 
-from . import state
+from . import cast_cache, casting, op_names, state
 from .call_rules import CallRule
 from .casting import FINITE_MAX
 from .signatures import ALIASES, Parameter, Signature
 
-Glance = Literal["", "plain", "dtype", "same", "number", "norm", "attention"]
+Glance = Literal["", "plain", "dtype", "same", "number", "wide", "written", "norm", "attention"]
 
 
 class _NotGiven:
@@ -37,10 +37,14 @@ NOT_GIVEN = _NotGiven()
 
 @dataclass(frozen=True)
 class Look:
-    """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to."""
+    """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
+
+    With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.
+    """
 
     glance: Glance
     dtype: torch.dtype | None = None
+    casts: Literal["", "CAST", "CAST_PRODUCT_INPUT"] = ""
 
 
 PLAIN, NO_LOOK = Look("plain"), Look("")
@@ -52,13 +56,19 @@ def look_for(rule: CallRule) -> Look:
     if dtype is not None and (rule.no_kernel or rule.no_backward_kernel) and dtype is not torch.float32:
         return NO_LOOK
     if rule.op in ("batch_norm", "layer_norm", "group_norm"):
-        return Look("norm", dtype) if dtype is not None else NO_LOOK
+        # on the promote list a wide weight widens the input
+        return NO_LOOK if rule.kind == "promote" else Look("norm", dtype)
     if rule.op == "scaled_dot_product_attention":
-        return Look("attention", dtype) if dtype is not None else NO_LOOK
+        return Look("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_LOOK
     if rule.kind == "guard":
         return Look("number")
+    if rule.kind in ("fill", "mask_in_place", "guard_in_place"):
+        return Look("wide")  # nothing overflows float32
+    if rule.op == "setitem":
+        return Look("written")
     if dtype is not None:
-        return Look("dtype", dtype)
+        care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.arithmetic or rule.fill
+        return Look("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_names.PRODUCTS else "CAST")
     if rule.kind in ("promote", "first") and not rule.arithmetic and not rule.fill:
         return Look("same")
     return NO_LOOK
@@ -137,9 +147,9 @@ _SIGNATURES: list[Signature] = []  # those that switches were made for; generate
 _NAMES: dict[str, Any] = {
     "live": state.live, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off, "elsewhere": elsewhere, "failed": failed,
     "given": given, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "float32": torch.float32,
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "__name__": __name__,
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
     "SIGNATURES": _SIGNATURES,
-    "LIMIT": FINITE_MAX[torch.float16],
+    "LIMIT": FINITE_MAX[torch.float16], "CAST": casting.cast, "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
 }  # fmt: skip
 
 
@@ -182,12 +192,15 @@ def _known_call(signature: Signature, look: Look) -> list[str]:
     header = ", ".join(f"{p.name}={p.default or 'NOT_GIVEN'}" for p in parameters)
     complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
 
-    def usual_calls(target: str, indent: str, tests: list[str]) -> list[str]:
-        """Returns from the call where it is a usual one."""
-        lines = [f"{indent}if {' and '.join(filter(None, (*tests, *_nothing_rare(signature))))}:"]
+    def usual_calls(target: str, indent: str, tests: list[str], cast: bool = False) -> list[str]:
+        """Returns from the call where it is a usual one; with `cast`, of what was cast."""
+        lines = [] if cast else [f"{indent}if {' and '.join([*tests, *_nothing_rare(signature)]) or True}:"]
+        indent = indent if cast else indent + "    "
         for test, names in _usual_calls(signature):
-            call = f"{target}({', '.join(f'{p.name}={p.name}' if p.by_keyword else p.name for p in names)})"
-            lines += [f"{indent}    if {test}:", f"{indent}        return {call}"] if test else [f"{indent}    return {call}"]
+            values = [p.name + ("_cast" if cast and _is_cast(p) else "") for p in names]
+            call = ", ".join(f"{p.name}={value}" if p.by_keyword else value for p, value in zip(names, values, strict=True))
+            returned = f"return {target}({call})"
+            lines += [f"{indent}if {test}:", f"{indent}    {returned}"] if test else [indent + returned]
         return lines
 
     lines = [
@@ -215,7 +228,51 @@ def _known_call(signature: Signature, look: Look) -> list[str]:
             f"        {remade}",
             "        return failed(_key, _cast, error, tuple(args), kwargs)",
         ]
+    if condition and look.casts:
+        lines += [
+            "    try:",
+            f"        cast = {' and '.join([*complete, *_nothing_rare(signature)]) or True}",
+            "        if cast:",
+            *_casts(signature, look, "            "),
+            "    except (AttributeError, RuntimeError):",
+            "        cast = False",
+            "    if cast:",
+            "        try:",
+            *usual_calls("_op", "            ", [], cast=True),
+            "        except RuntimeError as error:",
+            f"            {remade}",
+            "            return failed(_key, _cast, error, tuple(args), kwargs)",
+        ]
     return [*lines, *usual_calls("_cast", "    ", complete), f"    {remade}", "    return _cast(*args, **kwargs)"]
+
+
+def _is_cast(parameter: Parameter) -> bool:
+    """Whether what the parameter holds is cast; a mask is taken in float32 by every kernel (R12)."""
+    return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
+
+
+def _casts(signature: Signature, look: Look, indent: str) -> list[str]:
+    """Casts the tensors that are no others than ordinary ones; `cast` is false where there is one that is."""
+    to = str(look.dtype).removeprefix("torch.")
+    others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
+    lines = []
+    for p in signature.usual:
+        if p.name == "attn_mask":
+            taken = f"is bool_ or dtype is {to} or dtype is float32"
+            lines += [f"{indent}cast = cast and (attn_mask is None or (dtype := attn_mask.dtype) {taken})"]
+        if not _is_cast(p):
+            continue
+        absent = f"{p.name} is not None and " if p.holds == "tensor?" else ""
+        lines += [
+            f"{indent}if {absent}(dtype := {p.name}.dtype) is not {to}:",
+            f"{indent}    if ((kind := type({p.name})) is Tensor or kind is Parameter) and ({others}):",
+            f"{indent}        {p.name}_cast = {look.casts}({p.name}, {to})",
+            f"{indent}    else:",
+            f"{indent}        cast = False",
+            f"{indent}else:",
+            f"{indent}    {p.name}_cast = {p.name}",
+        ]
+    return lines
 
 
 def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]]:
@@ -243,8 +300,15 @@ def _condition(signature: Signature, look: Look) -> str:
     dtype = str(look.dtype).removeprefix("torch.")
     usual = signature.usual
     missing = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
+    if look.glance == "wide":
+        return " and ".join([f"{usual[0].name}.dtype is float32", *missing])
+    if look.glance == "written":
+        into, value = usual[0].name, usual[-1].name
+        number = f"(kind := type({value})) is float or kind is int or kind is bool"
+        taken = f"(({number}) or {value}.dtype is dtype)"
+        return " and ".join([f"((dtype := {into}.dtype) is float32 or dtype is int64 or dtype is bool_)", taken, *missing])
     if look.glance == "norm":
-        return " and ".join([*_norm_condition(signature, dtype), *missing])
+        return " and ".join([*_norm_condition(signature, look), *missing])
     tests = []
     first = ""
     for p in usual:
@@ -279,14 +343,17 @@ def _small_number(name: str) -> str:
     return f"(type({name}) is float or type({name}) is int) and -LIMIT <= {name} <= LIMIT"
 
 
-def _norm_condition(signature: Signature, dtype: str) -> list[str]:
+def _norm_condition(signature: Signature, look: Look) -> list[str]:
     """The input is as it is to be, and the rest is absent, or all of it in that dtype, or all in float32 where a kernel takes that."""
     state = [p.name for p in signature.usual if p.holds == "tensor?"]
     first, *others = state
     rest = "".join(f" and ({n} is None or {n}.dtype is held)" for n in others)
     absent = " and ".join(f"{n} is None" for n in state)
-    mixed = f"(held := {first}.dtype) is {dtype} or held is float32 and {signature.usual[0].name}.is_cpu"
-    return [
-        f"{signature.usual[0].name}.dtype is {dtype}",
-        f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})",
-    ]
+    given = signature.usual[0].name
+    if look.dtype is None:  # unlisted: the input is as it is, where it is low or float32
+        wanted, of_input = "dtype", f"((dtype := {given}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
+    else:
+        wanted = str(look.dtype).removeprefix("torch.")
+        of_input = f"{given}.dtype is {wanted}"
+    mixed = f"(held := {first}.dtype) is {wanted} or held is float32 and {given}.is_cpu"
+    return [of_input, f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})"]
