@@ -128,15 +128,17 @@ def given(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dic
     """A call as it was made, of the values of all parameters: positional arguments as far as they go, the others by name."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    for i, (parameter, value) in enumerate(zip(signature.parameters, values, strict=True)):
+    defaults = 0  # at the end of args: left out, for numpy's name of the parameter may be given
+    for parameter, value in zip(signature.parameters, values, strict=True):
         is_default = value is NOT_GIVEN or _is_default(value, parameter)
-        if is_default and (value is NOT_GIVEN or parameter.holds == "absent" or len(args) < i):
+        if is_default and (value is NOT_GIVEN or parameter.holds == "absent"):
             continue
-        if len(args) == i and not parameter.by_keyword:
+        if not parameter.by_keyword and not kwargs and signature.parameters[len(args)] is parameter:
             args.append(value)
-        else:
+            defaults = defaults + 1 if is_default else 0
+        elif not is_default:
             kwargs[parameter.name] = value
-    return args, kwargs
+    return args[: len(args) - defaults], kwargs
 
 
 def _is_default(value: Any, parameter: Parameter) -> bool:
