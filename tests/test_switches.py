@@ -285,3 +285,41 @@ def test_r8_what_a_tensor_subclass_does_inside_is_not_cast(when: str) -> None:
         assert F.linear(x, y).dtype is BF16
     assert cls.notes
     assert set(cls.notes) == {F32}
+
+
+def test_every_policy_in_use_is_followed_whichever_the_switches_are_made_for() -> None:
+    """The switches are quick for one policy's casts; the others', and no casts, hold all the same, in whatever order they come."""
+    one, two = policy(bf16=["linear", "softmax"]), policy(bf16=["matmul"], fp32=["linear"])
+    low = x.to(BF16)
+
+    def dtypes() -> tuple[torch.dtype, ...]:
+        return F.linear(x, y).dtype, x.matmul(y).dtype, F.linear(low, low).dtype, F.softmax(x, 0).dtype
+
+    plain, first, second = (F32, F32, BF16, F32), (BF16, F32, BF16, BF16), (F32, BF16, F32, F32)
+    assert dtypes() == plain
+    with hmp.casts(one):
+        assert dtypes() == first
+        with hmp.casts(two):
+            assert dtypes() == second
+            with hmp.disable_casts():
+                assert dtypes() == plain
+            assert dtypes() == second
+        assert dtypes() == first
+        with hmp.convert(policy=two):
+            assert dtypes() == first  # the region's, not the process's
+        assert dtypes() == first
+    assert dtypes() == plain
+    with hmp.convert(policy=two):
+        assert dtypes() == second
+        with hmp.casts(one):
+            assert dtypes() == first
+        assert dtypes() == second
+    with hmp.casts(two):
+        assert dtypes() == second
+    assert dtypes() == plain
+    hmp.revert()
+    with hmp.casts(two):
+        assert dtypes() == second
+    model = hmp.apply(torch.nn.Linear(3, 3), one)
+    assert model(x).dtype is BF16
+    assert dtypes() == plain
