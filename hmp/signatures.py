@@ -56,8 +56,8 @@ iadd: input! other~
 isub: input! other~
 imul: input! other~
 setitem: input! index value
-masked_fill: input! mask value
-masked_fill_: input! mask value
+masked_fill: input! mask value~
+masked_fill_: input! mask value~
 cat: tensors* dim=0
 stack: tensors* dim=0
 gelu: input! ; approximate='none'

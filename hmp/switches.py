@@ -26,7 +26,7 @@ def focus(casts: Casts) -> None:
     """Makes every switch quick where `casts` are in force: the process's, or a region's while the process has none."""
     global _focus
     _focus = casts
-    NAMES["FOCUS"] = None  # nobody's: until all know of it, whoever is in its region looks its table up
+    NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
     for key in _made:
         tell(key, casts.table.get(key), casts.looks.get(key, NO_LOOK))
     NAMES["FOCUS"] = casts
