@@ -107,7 +107,7 @@ def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
     trains = _grad_enabled() and weight.requires_grad
-    if trains and (weight.numel() < _WORTH_SHARING or not _is_used_again(weight)):
+    if trains and (weight.numel() < _WORTH_SHARING or not _may_share() or not _is_used_again(weight)):
         return cast(weight, dtype)
     if _is_traced() or weight.layout is not torch.strided:
         return cast(weight, dtype)
@@ -133,7 +133,7 @@ def _is_used_again(weight: Tensor) -> bool:
     known = _used_again.get(key)
     if known is not None and known() is weight:
         return True
-    if _graph_task_id() != -1 or not _may_share():
+    if _graph_task_id() != -1:
         return False  # a checkpoint's recomputation: whoever uses one has no memory for copies
     try:
         version = weight._version
@@ -223,7 +223,9 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         copy = found[3]()
         if copy is not None and copy._version == found[4] and _may_share():
             _hits += 1
-            return _shared(tensor, _detach(copy)) if tensor.requires_grad else copy
+            if tensor.requires_grad:
+                return _shared(tensor, _detach(copy))
+            return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
     if type(copy) is Tensor and _functorch_stack() is None:
         _misses += 1
@@ -269,11 +271,12 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, copy: Tensor) -> Tensor:
         ctx.dtype = source.dtype
+        ctx.set_materialize_grads(False)  # no gradient stays no gradient: zeros would make an optimizer decay the weight
         return _detach(copy)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return cast(grad, ctx.dtype), None
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if grad is None else cast(grad, ctx.dtype), None
 
 
 _shared: Callable[[Tensor, Tensor], Tensor] = _Shared.apply
