@@ -1,8 +1,9 @@
 """When a cast made before may be used again: of weights, and of activations that several products take.
 
 A stale copy is a wrong result, so a copy of a weight is used again only while everything says that the weight is what it was: the same
-object, `_version`, address and owner of its memory, with no optimizer step, no access of `Parameter.data` and no export to numpy or
-dlpack since. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
+object, `_version`, address and owner of its memory, with no optimizer step, no collective that wrote it, no access of `.data` or of
+its storage and no export to numpy or dlpack since. An activation may have views, so of one whose memory was ever given away like that
+no copy is used again. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
 
 Where a gradient is needed the copies share memory, and each use has a gradient of its own (`_Shared`): sums of gradients are made in the
 weight's dtype, bit for bit as if each use had been cast anew.
@@ -112,9 +113,11 @@ def _weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if _is_traced() or weight.layout is not torch.strided:
         return cast(weight, dtype)
     held = _copies.get((id(weight), dtype))
-    if held is not None and held.is_good(weight):
-        _hits += 1
-        return _shared(weight, held.copy) if trains else held.copy
+    if held is not None:
+        if held.is_good(weight):
+            _hits += 1
+            return _shared(weight, held.copy) if trains else held.copy
+        _forget((id(weight), dtype))  # what is not used again takes no room
     _misses += 1
     copy = _kept(weight, dtype)
     if copy is None:
@@ -153,7 +156,7 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     if weight.is_inference() or _functorch_stack() is not None or not _is_sole_owner(weight):
         return None
     storage = _storage(weight)
-    if not storage.resizable() or (weight.device.type == "cpu" and storage.is_shared()):
+    if not storage.resizable() or (weight.is_cpu and storage.is_shared()) or getattr(storage, _EXPOSED, False):
         return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
@@ -169,7 +172,7 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     key = (id(weight), dtype)
     made = _Copy(weight, copy, storage._cdata, lambda _: _forget(key))
     with _lock:
-        _forget(key)
+        _forget(key)  # another thread's
         _copies[key] = made
         _by_storage.setdefault(made.storage, set()).add(key)
         _bytes += made.nbytes
@@ -204,11 +207,18 @@ class _Slot(threading.local):
     version = -1
     dtype: Any = None
     copy: Any = None
+    pointer = 0
+    writes = 0
 
 
 _slot = _Slot()
-# Where a graph is made: id → activation, version, dtype, copy, its version. Weak: the copy lives as long as the graph holds it.
-_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int]] = {}
+# Where a graph is made: id → activation, version, dtype, copy, its version, the activation's address and `_writes`. Weak: the copy
+# lives as long as the graph holds it.
+_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int]] = {}
+# How often memory was written in a way that leaves no trace on the tensor.
+_writes = 0
+# The name of an attribute that marks a storage whose memory may be written without a trace at any time
+_EXPOSED = "_hmp_exposed"
 
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -219,19 +229,32 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
-    if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype:
+    if (
+        found is not None
+        and found[0]() is tensor
+        and found[1] == tensor._version
+        and found[2] is dtype
+        and found[5] == _data_ptr(tensor)
+        and found[6] == _writes
+    ):
         copy = found[3]()
-        if copy is not None and copy._version == found[4] and _may_share():
+        if copy is not None and copy._version == found[4] and _may_share() and _is_private(tensor):
             _hits += 1
             if tensor.requires_grad:
                 return _shared(tensor, _detach(copy))
             return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None:
+    if type(copy) is Tensor and _functorch_stack() is None and _is_private(tensor):
         _misses += 1
         gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
-        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version)
+        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _data_ptr(tensor), _writes)
     return copy
+
+
+def _is_private(tensor: Tensor) -> bool:
+    """Whether an activation's memory is torch's own, and was never given away in a form that is written without a trace."""
+    storage = _storage(tensor)  # numpy makes it one that cannot be resized
+    return storage.resizable() and not hasattr(storage, _EXPOSED) and not (tensor.is_cpu and storage.is_shared())
 
 
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -245,13 +268,16 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         and slot.dtype is dtype
         and slot.copy is not None
         and slot.copy._version == 0
+        and slot.pointer == _data_ptr(tensor)
+        and slot.writes == _writes
         and not _is_traced()
+        and _is_private(tensor)
     ):
         _hits += 1
         before: Tensor = slot.copy
         return before
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None:
+    if type(copy) is Tensor and _functorch_stack() is None and tensor.layout is torch.strided and _is_private(tensor):
         _misses += 1
 
         def gone(reference: Any) -> None:
@@ -259,6 +285,7 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
                 slot.source = slot.copy = None
 
         slot.source, slot.version, slot.dtype, slot.copy = weakref.ref(tensor, gone), tensor._version, dtype, copy
+        slot.pointer, slot.writes = _data_ptr(tensor), _writes
     return copy
 
 
@@ -316,9 +343,45 @@ def forget(tensor: Tensor) -> None:
         _forget(key)
 
 
+def written(tensor: Tensor) -> None:
+    """The memory of `tensor` was written, and its version does not say so."""
+    global _writes
+    _writes += 1
+    forget(tensor)
+
+
+def expose(tensor: Tensor, *, for_good: bool = False) -> None:
+    """Somebody may write into the memory of `tensor` without a trace from now on: copies of activations in it are not used again.
+
+    Copies of weights are dropped, and kept again when nobody else holds the memory any more; `for_good` says that this does not show.
+    """
+    forget(tensor)
+    if tensor.layout is not torch.strided:
+        return
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            storage = _storage(tensor)
+        except (RuntimeError, NotImplementedError):
+            return
+    if for_good or not hasattr(storage, _EXPOSED):
+        setattr(storage, _EXPOSED, for_good)
+
+
+def release(tensor: Tensor) -> None:
+    """Nothing here refers to `tensor` any more, not even weakly."""
+    key = id(tensor)
+    for held in [k for k in _copies if k[0] == key]:
+        _forget(held)
+    for table in (_seen, _used_again, _cast_before):
+        table.pop(key, None)  # type: ignore[attr-defined]
+    if _slot.source is not None and _slot.source() is tensor:
+        _slot.source = _slot.copy = None
+
+
 def clear_cache() -> None:
     """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
-    global _bytes
+    global _bytes, _writes
+    _writes += 1  # what other threads hold
     with _lock:
         _copies.clear()
         _by_storage.clear()
