@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -64,6 +64,19 @@ def assert_caches_change_nothing(scenario: Scenario, *, hits: bool = True, share
     assert none == 0
     assert_same_bits(got, want)
     assert saved > 0 or not hits, "no cast was saved: the scenario says nothing about the caches"
+
+
+def each(cases: Iterable[Any], check: Callable[[Any], None]) -> None:
+    """Checks every case in one test, converting torch once for all of them, and names those that fail."""
+    failures = []
+    for case in cases:
+        try:
+            check(case)
+        except Exception as error:  # whatever a case raises is its failure
+            failures.append(f"{case}: {type(error).__name__}: {str(error)[:300]}")
+        if not hmp.is_converted():
+            hmp.convert(policy="torch-cpu")
+    assert not failures, "\n".join(failures)
 
 
 def net() -> torch.nn.Sequential:

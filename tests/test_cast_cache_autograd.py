@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import inspect
+
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from hmp import cast_cache
-from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net, params
 
 Linear = torch.nn.Linear
 
@@ -353,23 +354,20 @@ def forward_mode_over_backward():
         return list(forward_ad.unpack_dual(gradient))
 
 
-SCENARIOS = [
-    value for name, value in list(globals().items()) if getattr(value, "__module__", "") == __name__ and name.islower() and name[0] != "_"
-]
+SCENARIOS = {
+    name: value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith(("_", "test"))
+}
 # no cast may be saved in these: each asks whether the caches step aside
 STEPS_ASIDE = {
+    "an_input_that_stops_needing_a_gradient", "checkpoints", "forward_mode", "forward_mode_over_backward", "inference_inside_a_graph",
     "saved_tensors_packed_to_python",
-    "checkpoints",
-    "forward_mode",
-    "forward_mode_over_backward",
-    "an_input_that_stops_needing_a_gradient",
-    "inference_inside_a_graph",
-}
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda s: s.__name__)
-def test_gradients_are_the_same_with_caches(scenario):
-    assert_caches_change_nothing(scenario, hits=scenario.__name__ not in STEPS_ASIDE)
+def test_gradients_are_the_same_with_caches():
+    each(SCENARIOS, lambda name: assert_caches_change_nothing(SCENARIOS[name], hits=name not in STEPS_ASIDE))
 
 
 def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
