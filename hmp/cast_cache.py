@@ -209,16 +209,17 @@ class _Slot(threading.local):
     copy: Any = None
     pointer = 0
     writes = 0
+    privacy = 0
 
 
 _slot = _Slot()
-# Where a graph is made: id → activation, version, dtype, copy, its version, the activation's address and `_writes`. Weak: the copy
-# lives as long as the graph holds it.
-_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int]] = {}
+# Where a graph is made: id → activation, version, dtype, copy, its version, the activation's address, `_writes` and `_privacy`.
+# Weak: the copy lives as long as the graph holds it.
+_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int, int]] = {}
 # How often memory was written in a way that leaves no trace on the tensor.
 _writes = 0
-# The name of an attribute that marks a storage whose memory may be written without a trace at any time
-_EXPOSED = "_hmp_exposed"
+# Attributes of a storage: one marks memory that may be written without a trace at any time, one says how often the storage was taken
+_EXPOSED, _TAKEN = "_hmp_exposed", "_hmp_taken"
 
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -238,23 +239,39 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         and found[6] == _writes
     ):
         copy = found[3]()
-        if copy is not None and copy._version == found[4] and _may_share() and _is_private(tensor):
+        if copy is not None and copy._version == found[4] and _may_share() and found[7] == _privacy(tensor):
             _hits += 1
             if tensor.requires_grad:
                 return _shared(tensor, _detach(copy))
             return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and _is_private(tensor):
+    if type(copy) is Tensor and _functorch_stack() is None and (privacy := _privacy(tensor)) >= 0:
         _misses += 1
         gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
-        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _data_ptr(tensor), _writes)
+        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _data_ptr(tensor), _writes, privacy)
     return copy
 
 
-def _is_private(tensor: Tensor) -> bool:
-    """Whether an activation's memory is torch's own, and was never given away in a form that is written without a trace."""
-    storage = _storage(tensor)  # numpy makes it one that cannot be resized
-    return storage.resizable() and not hasattr(storage, _EXPOSED) and not (tensor.is_cpu and storage.is_shared())
+def _privacy(tensor: Tensor) -> int:
+    """How often the storage of an activation was taken by now; -1 where its memory is not torch's own, somebody has the storage, or
+    it was given away in a form that is written without a trace."""
+    storage = _storage(tensor)
+    if (
+        not storage.resizable()  # numpy's, or taken by numpy
+        or hasattr(storage, _EXPOSED)
+        or sys.getrefcount(storage) > _UNTAKEN
+        or (tensor.is_cpu and storage.is_shared())
+    ):
+        return -1
+    return getattr(storage, _TAKEN, 0)
+
+
+def _storage_references(tensor: Tensor) -> int:
+    storage = _storage(tensor)
+    return sys.getrefcount(storage)
+
+
+_UNTAKEN = _storage_references(torch.empty(1))
 
 
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -271,13 +288,13 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         and slot.pointer == _data_ptr(tensor)
         and slot.writes == _writes
         and not _is_traced()
-        and _is_private(tensor)
+        and slot.privacy == _privacy(tensor)
     ):
         _hits += 1
         before: Tensor = slot.copy
         return before
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and tensor.layout is torch.strided and _is_private(tensor):
+    if type(copy) is Tensor and _functorch_stack() is None and tensor.layout is torch.strided and (privacy := _privacy(tensor)) >= 0:
         _misses += 1
 
         def gone(reference: Any) -> None:
@@ -285,7 +302,7 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
                 slot.source = slot.copy = None
 
         slot.source, slot.version, slot.dtype, slot.copy = weakref.ref(tensor, gone), tensor._version, dtype, copy
-        slot.pointer, slot.writes = _data_ptr(tensor), _writes
+        slot.pointer, slot.writes, slot.privacy = _data_ptr(tensor), _writes, privacy
     return copy
 
 
@@ -356,15 +373,28 @@ def expose(tensor: Tensor, *, for_good: bool = False) -> None:
     Copies of weights are dropped, and kept again when nobody else holds the memory any more; `for_good` says that this does not show.
     """
     forget(tensor)
+    storage = _storage_of(tensor)
+    if storage is not None and (for_good or not hasattr(storage, _EXPOSED)):
+        setattr(storage, _EXPOSED, for_good)
+
+
+def take(tensor: Tensor) -> None:
+    """Somebody takes the storage of `tensor`: until they let go of it they may write into it without a trace."""
+    forget(tensor)
+    storage = _storage_of(tensor)
+    if storage is not None:
+        setattr(storage, _TAKEN, getattr(storage, _TAKEN, 0) + 1)
+
+
+def _storage_of(tensor: Tensor) -> Any:
+    """The storage, None where there is none: in a sparse tensor, and in a wrapper of other tensors."""
     if tensor.layout is not torch.strided:
-        return
+        return None
     with torch._C.DisableTorchFunctionSubclass():
         try:
-            storage = _storage(tensor)
+            return _storage(tensor)
         except (RuntimeError, NotImplementedError):
-            return
-    if for_good or not hasattr(storage, _EXPOSED):
-        setattr(storage, _EXPOSED, for_good)
+            return None
 
 
 def release(tensor: Tensor) -> None:

@@ -134,11 +134,11 @@ def _install_exports() -> None:
     """Memory that leaves torch, and weights that fused kernels write, leave no trace: copies of them are not used again."""
     patches.on_restore(cast_cache.revert)
 
-    def exporting(original: Any) -> Callable[..., Any]:
+    def exporting(original: Any, note: Callable[[torch.Tensor], None] = cast_cache.expose) -> Callable[..., Any]:
         @functools.wraps(original)
         def export(self: Any, *args: Any, **kwargs: Any) -> Any:
             if isinstance(self, torch.Tensor):
-                cast_cache.expose(self)
+                note(self)
             return original(self, *args, **kwargs)
 
         return export
@@ -153,8 +153,9 @@ def _install_exports() -> None:
 
         return write
 
-    for name in ("numpy", "__array__", "__dlpack__", "untyped_storage"):
+    for name in ("numpy", "__array__", "__dlpack__"):
         patches.rebind(torch.Tensor, name, exporting(getattr(torch.Tensor, name)))
+    patches.rebind(torch.Tensor, "untyped_storage", exporting(torch.Tensor.untyped_storage, cast_cache.take))
     for owner in (torch._C, torch.utils.dlpack):
         for name in ("_to_dlpack", "_to_dlpack_versioned", "to_dlpack"):
             if hasattr(owner, name):
