@@ -403,7 +403,7 @@ def release(tensor: Tensor) -> None:
     for held in [k for k in _copies if k[0] == key]:
         _forget(held)
     for table in (_seen, _used_again, _cast_before):
-        table.pop(key, None)  # type: ignore[attr-defined]
+        table.pop(key, None)
     if _slot.source is not None and _slot.source() is tensor:
         _slot.source = _slot.copy = None
 
