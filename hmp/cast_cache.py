@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from .casting import Tensor, cast
+from .casting import TO, Tensor, cast
 from .errors import HmpError
 
 Parameter = torch.nn.Parameter
@@ -55,34 +55,30 @@ class CacheInfo(NamedTuple):
 
 
 class _Copy:
-    """A weight's copy, and what must still hold of the weight when it is used again."""
+    """A weight's copy, and what must still hold of the weight when it is used again.
 
-    __slots__ = ("copy", "copy_version", "nbytes", "pointer", "storage", "stream", "version", "weight")
+    It holds the weight's storage object, whose address no other memory gets meanwhile. `owners` counts who else holds that memory: a
+    view, `.data`, a flat buffer.
+    """
 
-    def __init__(self, weight: Tensor, copy: Tensor, storage: int, forget: Callable[[Any], None]) -> None:
+    __slots__ = ("cdata", "copy", "dtype", "nbytes", "owners", "pointer", "storage", "stream", "version", "weight")
+
+    def __init__(self, weight: Tensor, copy: Tensor, storage: Any, forget: Callable[[Any], None]) -> None:
         self.weight = weakref.ref(weight, forget)
         self.version = weight._version
         self.pointer = _data_ptr(weight)
         self.storage = storage
+        self.cdata = storage._cdata
+        self.owners = 0
         self.stream = _stream(weight)
         self.copy = copy
-        self.copy_version = copy._version
+        self.dtype = copy.dtype
         self.nbytes = copy.numel() * copy.element_size()
-
-    def is_good(self, weight: Tensor) -> bool:
-        return (
-            self.weight() is weight
-            and self.version == weight._version
-            and self.pointer == _data_ptr(weight)
-            and self.copy_version == self.copy._version
-            and _is_sole_owner(weight)
-            and (self.stream is None or (self.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
-        )
 
 
 _lock = threading.RLock()  # a weight may die, and call _forget, while it is held
-_copies: dict[tuple[int, torch.dtype], _Copy] = {}
-_by_storage: dict[int, set[tuple[int, torch.dtype]]] = {}
+_copies: dict[int, _Copy] = {}
+_by_storage: dict[int, set[int]] = {}
 _bytes = 0
 _limit: int | None = None
 _hits = 0
@@ -96,38 +92,50 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, for an op whose result never shares memory with its inputs; a copy made before where it is still right."""
     kind = type(tensor)
     if kind is Parameter:
-        return _weight(tensor, dtype)
+        trains = _grad_enabled() and tensor.requires_grad
+        if trains and tensor.numel() < _WORTH_SHARING:
+            return TO[dtype](tensor)
+        return _weight(tensor, dtype, trains)
     return _activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
 
 
 def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As `cast_product_input`, for an op whose result may share memory with inputs that are no weights."""
-    return _weight(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
+    return cast_product_input(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
 
 
-def _weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     global _hits, _misses
-    trains = _grad_enabled() and weight.requires_grad
-    if trains and (weight.numel() < _WORTH_SHARING or not _may_share() or not _is_used_again(weight)):
+    if trains and not (_may_share() and _is_used_again(weight)):
         return cast(weight, dtype)
-    if _is_traced() or weight.layout is not torch.strided:
-        return cast(weight, dtype)
-    held = _copies.get((id(weight), dtype))
+    if _compiling() or _tracing() is not None or _dispatch_modes():
+        return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
+    held = _copies.get(id(weight))
     if held is not None:
-        if held.is_good(weight):
+        if (
+            held.weight() is weight
+            and held.version == weight._version
+            and held.pointer == _data_ptr(weight)
+            and held.owners == _use_count(held.cdata) + sys.getrefcount(held.storage)
+            and held.dtype is dtype
+            and (held.stream is None or (held.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
+        ):
             _hits += 1
-            return _shared(weight, held.copy) if trains else held.copy
-        _forget((id(weight), dtype))  # what is not used again takes no room
+            return _as_found(weight, held.copy, trains)
+        _forget(id(weight))
+        del held  # it holds the storage
     _misses += 1
     copy = _kept(weight, dtype)
     if copy is None:
         return cast(weight, dtype)
-    return _shared(weight, copy) if trains else copy
+    return _as_found(weight, copy, trains)
 
 
-def _is_traced() -> bool:
-    """Whether a trace is made, which must hold the cast and not its result; with torch.compile's, it must hold nothing of this file."""
-    return _compiling() or _tracing() is not None or _dispatch_modes() != 0
+def _as_found(weight: Tensor, copy: Tensor, trains: bool) -> Tensor:
+    """The copy of `weight`, with a gradient of its own where one is needed."""
+    if trains:
+        return _shared(weight, copy)
+    return _detach(copy) if copy.requires_grad and _grad_enabled() else copy
 
 
 def _is_used_again(weight: Tensor) -> bool:
@@ -153,10 +161,10 @@ def _is_used_again(weight: Tensor) -> bool:
 def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A new copy of `weight` that is kept; None where none may be."""
     global _bytes
-    if weight.is_inference() or _functorch_stack() is not None or not _is_sole_owner(weight):
+    if weight.layout is not torch.strided or weight.is_inference() or _functorch_stack() is not None or _owners(weight) > _SOLE_OWNER:
         return None
     storage = _storage(weight)
-    if not storage.resizable() or (weight.is_cpu and storage.is_shared()) or getattr(storage, _EXPOSED, False):
+    if not storage.resizable() or _is_shared(weight) or getattr(storage, _TAKEN, 0) == _EXPOSED_FOR_GOOD:
         return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
@@ -169,22 +177,22 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         copy = cast(weight, dtype)
     if type(copy) is not Tensor:
         return None
-    key = (id(weight), dtype)
-    made = _Copy(weight, copy, storage._cdata, lambda _: _forget(key))
+    # as the weight has it: linear chooses a faster way to compute a batch by that, under no_grad too
+    copy.requires_grad_(weight.requires_grad)
+    key = id(weight)
+    made = _Copy(weight, copy, storage, lambda _: _forget(key))
+    del storage
+    made.owners = _use_count(made.cdata) + sys.getrefcount(made.storage)
     with _lock:
-        _forget(key)  # another thread's
+        _forget(key)
         _copies[key] = made
-        _by_storage.setdefault(made.storage, set()).add(key)
+        _by_storage.setdefault(made.cdata, set()).add(key)
         _bytes += made.nbytes
     return copy
 
 
-def _is_sole_owner(weight: Tensor) -> bool:
-    """Whether nobody else holds the weight's memory: no view, no `.data`, no flat buffer, and nobody the storage object."""
-    return _owners(weight) <= _SOLE_OWNER
-
-
 def _owners(tensor: Tensor) -> int:
+    """How many hold the tensor's memory, views, `.data`, flat buffers and the storage object counted."""
     storage = _storage(tensor)
     return _use_count(storage._cdata) + sys.getrefcount(storage)
 
@@ -200,70 +208,53 @@ def _stream(tensor: Tensor) -> int | None:
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 
-class _Slot(threading.local):
-    """Where no graph is made: the last activation that was cast in this thread; its copy is dropped when it dies."""
-
-    source: Any = None
-    version = -1
-    dtype: Any = None
-    copy: Any = None
-    pointer = 0
-    writes = 0
-    privacy = 0
-
-
-_slot = _Slot()
-# Where a graph is made: id → activation, version, dtype, copy, its version, the activation's address, `_writes` and `_privacy`.
-# Weak: the copy lives as long as the graph holds it.
-_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int, int]] = {}
-# How often memory was written in a way that leaves no trace on the tensor.
+_Slot = tuple[Any, int, Any, Any, int, int]
+_EMPTY: _Slot = (None, -1, None, None, 0, 0)
+# Where no graph is made: the last activation that was cast, its version, dtype, copy, `_writes` and `_privacy`. The copy is dropped
+# when the activation dies.
+_slot = _EMPTY
+# Where a graph is made: id → activation, version, dtype, copy, its version, `_writes` and `_privacy`. Weak: the copy lives as long as
+# the graph holds it.
+_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int]] = {}
+# How often memory was written in a way that leaves no trace on the tensor
 _writes = 0
-# Attributes of a storage: one marks memory that may be written without a trace at any time, one says how often the storage was taken
-_EXPOSED, _TAKEN = "_hmp_exposed", "_hmp_taken"
+# The attribute of a storage that says how often it was taken, and these: its memory is written without a trace, now or at any time
+_TAKEN, _EXPOSED, _EXPOSED_FOR_GOOD = "_hmp_taken", -1, -2
 
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
     if not _grad_enabled():
         return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
-    if tensor.numel() < _WORTH_SHARING or _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
+    if tensor.numel() < _WORTH_SHARING:
+        return TO[dtype](tensor)
+    if _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
-    if (
-        found is not None
-        and found[0]() is tensor
-        and found[1] == tensor._version
-        and found[2] is dtype
-        and found[5] == _data_ptr(tensor)
-        and found[6] == _writes
-    ):
+    if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype and found[5] == _writes:
         copy = found[3]()
-        if copy is not None and copy._version == found[4] and _may_share() and found[7] == _privacy(tensor):
+        if copy is not None and copy._version == found[4] and _may_share() and found[6] == _privacy(tensor):
             _hits += 1
             if tensor.requires_grad:
                 return _shared(tensor, _detach(copy))
             return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and (privacy := _privacy(tensor)) >= 0:
+    if type(copy) is Tensor and _functorch_stack() is None and (privacy := _privacy(tensor)) >= 0 and not _is_shared(tensor):
         _misses += 1
         gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
-        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _data_ptr(tensor), _writes, privacy)
+        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _writes, privacy)
     return copy
 
 
 def _privacy(tensor: Tensor) -> int:
-    """How often the storage of an activation was taken by now; -1 where its memory is not torch's own, somebody has the storage, or
-    it was given away in a form that is written without a trace."""
+    """How often the storage of an activation was taken by now; negative where its memory is not torch's own, where somebody has the
+    storage, or where it was given away in a form that is written without a trace."""
     storage = _storage(tensor)
-    if (
-        not storage.resizable()  # numpy's, or taken by numpy
-        or hasattr(storage, _EXPOSED)
-        or sys.getrefcount(storage) > _UNTAKEN
-        or (tensor.is_cpu and storage.is_shared())
-    ):
+    if not storage.resizable() or sys.getrefcount(storage) > _UNTAKEN:  # numpy's memory, or taken by numpy, is not resizable
         return -1
-    return getattr(storage, _TAKEN, 0)
+    taken: int = getattr(storage, _TAKEN, 0)
+    return taken
 
 
 def _storage_references(tensor: Tensor) -> int:
@@ -274,36 +265,47 @@ def _storage_references(tensor: Tensor) -> int:
 _UNTAKEN = _storage_references(torch.empty(1))
 
 
+def _is_shared(tensor: Tensor) -> bool:
+    """Whether other processes may write the tensor's memory."""
+    return tensor.is_cpu and bool(_storage(tensor).is_shared())
+
+
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    global _hits, _misses
-    slot = _slot
-    source = slot.source
+    global _hits, _misses, _slot
+    source, version, in_dtype, copy, writes, privacy = _slot
     if (
         source is not None
         and source() is tensor
-        and slot.version == tensor._version
-        and slot.dtype is dtype
-        and slot.copy is not None
-        and slot.copy._version == 0
-        and slot.pointer == _data_ptr(tensor)
-        and slot.writes == _writes
-        and not _is_traced()
-        and slot.privacy == _privacy(tensor)
+        and version == tensor._version
+        and in_dtype is dtype
+        and not tensor.is_cuda  # another stream may have made it
+        and writes == _writes
+        and not _compiling()
+        and _tracing() is None
+        and not _dispatch_modes()
+        and privacy == _privacy(tensor)
     ):
         _hits += 1
-        before: Tensor = slot.copy
+        before: Tensor = copy
         return before
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and tensor.layout is torch.strided and (privacy := _privacy(tensor)) >= 0:
+    if (
+        type(copy) is Tensor
+        and tensor.layout is torch.strided
+        and _functorch_stack() is None
+        and not _compiling()
+        and (privacy := _privacy(tensor)) >= 0
+        and not _is_shared(tensor)
+    ):
         _misses += 1
-
-        def gone(reference: Any) -> None:
-            if slot.source is reference:
-                slot.source = slot.copy = None
-
-        slot.source, slot.version, slot.dtype, slot.copy = weakref.ref(tensor, gone), tensor._version, dtype, copy
-        slot.pointer, slot.writes, slot.privacy = _data_ptr(tensor), _writes, privacy
+        _slot = (weakref.ref(tensor, _empty_slot), tensor._version, dtype, copy, _writes, privacy)
     return copy
+
+
+def _empty_slot(reference: Any) -> None:
+    global _slot
+    if _slot[0] is reference:
+        _slot = _EMPTY
 
 
 # --- sharing --------------------------------------------------------------------------------------------------------------
@@ -334,18 +336,18 @@ def _may_share() -> bool:
 # --- forgetting -----------------------------------------------------------------------------------------------------------
 
 
-def _forget(key: tuple[int, torch.dtype]) -> None:
+def _forget(key: int) -> None:
     global _bytes
     with _lock:
         held = _copies.pop(key, None)
         if held is None:
             return
         _bytes -= held.nbytes
-        keys = _by_storage.get(held.storage)
+        keys = _by_storage.get(held.cdata)
         if keys is not None:
             keys.discard(key)
             if not keys:
-                del _by_storage[held.storage]
+                del _by_storage[held.cdata]
 
 
 def forget(tensor: Tensor) -> None:
@@ -374,15 +376,15 @@ def expose(tensor: Tensor, *, for_good: bool = False) -> None:
     """
     forget(tensor)
     storage = _storage_of(tensor)
-    if storage is not None and (for_good or not hasattr(storage, _EXPOSED)):
-        setattr(storage, _EXPOSED, for_good)
+    if storage is not None and getattr(storage, _TAKEN, 0) != _EXPOSED_FOR_GOOD:
+        setattr(storage, _TAKEN, _EXPOSED_FOR_GOOD if for_good else _EXPOSED)
 
 
 def take(tensor: Tensor) -> None:
     """Somebody takes the storage of `tensor`: until they let go of it they may write into it without a trace."""
     forget(tensor)
     storage = _storage_of(tensor)
-    if storage is not None:
+    if storage is not None and getattr(storage, _TAKEN, 0) >= 0:
         setattr(storage, _TAKEN, getattr(storage, _TAKEN, 0) + 1)
 
 
@@ -399,26 +401,26 @@ def _storage_of(tensor: Tensor) -> Any:
 
 def release(tensor: Tensor) -> None:
     """Nothing here refers to `tensor` any more, not even weakly."""
+    global _slot
     key = id(tensor)
-    for held in [k for k in _copies if k[0] == key]:
-        _forget(held)
+    _forget(key)
     for table in (_seen, _used_again, _cast_before):
         table.pop(key, None)
-    if _slot.source is not None and _slot.source() is tensor:
-        _slot.source = _slot.copy = None
+    source = _slot[0]
+    if source is not None and source() is tensor:
+        _slot = _EMPTY
 
 
 def clear_cache() -> None:
     """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
-    global _bytes, _writes
-    _writes += 1  # what other threads hold
+    global _bytes, _slot
     with _lock:
         _copies.clear()
         _by_storage.clear()
         _bytes = 0
     _seen.clear()
     _cast_before.clear()
-    _slot.source = _slot.copy = None
+    _slot = _EMPTY
 
 
 def revert() -> None:

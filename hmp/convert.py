@@ -10,7 +10,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables, torch_autocast, views
+from . import (
+    applied,
+    construction,
+    install,
+    module_state,
+    patches,
+    plumbing,
+    registry,
+    sites,
+    state,
+    switches,
+    tables,
+    torch_autocast,
+    views,
+)
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -112,7 +126,7 @@ def revert() -> None:
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy = state.NOTHING, None
         _casts.clear()
-        install.put_in_force(PROCESS)  # whoever holds a switch calls torch's own op from now on
+        switches.focus(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
         patches.restore()
@@ -135,7 +149,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
     def choose(_: object) -> Casts:
         global _regions_entered
         _regions_entered = True
-        casts = _casts_of(chosen)
+        casts = _quick(_casts_of(chosen))
         torch_autocast.say_if_enabled()
         return casts
 
@@ -155,7 +169,7 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
         raise HmpError("apply() cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     chosen = as_policy(policy)
     with _lock:
-        applied.mark(model, _casts_of(chosen))
+        applied.mark(model, _quick(_casts_of(chosen)))
     return model
 
 
@@ -185,7 +199,7 @@ def _put_in_force() -> None:
         PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     else:
         PROCESS.table, PROCESS.policy = state.NOTHING, None
-    install.put_in_force(PROCESS)
+    switches.focus(PROCESS)
 
 
 def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
@@ -196,8 +210,16 @@ def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
     with _lock:
         if (policy, is_verbose) not in _casts:
             _casts[(policy, is_verbose)] = _made(policy, is_verbose)
-            install.put_in_force(PROCESS)  # switches that are new know of it too
+            switches.renew()
         return _casts[(policy, is_verbose)]
+
+
+def _quick(casts: Casts) -> Casts:
+    """`casts`, which the switches are made for unless there are others that they are made for."""
+    if not switches.is_focused():
+        with _lock:
+            switches.focus(casts)
+    return casts
 
 
 def _no_longer_made_to_fit() -> None:

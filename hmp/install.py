@@ -14,7 +14,6 @@ from torch import overrides
 from . import partials, patches, switches
 from .signatures import signature_of
 from .sites import Site
-from .state import Casts
 
 _switches: dict[int, Callable[..., Any]] = {}
 
@@ -72,12 +71,6 @@ _DYNAMO_TABLES = {
     "torch._dynamo.trace_rules": ("get_torch_obj_rule_map", "get_tensor_method"),
     "torch._dynamo.variables.torch": ("get_overridable_functions", "tracing_state_functions"),
 }
-
-
-def put_in_force(casts: Casts) -> None:
-    """Tells every switch what `casts`, the process's, do with its op."""
-    for key in switches.made():
-        switches.tell(key, casts.table.get(key), casts.looks.get(key, switches.NO_LOOK))
 
 
 def _is_switch(function: types.FunctionType) -> bool:

@@ -31,7 +31,7 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
             patch.setattr(cast_cache, "_WORTH_SHARING", share_above)
             hmp.set_cache_limit(None)
         else:
-            patch.setattr(cast_cache, "_weight", casting.cast)
+            patch.setattr(cast_cache, "_weight", lambda weight, dtype, trains: casting.cast(weight, dtype))
             patch.setattr(cast_cache, "_activation", casting.cast)
             hmp.set_cache_limit(0)
         try:
