@@ -1,8 +1,9 @@
 """When a cast made before may be used again: of weights, and of activations that several products take.
 
 A stale copy is a wrong result, so a copy of a weight is used again only while everything says that the weight is what it was: the same
-object, `_version`, address and owner of its memory, with no optimizer step, no access of `Parameter.data` and no export to numpy or
-dlpack since. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
+object, `_version`, address and owner of its memory, with no optimizer step, no collective that wrote it, no access of `.data` or of
+its storage and no export to numpy or dlpack since. An activation may have views, so of one whose memory was ever given away like that
+no copy is used again. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
 
 Where a gradient is needed the copies share memory, and each use has a gradient of its own (`_Shared`): sums of gradients are made in the
 weight's dtype, bit for bit as if each use had been cast anew.
@@ -105,7 +106,7 @@ def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     global _hits, _misses
-    if trains and not _is_used_again(weight):
+    if trains and not (_may_share() and _is_used_again(weight)):
         return cast(weight, dtype)
     if _compiling() or _tracing() is not None or _dispatch_modes():
         return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
@@ -143,7 +144,7 @@ def _is_used_again(weight: Tensor) -> bool:
     known = _used_again.get(key)
     if known is not None and known() is weight:
         return True
-    if _graph_task_id() != -1 or not _may_share():
+    if _graph_task_id() != -1:
         return False  # a checkpoint's recomputation: whoever uses one has no memory for copies
     try:
         version = weight._version
@@ -163,7 +164,7 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     if weight.layout is not torch.strided or weight.is_inference() or _functorch_stack() is not None or _owners(weight) > _SOLE_OWNER:
         return None
     storage = _storage(weight)
-    if not storage.resizable() or (weight.device.type == "cpu" and storage.is_shared()):
+    if not storage.resizable() or _is_shared(weight) or getattr(storage, _TAKEN, 0) == _EXPOSED_FOR_GOOD:
         return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
@@ -207,10 +208,18 @@ def _stream(tensor: Tensor) -> int | None:
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 
-# Where no graph is made: the last activation that was cast, its version, dtype and copy. The copy is dropped when the activation dies.
-_slot: tuple[Any, int, Any, Any] = (None, -1, None, None)
-# Where a graph is made: id → activation, version, dtype, copy, its version. Weak: the copy lives as long as the graph holds it.
-_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int]] = {}
+_Slot = tuple[Any, int, Any, Any, int, int]
+_EMPTY: _Slot = (None, -1, None, None, 0, 0)
+# Where no graph is made: the last activation that was cast, its version, dtype, copy, `_writes` and `_privacy`. The copy is dropped
+# when the activation dies.
+_slot = _EMPTY
+# Where a graph is made: id → activation, version, dtype, copy, its version, `_writes` and `_privacy`. Weak: the copy lives as long as
+# the graph holds it.
+_cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int]] = {}
+# How often memory was written in a way that leaves no trace on the tensor
+_writes = 0
+# The attribute of a storage that says how often it was taken, and these: its memory is written without a trace, now or at any time
+_TAKEN, _EXPOSED, _EXPOSED_FOR_GOOD = "_hmp_taken", -1, -2
 
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -223,46 +232,80 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
-    if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype:
+    if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype and found[5] == _writes:
         copy = found[3]()
-        if copy is not None and copy._version == found[4] and _may_share():
+        if copy is not None and copy._version == found[4] and _may_share() and found[6] == _privacy(tensor):
             _hits += 1
-            return _shared(tensor, _detach(copy)) if tensor.requires_grad else copy
+            if tensor.requires_grad:
+                return _shared(tensor, _detach(copy))
+            return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None:
+    if type(copy) is Tensor and _functorch_stack() is None and (privacy := _privacy(tensor)) >= 0 and not _is_shared(tensor):
         _misses += 1
         gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
-        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version)
+        _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _writes, privacy)
     return copy
+
+
+def _privacy(tensor: Tensor) -> int:
+    """How often the storage of an activation was taken by now; negative where its memory is not torch's own, where somebody has the
+    storage, or where it was given away in a form that is written without a trace."""
+    storage = _storage(tensor)
+    if not storage.resizable() or sys.getrefcount(storage) > _UNTAKEN:  # numpy's memory, or taken by numpy, is not resizable
+        return -1
+    taken: int = getattr(storage, _TAKEN, 0)
+    return taken
+
+
+def _storage_references(tensor: Tensor) -> int:
+    storage = _storage(tensor)
+    return sys.getrefcount(storage)
+
+
+_UNTAKEN = _storage_references(torch.empty(1))
+
+
+def _is_shared(tensor: Tensor) -> bool:
+    """Whether other processes may write the tensor's memory."""
+    return tensor.is_cpu and bool(_storage(tensor).is_shared())
 
 
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses, _slot
-    source, version, in_dtype, copy = _slot
+    source, version, in_dtype, copy, writes, privacy = _slot
     if (
         source is not None
         and source() is tensor
         and version == tensor._version
         and in_dtype is dtype
         and not tensor.is_cuda  # another stream may have made it
+        and writes == _writes
         and not _compiling()
         and _tracing() is None
         and not _dispatch_modes()
+        and privacy == _privacy(tensor)
     ):
         _hits += 1
         before: Tensor = copy
         return before
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and not _compiling():
+    if (
+        type(copy) is Tensor
+        and tensor.layout is torch.strided
+        and _functorch_stack() is None
+        and not _compiling()
+        and (privacy := _privacy(tensor)) >= 0
+        and not _is_shared(tensor)
+    ):
         _misses += 1
-        _slot = (weakref.ref(tensor, _empty_slot), tensor._version, dtype, copy)
+        _slot = (weakref.ref(tensor, _empty_slot), tensor._version, dtype, copy, _writes, privacy)
     return copy
 
 
 def _empty_slot(reference: Any) -> None:
     global _slot
     if _slot[0] is reference:
-        _slot = (None, -1, None, None)
+        _slot = _EMPTY
 
 
 # --- sharing --------------------------------------------------------------------------------------------------------------
@@ -274,11 +317,12 @@ class _Shared(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, copy: Tensor) -> Tensor:
         ctx.dtype = source.dtype
+        ctx.set_materialize_grads(False)  # no gradient stays no gradient: zeros would make an optimizer decay the weight
         return _detach(copy)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return cast(grad, ctx.dtype), None
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
+        return None if grad is None else cast(grad, ctx.dtype), None
 
 
 _shared: Callable[[Tensor, Tensor], Tensor] = _Shared.apply
@@ -318,6 +362,55 @@ def forget(tensor: Tensor) -> None:
         _forget(key)
 
 
+def written(tensor: Tensor) -> None:
+    """The memory of `tensor` was written, and its version does not say so."""
+    global _writes
+    _writes += 1
+    forget(tensor)
+
+
+def expose(tensor: Tensor, *, for_good: bool = False) -> None:
+    """Somebody may write into the memory of `tensor` without a trace from now on: copies of activations in it are not used again.
+
+    Copies of weights are dropped, and kept again when nobody else holds the memory any more; `for_good` says that this does not show.
+    """
+    forget(tensor)
+    storage = _storage_of(tensor)
+    if storage is not None and getattr(storage, _TAKEN, 0) != _EXPOSED_FOR_GOOD:
+        setattr(storage, _TAKEN, _EXPOSED_FOR_GOOD if for_good else _EXPOSED)
+
+
+def take(tensor: Tensor) -> None:
+    """Somebody takes the storage of `tensor`: until they let go of it they may write into it without a trace."""
+    forget(tensor)
+    storage = _storage_of(tensor)
+    if storage is not None and getattr(storage, _TAKEN, 0) >= 0:
+        setattr(storage, _TAKEN, getattr(storage, _TAKEN, 0) + 1)
+
+
+def _storage_of(tensor: Tensor) -> Any:
+    """The storage, None where there is none: in a sparse tensor, and in a wrapper of other tensors."""
+    if tensor.layout is not torch.strided:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        try:
+            return _storage(tensor)
+        except (RuntimeError, NotImplementedError):
+            return None
+
+
+def release(tensor: Tensor) -> None:
+    """Nothing here refers to `tensor` any more, not even weakly."""
+    global _slot
+    key = id(tensor)
+    _forget(key)
+    for table in (_seen, _used_again, _cast_before):
+        table.pop(key, None)
+    source = _slot[0]
+    if source is not None and source() is tensor:
+        _slot = _EMPTY
+
+
 def clear_cache() -> None:
     """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
     global _bytes, _slot
@@ -327,7 +420,7 @@ def clear_cache() -> None:
         _bytes = 0
     _seen.clear()
     _cast_before.clear()
-    _slot = (None, -1, None, None)
+    _slot = _EMPTY
 
 
 def revert() -> None:

@@ -22,6 +22,7 @@ class _Descriptor(property):
 def install() -> None:
     """Puts everything of this module in place, until patches.restore()."""
     patches.rebind(torch.nn.Parameter, "data", _Descriptor(_get_data, _set_data, _data.__delete__, _data.__doc__))
+    patches.rebind(torch.Tensor, "data", _Descriptor(_get_data, _set_tensor_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
@@ -33,7 +34,7 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 
 def _get_data(self: torch.Tensor) -> torch.Tensor:
-    cast_cache.forget(self)  # whoever writes through it leaves no trace
+    cast_cache.expose(self)  # whoever writes through it leaves no trace
     data: torch.Tensor = _data.__get__(self)
     return data
 
@@ -44,6 +45,12 @@ def _set_data(self: torch.Tensor, value: Any) -> None:
         value = casting.cast(value, self.dtype)
     cast_cache.forget(self)
     _data.__set__(self, value)
+
+
+def _set_tensor_data(self: torch.Tensor, value: Any) -> None:
+    cast_cache.forget(self)
+    _data.__set__(self, value)
+    cast_cache.expose(self)  # who holds `value` writes without a trace on `self`
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:

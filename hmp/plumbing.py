@@ -17,6 +17,7 @@ import torch
 import torch.nn.utils.prune
 
 from . import cast_cache, patches, state
+from .casting import each_tensor
 from .state import Bound, call_without_casts
 
 # module → its functions; "Class.method" for methods
@@ -133,10 +134,11 @@ def _install_exports() -> None:
     """Memory that leaves torch, and weights that fused kernels write, leave no trace: copies of them are not used again."""
     patches.on_restore(cast_cache.revert)
 
-    def exporting(original: Any) -> Callable[..., Any]:
+    def exporting(original: Any, note: Callable[[torch.Tensor], None] = cast_cache.expose) -> Callable[..., Any]:
         @functools.wraps(original)
         def export(self: Any, *args: Any, **kwargs: Any) -> Any:
-            cast_cache.forget(self)
+            if isinstance(self, torch.Tensor):
+                note(self)
             return original(self, *args, **kwargs)
 
         return export
@@ -153,6 +155,7 @@ def _install_exports() -> None:
 
     for name in ("numpy", "__array__", "__dlpack__"):
         patches.rebind(torch.Tensor, name, exporting(getattr(torch.Tensor, name)))
+    patches.rebind(torch.Tensor, "untyped_storage", exporting(torch.Tensor.untyped_storage, cast_cache.take))
     for owner in (torch._C, torch.utils.dlpack):
         for name in ("_to_dlpack", "_to_dlpack_versioned", "to_dlpack"):
             if hasattr(owner, name):
@@ -160,6 +163,45 @@ def _install_exports() -> None:
     for name in dir(torch):
         if name.startswith("_fused_") and name.endswith("_"):
             patches.rebind(torch, name, writing(getattr(torch, name)))
+    _replace("torch.utils", "swap_tensors", _swap_tensors)
+    if torch.distributed.is_available():
+        for name in _COLLECTIVES:
+            _replace("torch.distributed.distributed_c10d", name, _collective)
+
+
+# They write into the tensors that they are given, and not all of them raise a version
+_COLLECTIVES = (
+    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "_all_gather_base", "all_reduce", "all_reduce_coalesced", "all_to_all",
+    "all_to_all_single", "broadcast", "gather", "irecv", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor",
+    "_reduce_scatter_base", "scatter",
+)  # fmt: skip
+
+
+def _collective(original: Callable[..., Any]) -> Callable[..., Any]:
+    def collective(*args: Any, **kwargs: Any) -> Any:
+        tensors = list(each_tensor((*args, *kwargs.values())))
+        try:
+            result = original(*args, **kwargs)
+        finally:
+            for tensor in tensors:
+                cast_cache.written(tensor)
+        if hasattr(result, "wait"):
+            for tensor in tensors:
+                cast_cache.expose(tensor, for_good=True)  # when it is written, and whether, only torch knows
+        return result
+
+    return collective
+
+
+def _swap_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch refuses to swap a tensor that somebody refers to weakly."""
+
+    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> Any:
+        cast_cache.release(one)
+        cast_cache.release(other)
+        return original(one, other)
+
+    return swap_tensors
 
 
 def _install_checkpoint() -> None:

@@ -1,0 +1,405 @@
+"""Gradients are the same with the cast caches as without: graphs held, freed, differentiated twice, or without a gradient at all."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from hmp import cast_cache
+
+Linear = torch.nn.Linear
+
+
+class Heads(torch.nn.Module):
+    """Three products of one activation, with a norm before them, as in attention."""
+
+    def __init__(self, width=16, out=8):
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm = torch.nn.LayerNorm(width)
+        self.q, self.k, self.v = Linear(width, out), Linear(width, out), Linear(width, out)
+
+    def forward(self, x):
+        h = self.norm(x)
+        return F.scaled_dot_product_attention(self.q(h)[None], self.k(h)[None], self.v(h)[None])[0]
+
+
+class NoGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None
+
+
+def _leaf():
+    return X.clone().requires_grad_()
+
+
+def accumulation():
+    model, seen = net(), []
+    for _ in range(4):
+        loss(model).backward()
+        seen.append(grads(model))
+    return seen
+
+
+def no_grad_between():
+    model, seen = net(), []
+    for _ in range(3):
+        seen.append(look(model))
+        loss(model).backward()
+        seen.append(grads(model))
+        with torch.inference_mode():
+            model(X)
+        loss(model).backward()
+    return seen, grads(model)
+
+
+def inference_inside_a_graph():
+    model = net()
+    value = loss(model)
+    with torch.inference_mode():
+        model(X)
+    value.backward()
+    return grads(model)
+
+
+def retained_graph():
+    model = net()
+    value = loss(model) + loss(model)
+    value.backward(retain_graph=True)
+    first = grads(model)
+    look(model)
+    value.backward()
+    return first, grads(model)
+
+
+def two_losses():
+    model = net()
+    one, other = loss(model), model(X).float().abs().mean()
+    one.backward()
+    first = grads(model)
+    other.backward()
+    return first, grads(model)
+
+
+def double_backward():
+    model, x = Heads(), _leaf()
+    for _ in range(2):
+        value = F.softplus(model(x).float()).sum()
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        gradient.float().pow(2).sum().backward()
+    return gradient, x.grad, grads(model)
+
+
+def double_backward_to_weights():
+    model = net()
+    seen = []
+    for _ in range(3):
+        found = torch.autograd.grad(loss(model), list(model.parameters()), create_graph=True)
+        sum(g.pow(2).sum() for g in found).backward()
+        seen += [found, grads(model)]
+    return seen
+
+
+def maml():
+    model = net()
+    for _ in range(2):
+        found = torch.autograd.grad(loss(model), list(model.parameters()), create_graph=True)
+        fast = {n: p - 0.1 * g for (n, p), g in zip(model.named_parameters(), found, strict=True)}
+        for _ in range(2):
+            (torch.func.functional_call(model, fast, (X,)).float() - Y).pow(2).mean().backward(retain_graph=True)
+    return grads(model)
+
+
+def tied_weights():
+    layer, h = Linear(16, 16), X
+    head = Linear(16, 16)
+    head.weight = layer.weight
+    for _ in range(3):
+        h = head(torch.tanh(layer(h)))
+    h.float().pow(2).sum().backward()
+    return grads(layer), grads(head)
+
+
+def one_layer_in_a_loop():
+    layer, h = Linear(16, 16), _leaf()
+    outputs = [h]
+    for _ in range(6):
+        outputs.append(torch.tanh(layer(outputs[-1].float())))
+    sum(o.float().pow(2).sum() for o in outputs).backward()
+    return h.grad, grads(layer)
+
+
+def requires_grad_toggles():
+    model, seen = net(), []
+    for part, flag in ((model, False), (model, True), (model[0], False), (model, True), (model[2].weight, False), (model, True)):
+        part.requires_grad_(flag)
+        x = _leaf()
+        for _ in range(2):
+            loss(model, x).backward()
+        seen += [x.grad, grads(model), look(model)]
+    return seen
+
+
+def frozen_weights_with_a_gradient_to_the_input():
+    model, x = net(), _leaf()
+    look(model)
+    model.requires_grad_(False)
+    for _ in range(3):
+        model(x).float().sum().backward()
+    return x.grad, grads(model)
+
+
+def an_input_that_stops_needing_a_gradient():
+    model, other, x = net(), net().requires_grad_(False), _leaf()
+    held = model(x)
+    x.requires_grad_(False)
+    free = other(x)
+    assert not free.requires_grad
+    x.requires_grad_(True)
+    again = other(x)
+    (held.float().sum() + again.float().sum()).backward()
+    return x.grad, grads(model), free
+
+
+def an_input_that_starts_to_need_a_gradient():
+    model, other, x = net(), net(), X.clone()
+    held = model(x)
+    x.requires_grad_()
+    (held.float().sum() + other(x).float().pow(2).sum()).backward()
+    return x.grad, grads(model), grads(other)
+
+
+def three_uses():
+    model, x = Heads(), _leaf()
+    model(x).float().pow(2).sum().backward()
+    return x.grad, grads(model)
+
+
+def one_of_three_uses_is_no_part_of_the_loss():
+    model, x = Heads(), _leaf()
+    h = model.norm(x)
+    h.retain_grad()
+    q, k, _ = model.q(h), model.k(h), model.v(h)
+    (q.float() * k.float()).sum().backward()
+    return x.grad, h.grad, grads(model)
+
+
+def one_of_three_uses_has_no_gradient():
+    model, x = Heads(), _leaf()
+    for _ in range(2):
+        h = model.norm(x)
+        (model.q(h).float().sum() + NoGradient.apply(model.k(h)).float().sum() + model.v(h).float().sum()).backward()
+    assert model.k.weight.grad is None
+    return x.grad, grads(model)
+
+
+def no_use_has_a_gradient():
+    model, x = Heads(), _leaf()
+    for _ in range(3):
+        h = model.norm(x)
+        model.q(h)
+        NoGradient.apply(model.k(h) + model.v(h)).float().sum().backward()
+    assert x.grad is None and all(p.grad is None for p in model.parameters())
+    return x, grads(model)
+
+
+def an_activation_used_by_itself_too():
+    model, x = Heads(), _leaf()
+    h = model.norm(x)
+    (model.q(h).float().sum() + h.pow(3).sum() + model.k(h.detach()).float().sum() + (h @ h.T).float().sum()).backward()
+    return x.grad, grads(model)
+
+
+def an_activation_in_another_grad_mode():
+    model, x = Heads(), _leaf()
+    h = model.norm(x)
+    with torch.no_grad():
+        first = model.q(h)
+    second = model.q(h)
+    with torch.no_grad():
+        third = model.k(h)
+    assert second.requires_grad and not first.requires_grad and not third.requires_grad
+    second.float().sum().backward()
+    return first, second, third, x.grad, grads(model)
+
+
+def in_place_between_two_products():
+    model, x = Heads(), _leaf()
+    seen = []
+    h = model.norm(x).detach().requires_grad_().clone()
+    seen.append(model.q(h.detach()))
+    h.mul_(2)
+    seen.append(model.q(h.detach()))
+    with torch.no_grad():
+        g = h.detach().clone()
+        for write in (lambda: g.add_(1), lambda: g[0].zero_(), lambda: g.view(-1).neg_(), lambda: g.t_().t_()):
+            seen += [model.q(g), model.k(g)]
+            write()
+        seen += [model.q(g), model.k(g)]
+    return seen
+
+
+def an_activation_changed_before_backward():
+    model, x = Heads(), _leaf()
+    h = model.norm(x)
+    out = model.q(h).float().sum() + model.k(h).float().sum()
+    h.mul_(2)
+    out = out + model.v(h).float().sum()
+    out.backward()  # only casts of h were saved: the old ones for q and k
+    return x.grad, grads(model)
+
+
+def hooks_on_weights_and_activations():
+    model, x, seen = Heads(), _leaf(), []
+    model.q.weight.register_hook(lambda g: g * 2)
+    model.k.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
+    for _ in range(3):
+        h = model.norm(x)
+        h.retain_grad()
+        h.register_hook(lambda g: seen.append(g.clone()))
+        (model.q(h).float() * model.k(h).float() + model.v(h).float()).sum().backward()
+        seen.append(h.grad)
+    return seen, x.grad, grads(model)
+
+
+def weights_written_by_a_hook_in_backward():
+    model = net()
+
+    def step(p):
+        with torch.no_grad():
+            p.sub_(0.1 * p.grad)
+        p.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    seen = []
+    for _ in range(3):
+        loss(model).backward()
+        seen.append(look(model))
+    return seen, params(model)
+
+
+def saved_on_cpu():
+    model, x = Heads(), _leaf()
+    for _ in range(2):
+        with torch.autograd.graph.save_on_cpu():
+            model(x).float().pow(2).sum().backward()
+    return x.grad, grads(model)
+
+
+def saved_tensors_packed_to_python():
+    model, x = Heads(), _leaf()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: (t.dtype, t.float().tolist()), lambda p: torch.tensor(p[1], dtype=p[0])):
+        for _ in range(2):
+            model(x).float().pow(2).sum().backward()
+    return x.grad, grads(model)
+
+
+def saved_tensors_may_be_changed():
+    model, x = Heads(), _leaf()
+    with torch.autograd.graph.allow_mutation_on_saved_tensors():
+        for _ in range(2):
+            h = model.norm(x)
+            out = model.q(h).float().sum() + model.k(h).float().sum()
+            out.backward()
+    return x.grad, grads(model)
+
+
+def checkpoints():
+    seen = []
+    for reentrant in (True, False):
+        model, x = net(), _leaf()
+        for _ in range(3):
+            (checkpoint(model, x, use_reentrant=reentrant).float() - Y).pow(2).mean().backward()
+            seen += [x.grad.clone(), grads(model)]
+        heads = Heads()
+        for _ in range(3):
+            checkpoint(heads, x, use_reentrant=reentrant).float().pow(2).sum().backward()
+            seen += [x.grad.clone(), grads(heads), look(heads)]
+    return seen
+
+
+def forward_mode():
+    model, seen = Heads(), []
+    for _ in range(2):
+        loss(model).backward()
+    for _ in range(2):
+        with forward_ad.dual_level():
+            x = forward_ad.make_dual(X, torch.ones_like(X))
+            seen += [t for _ in range(2) for t in forward_ad.unpack_dual(model(x).float())]
+            with torch.no_grad():
+                seen += [t for _ in range(2) for t in forward_ad.unpack_dual(model.q(x).float())]
+    return seen
+
+
+def forward_mode_over_backward():
+    model = net()
+    for _ in range(2):
+        loss(model).backward()
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(_leaf(), torch.ones_like(X))
+        value = F.softplus(model(x).float()).sum() + F.softplus(model(x).float()).sum()
+        (gradient,) = torch.autograd.grad(value, x, create_graph=True)
+        return list(forward_ad.unpack_dual(gradient))
+
+
+SCENARIOS = {
+    name: value
+    for name, value in list(globals().items())
+    if inspect.isfunction(value) and value.__module__ == __name__ and not name.startswith(("_", "test"))
+}
+# no cast may be saved in these: each asks whether the caches step aside
+STEPS_ASIDE = {
+    "an_input_that_stops_needing_a_gradient", "checkpoints", "forward_mode", "forward_mode_over_backward", "inference_inside_a_graph",
+    "saved_tensors_packed_to_python",
+}  # fmt: skip
+
+
+def test_gradients_are_the_same_with_caches():
+    each(SCENARIOS, lambda name: assert_caches_change_nothing(SCENARIOS[name], hits=name not in STEPS_ASIDE))
+
+
+def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
+    def scenario():
+        model, x, seen = Heads(128, 96), torch.randn(80, 128, requires_grad=True), []
+        for _ in range(3):
+            model(x).float().pow(2).sum().backward()
+            seen += [x.grad.clone(), grads(model), look(model, x)]
+        return seen
+
+    assert_caches_change_nothing(scenario, share_above=cast_cache._WORTH_SHARING)
+
+
+def test_gradients_are_what_explicit_casts_give():
+    def low(t):
+        return t.to(LOW)
+
+    def by_hand(model, x):
+        h = F.layer_norm(x, (16,), model.norm.weight, model.norm.bias)
+        q, k, v = (F.linear(low(h), low(layer.weight), low(layer.bias)) for layer in (model.q, model.k, model.v))
+        return F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+
+    def gradients(forward):
+        model, x, seen = Heads(), _leaf(), []
+        for _ in range(3):  # from the second on weights are cast once
+            forward(model, x).float().pow(2).sum().backward()
+            with torch.no_grad():
+                seen += [forward(model, X) for _ in range(2)]
+        return [*seen, x.grad, *grads(model)]
+
+    want = gradients(by_hand)
+    with caches(True):
+        got = gradients(lambda model, x: model(x))
+        assert hmp.cache_info().hits > 0
+    assert_same_bits(got, want)

@@ -1,0 +1,369 @@
+"""What the caches hold is counted, bounded and freed; nothing lives longer than the graph or its weight; and casts really are saved."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import io
+import pickle
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from cast_cache_kit import LOW, X, Y, caches, look, loss, net
+from hmp import cast_cache
+
+
+@pytest.fixture(autouse=True)
+def sharing_everything():
+    with caches(True):
+        yield
+
+
+def _bytes(model, itemsize=2):
+    return sum(p.numel() for p in model.parameters()) * itemsize
+
+
+def _held():
+    return {key: (entry.copy, entry.nbytes) for key, entry in cast_cache._copies.items()}  # by id
+
+
+def _copies_of(model):
+    return [weakref.ref(copy) for key, (copy, _) in _held().items() if key in {id(p) for p in model.parameters()}]
+
+
+def test_the_bytes_are_those_of_the_copies():
+    model, conv = net(), torch.nn.Conv2d(3, 5, 3)
+    look(model)
+    assert hmp.cache_info().entries == 4
+    assert hmp.cache_info().bytes == _bytes(model)
+    with torch.no_grad():
+        conv(torch.ones(1, 3, 4, 4))
+    assert hmp.cache_info().bytes == _bytes(model) + _bytes(conv)
+    assert hmp.cache_info().bytes == sum(c.untyped_storage().nbytes() for c, _ in _held().values())
+    with torch.no_grad():
+        model[0].weight.zero_()  # a copy that is not right any more is replaced, and counted once
+    look(model)
+    assert hmp.cache_info()[:2] == (6, _bytes(model) + _bytes(conv))
+    model[2].weight.data.zero_()
+    assert hmp.cache_info()[:2] == (5, _bytes(model) + _bytes(conv) - 2 * model[2].weight.numel())
+
+
+def test_a_weight_has_one_copy_in_the_dtype_that_was_asked_for_last():
+    model = net()
+    for dtype in (torch.float16, LOW, torch.float16):
+        with hmp.casts(hmp.Policy.load("torch-cpu").replace(dtype=dtype)):
+            assert model(X).dtype is dtype
+            look(model)
+            assert hmp.cache_info()[:2] == (4, _bytes(model))
+            assert {copy.dtype for copy, _ in _held().values()} == {dtype}
+    model[0].weight.data.zero_()
+    assert hmp.cache_info().entries == 3
+
+
+def test_hits_and_misses_are_counted():
+    model = net()
+    with torch.no_grad():
+        x = X.bfloat16()  # no activation is cast
+        h = model[0](x)
+        assert hmp.cache_info()[3:] == (0, 2)
+        model[2](h)
+        assert hmp.cache_info()[3:] == (0, 4)
+        model[2](model[0](x))
+        assert hmp.cache_info()[3:] == (4, 4)
+
+
+def test_the_second_forward_casts_no_weight():
+    model = net()
+    for mode in (torch.no_grad, torch.inference_mode):
+        hmp.clear_cache()
+        with mode():
+            model(X.bfloat16())
+            before = hmp.cache_info()
+            model(X.bfloat16())
+        after = hmp.cache_info()
+        assert after.hits - before.hits == 4 == len(list(model.parameters()))
+        assert after.misses == before.misses
+
+
+def test_frozen_weights_are_cast_once_where_gradients_flow():
+    model = net().requires_grad_(False)
+    for _ in range(3):
+        model(X.bfloat16().requires_grad_()).float().sum().backward()
+    assert hmp.cache_info()[3:] == (8, 4)
+
+
+def test_accumulation_casts_big_weights_once_from_the_second_micro_batch_on():
+    def casts(micro_batches, share_above):
+        with caches(True, share_above=share_above):
+            model = net()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            found = []
+            for _ in range(3):
+                for _ in range(micro_batches):
+                    before = hmp.cache_info()
+                    loss(model, X.bfloat16()).backward()
+                    after = hmp.cache_info()
+                    found.append((after.hits - before.hits, after.misses - before.misses))
+                optimizer.step()
+            return found
+
+    # the first step learns that there are micro-batches; every later one keeps the casts of its first
+    assert casts(3, 1) == [(0, 0), (0, 4), (4, 0)] + [(0, 4), (4, 0), (4, 0)] * 2
+    assert casts(1, 1) == [(0, 0)] * 3
+    assert casts(3, 17 * 32) == [(0, 0)] * 9  # all weights are smaller
+    assert casts(3, 16 * 32) == [(0, 0), (0, 1), (1, 0)] + [(0, 1), (1, 0), (1, 0)] * 2
+
+
+def test_weights_shared_by_layers_are_cast_once_a_step():
+    layer = torch.nn.Linear(16, 16)
+    layer(torch.tanh(layer(torch.tanh(layer(X.bfloat16()))))).float().sum().backward()
+    assert hmp.cache_info().hits == 2
+
+
+def test_a_checkpoint_keeps_no_copies_for_its_recomputation():
+    model = net()
+    torch.utils.checkpoint.checkpoint(model, X.bfloat16(), use_reentrant=False).float().sum().backward()
+    assert hmp.cache_info().entries == 0
+
+
+def _saved_bytes(forward):
+    """Bytes of the storages that are saved for backward, each counted once."""
+    found = {}
+
+    def pack(tensor):
+        found[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        result = forward()
+    del result
+    return sum(found.values())
+
+
+@pytest.mark.parametrize("size", [(4, 16), (128, 96)])
+def test_products_of_one_activation_save_it_once(size):
+    layers = [torch.nn.Linear(size[1], 8) for _ in range(3)]
+    x = torch.randn(size, requires_grad=True)
+
+    def forward():
+        h = torch.exp(x)
+        return [layer(h) for layer in layers]
+
+    with caches(False):
+        apart = _saved_bytes(forward)
+    with caches(True, share_above=8192 if x.numel() >= 8192 else 1):
+        together = _saved_bytes(forward)
+    assert apart - together == 2 * x.numel() * 2
+
+
+def test_the_limit_bounds_the_bytes():
+    model = net()
+    for limit in (0, 1, 63, 64, 1000, _bytes(model) - 1, _bytes(model), 10 * _bytes(model)):
+        hmp.set_cache_limit(limit)
+        for _ in range(3):
+            want = look(model)
+            assert hmp.cache_info().bytes <= limit == hmp.cache_info().limit
+            for _ in range(3):
+                loss(model).backward()
+            assert hmp.cache_info().bytes <= limit
+            with torch.no_grad():
+                model[0].weight.mul_(0.5)
+        assert torch.isfinite(want).all()
+    assert hmp.cache_info().bytes == _bytes(model)
+
+
+def test_a_limit_below_what_is_held_frees_it():
+    model = net()
+    look(model)
+    copies = _copies_of(model)
+    hmp.set_cache_limit(_bytes(model))
+    assert hmp.cache_info().entries == 4
+    hmp.set_cache_limit(_bytes(model) - 1)
+    gc.collect()
+    assert hmp.cache_info().bytes <= _bytes(model) - 1
+    assert not any(c() is not None for c in copies)
+
+
+def test_a_limit_of_0_keeps_none():
+    hmp.set_cache_limit(0)
+    model = net()
+    look(model)
+    for _ in range(3):
+        loss(model).backward()
+    assert hmp.cache_info()[:3] == (0, 0, 0)
+
+
+def test_a_weight_that_changes_keeps_its_place_below_the_limit():
+    model = net()
+    hmp.set_cache_limit(_bytes(model))
+    for _ in range(3):
+        look(model)
+        assert hmp.cache_info()[:2] == (4, _bytes(model))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(0.5)
+
+
+@pytest.mark.parametrize("limit", [-1, 1.5, "1", True, False, float("inf"), torch.tensor(1), [1]])
+def test_a_limit_that_is_no_number_of_bytes_is_refused(limit):
+    before = hmp.cache_info().limit
+    with pytest.raises(hmp.HmpError, match=r"set_cache_limit\(\) takes a number of bytes, 0 or more, or None for the default; got "):
+        hmp.set_cache_limit(limit)
+    assert hmp.cache_info().limit == before
+
+
+def test_the_default_limit_comes_back_with_none():
+    default = hmp.cache_info().limit
+    hmp.set_cache_limit(10)
+    assert hmp.cache_info().limit == 10
+    hmp.set_cache_limit(None)
+    assert hmp.cache_info().limit == default > 2**20
+
+
+@pytest.mark.parametrize("free", [hmp.clear_cache, hmp.revert], ids=["clear_cache", "revert"])
+def test_copies_are_freed(free):
+    model = net()
+    for _ in range(3):
+        loss(model).backward()
+    x = X.clone()
+    look(model, x)
+    copies, activation = _copies_of(model), weakref.ref(cast_cache._slot[3])
+    assert len(copies) == 4
+    free()
+    assert hmp.cache_info()[:2] == (0, 0)
+    assert [c() for c in copies] == [None] * 4
+    assert activation() is None
+    assert not cast_cache._by_storage and not cast_cache._cast_before and not cast_cache._seen
+
+
+def test_a_weights_copies_die_with_it():
+    model, other = net(), net()
+    look(model), look(other)
+    for _ in range(3):
+        loss(model).backward()
+    copies = _copies_of(model)
+    del model
+    gc.collect()
+    assert [c() for c in copies] == [None] * 4
+    assert hmp.cache_info()[:2] == (4, _bytes(other))
+    assert len(cast_cache._by_storage) == 4 and not cast_cache._used_again
+
+
+def test_a_step_frees_the_copies():
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss(model).backward()
+    look(model)
+    copies = _copies_of(model)
+    optimizer.step()
+    assert hmp.cache_info().bytes == 0 and [c() for c in copies] == [None] * 4
+
+
+def test_ids_that_are_used_again_are_no_hits():
+    outputs = []
+    with torch.no_grad():
+        for i in range(200):
+            weight = torch.nn.Parameter(torch.full((8, 16), float(i)))
+            x = torch.full((2, 16), float(i % 7))
+            outputs.append((F.linear(x, weight)[0, 0].item(), float(torch.tensor(16.0 * i * (i % 7)).to(LOW))))
+            del weight, x
+    assert all(got == want for got, want in outputs)
+    assert hmp.cache_info().entries == 0 and not cast_cache._cast_before
+
+
+def test_a_graph_keeps_the_copy_of_an_activation_and_nothing_else_does():
+    model, other = net(), net()
+    x = torch.randn(4, 16, requires_grad=True)
+    h = torch.exp(x)
+    out = model(h).float().sum() + other(h).float().sum()
+    (entry,) = [e for e in cast_cache._cast_before.values() if e[0]() is h]
+    assert entry[3]() is not None
+    out.backward()
+    gc.collect()
+    assert entry[3]() is None, "the copy outlived the graph"
+    source = entry[0]
+    del h, out
+    gc.collect()
+    assert source() is None and len(cast_cache._cast_before) == 0
+
+
+def test_without_a_graph_one_copy_is_kept_and_dies_with_its_source():
+    model = net()
+    with torch.no_grad():
+        x = X.clone()
+        model(x)
+        model[0](x)
+        first = weakref.ref(cast_cache._slot[3])
+        assert cast_cache._slot[0]() is x
+        y = X.clone()
+        model[0](y)
+        assert first() is None  # only the last one
+        second = weakref.ref(cast_cache._slot[3])
+        source = weakref.ref(y)
+        del y
+        assert source() is None and second() is None and cast_cache._slot[3] is None
+
+
+def test_activations_die_when_they_would_without_caches():
+    model, sources = net(), []
+    for grad_on in (False, True):
+        with torch.set_grad_enabled(grad_on):
+            h = torch.exp(X)
+            sources.append(weakref.ref(h))
+            out = model[0](h), model[0](h)
+            del h
+            if not grad_on:
+                assert sources[-1]() is None
+            del out
+            assert sources[-1]() is None
+
+
+def test_no_copy_travels_with_a_model():
+    def size(value):
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        return buffer.tell()
+
+    model = net()
+    before = size(model.state_dict()), size(model), len(pickle.dumps(model))
+    for _ in range(3):
+        loss(model).backward()
+    model.zero_grad()
+    look(model)
+    assert hmp.cache_info().entries == 4  # whoever saves a model looks at its memory: copies are made again afterwards
+    assert (size(model.state_dict()), size(model), len(pickle.dumps(model))) == before
+    assert vars(model[0].weight) == {}
+    look(model)
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for p in twin.parameters():
+            p.mul_(0.5)
+    assert not torch.equal(look(twin), look(model))
+    assert hmp.cache_info().entries == 8
+
+
+def _tensors_alive():
+    gc.collect()
+    return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+
+@pytest.mark.parametrize("steps", [300, pytest.param(5000, marks=pytest.mark.slow)])
+def test_what_is_held_stays_flat(steps):
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    seen = []
+    for step in range(steps):
+        for _ in range(2):
+            x = torch.randn(4, 16)
+            F.mse_loss(model(x).float() + model(x).float(), Y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        look(model, torch.randn(4, 16))
+        if step % (steps // 6) == 10:
+            tables = (cast_cache._copies, cast_cache._by_storage, cast_cache._seen, cast_cache._used_again, cast_cache._cast_before)
+            seen.append((hmp.cache_info()[:2], tuple(map(len, tables)), _tensors_alive()))
+    assert len(set(seen)) == 1, seen

@@ -1,0 +1,320 @@
+"""Modules of torch, reparametrised weights and changes of policy: the same bits with the cast caches as without."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.nn.utils import parametrizations, parametrize
+
+import hmp
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from trap_kit import policy
+
+nn = torch.nn
+
+
+EVERY_PRODUCT = policy(
+    """linear matmul mm bmm mv dot addmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d bilinear
+    scaled_dot_product_attention lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell""".split()
+)
+
+
+def _trained(make, *inputs, steps=3, evaluates=True):
+    """Two micro-batches a step, and two evaluations between steps in each mode."""
+
+    def scenario():
+        torch.manual_seed(0)
+        with hmp.casts(EVERY_PRODUCT):
+            return steps_of(make())
+
+    def steps_of(model):
+        seen = []
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for _ in range(steps):
+            for mode in (torch.no_grad, torch.inference_mode) if evaluates else ():
+                model.eval()
+                with mode():
+                    seen += [_first(model(*inputs)).float() for _ in range(2)]
+                model.train()
+            optimizer.zero_grad()
+            for _ in range(2):
+                _first(model(*inputs)).float().pow(2).mean().backward()
+            seen += grads(model)
+            optimizer.step()
+        with torch.inference_mode(False):
+            return [torch.tensor(t.tolist()) if t.is_inference() else t for t in seen], params(model)
+
+    return scenario
+
+
+def _first(result):
+    return result[0] if isinstance(result, tuple) else result
+
+
+class Loop(nn.Module):
+    """Cells that are called once a time step."""
+
+    def __init__(self, cell):
+        super().__init__()
+        self.cell = cell
+
+    def forward(self, x):
+        h = None
+        for step in x:
+            h = self.cell(step, h)
+        return _first(h)
+
+
+class Unflattened(nn.Module):
+    """A recurrent net whose flat weights lie in one buffer, as on a GPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.GRU(16, 8)
+        flat = torch.cat([p.detach().reshape(-1) for p in self.rnn.parameters()])
+        for p in self.rnn.parameters():
+            p.data, flat = flat[: p.numel()].view_as(p), flat[p.numel() :]
+
+    def forward(self, x):
+        return self.rnn(x)
+
+
+SEQUENCE = torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(5))
+IMAGE = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(6))
+WITH_GRAD = SEQUENCE.clone().requires_grad_()
+
+
+def _tied():
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    model[2].weight = model[0].weight
+    return model
+
+
+MODELS = {
+    "linear": (lambda: nn.Linear(16, 8), SEQUENCE),
+    "linear without bias": (lambda: nn.Linear(16, 8, bias=False), SEQUENCE),
+    "bilinear": (lambda: nn.Bilinear(16, 16, 4), X, X),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3), SEQUENCE),
+    "conv2d": (lambda: nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 3)), IMAGE),
+    "conv_transpose2d": (lambda: nn.ConvTranspose2d(3, 4, 3), IMAGE),
+    "conv2d, circular": (lambda: nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), IMAGE),
+    "lstm": (lambda: nn.LSTM(16, 8, num_layers=2, bidirectional=True), SEQUENCE),
+    "gru": (lambda: nn.GRU(16, 8, batch_first=True), WITH_GRAD),
+    "rnn": (lambda: nn.RNN(16, 8, nonlinearity="relu"), SEQUENCE),
+    "lstm with projections": (lambda: nn.LSTM(16, 8, proj_size=4), SEQUENCE),
+    "flat weights": (Unflattened, SEQUENCE),
+    "lstm cell": (lambda: Loop(nn.LSTMCell(16, 8)), SEQUENCE),
+    "gru cell": (lambda: Loop(nn.GRUCell(16, 8)), SEQUENCE),
+    "attention": (lambda: nn.MultiheadAttention(16, 2), SEQUENCE, SEQUENCE, SEQUENCE),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0), SEQUENCE),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(16, 2, 32, dropout=0.0), SEQUENCE, SEQUENCE),
+    "tied": (_tied, X),
+    "weight_norm": (lambda: parametrizations.weight_norm(nn.Linear(16, 8)), X),
+    "old weight_norm": (lambda: nn.utils.weight_norm(nn.Linear(16, 8)), X),
+    "spectral_norm": (lambda: parametrizations.spectral_norm(nn.Linear(16, 8)), X),
+    "old spectral_norm": (lambda: nn.utils.spectral_norm(nn.Linear(16, 8)), X),
+    "orthogonal": (lambda: parametrizations.orthogonal(nn.Linear(16, 16)), X),
+    "pruned": (lambda: nn.utils.prune.l1_unstructured(nn.Linear(16, 8), "weight", amount=0.5), X),
+    "lazy": (lambda: _used(nn.LazyLinear(8)), X),
+    "in a ParameterList": (lambda: nn.ParameterList([torch.randn(16, 8)]), X),
+    "embedding bag and linear": (lambda: nn.Sequential(nn.EmbeddingBag(9, 16, max_norm=1.0), nn.Linear(16, 4)), torch.arange(8).view(2, 4)),
+}
+
+
+def _used(module):
+    module(X)
+    return module
+
+
+class _Listed(nn.Module):
+    def __init__(self, weights):
+        super().__init__()
+        self.weights = weights
+
+    def forward(self, x):
+        return sum((x @ w for w in self.weights), start=torch.zeros(()))
+
+
+def test_a_module_of_torch_is_the_same_with_caches():
+    def check(name):
+        make, *inputs = MODELS[name]
+        made = (lambda: _Listed(make())) if name == "in a ParameterList" else make
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert_caches_change_nothing(_trained(made, *inputs), hits=name != "flat weights")
+
+    each(MODELS, check)
+
+
+def test_parametrizations_that_are_cached_are_the_same_with_caches():
+    def scenario():
+        layer = parametrizations.weight_norm(nn.Linear(16, 8))
+        seen = []
+        for _ in range(2):
+            with parametrize.cached():
+                sum(layer(X).float().pow(2).mean() for _ in range(3)).backward()
+                seen += [*grads(layer), look(layer)]
+        with torch.no_grad():
+            layer.weight = layer.weight * 0.5
+        seen.append(look(layer))
+        parametrize.remove_parametrizations(layer, "weight")
+        return seen, look(layer), params(layer)
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_every_way_that_linear_computes_a_batch_gives_the_same_bits():
+    """linear chooses its kernel by shape, bias, strides and by what needs a gradient: a copy must not change the choice."""
+    shapes = [(16,), (4, 16), (1, 1, 16), (5, 1, 16), (3, 4, 16), (2, 3, 4, 16)]
+    modes = [torch.no_grad, torch.inference_mode, torch.enable_grad]
+
+    def check(case):
+        shape, bias, frozen, mode = case
+
+        def scenario():
+            layer = nn.Linear(16, 48, bias=bias).requires_grad_(not frozen)
+            x, turned = torch.randn(shape), torch.randn(2, 5, 16)[:, ::2].transpose(0, 1)
+            with mode():
+                out = [f(layer) for _ in range(2) for f in (lambda m: m(x), lambda m: m(turned), lambda m: x @ m.weight.T)]
+                layer.requires_grad_(frozen)
+                out += [f(layer) for _ in range(2) for f in (lambda m: m(x), lambda m: m(turned), lambda m: x @ m.weight.T)]
+            needs = torch.tensor([o.requires_grad for o in out])
+            return [torch.tensor(o.float().tolist()) for o in out], needs
+
+        assert_caches_change_nothing(scenario)
+
+    each(list(itertools.product(shapes, [True, False], [True, False], modes)), check)
+
+
+def test_conversions_and_regions_between_forwards_see_the_weights_that_are():
+    half = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
+
+    def scenario():
+        model, seen = net(), []
+
+        def write():
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.mul_(0.9)
+
+        for _ in range(2):
+            seen.append(look(model))
+            with hmp.casts(half):
+                assert model(X).dtype is torch.float16
+                seen.append(look(model))
+                write()
+                seen.append(look(model))
+            seen.append(look(model))
+            with hmp.disable_casts():
+                assert model(X).dtype is torch.float32
+                seen.append(look(model))
+                write()
+            seen.append(look(model))
+            handle = hmp.convert(policy=half)
+            seen.append(look(model))
+            loss(model).backward(), loss(model).backward()
+            handle.revert()
+            loss(model).backward(), loss(model).backward()
+            seen += [*grads(model), look(model)]
+        return seen
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_what_is_written_while_torch_is_reverted_is_seen():
+    with caches(True):
+        model = net()
+        before = look(model)
+        hmp.revert()
+        for p in model.parameters():
+            p.data.mul_(0.5)
+        hmp.convert(policy="torch-cpu")
+        got = look(model)
+        assert not torch.equal(before, got)
+        with torch.no_grad(), hmp.disable_casts():
+            h = F.relu(F.linear(X.to(LOW), model[0].weight.to(LOW), model[0].bias.to(LOW)))
+            want = F.linear(h, model[2].weight.to(LOW), model[2].bias.to(LOW)).float()
+        assert_same_bits([got], [want])
+
+
+def test_what_is_written_inside_disable_casts_is_seen():
+    writes = {
+        "data": lambda p: p.data.mul_(0.5),
+        "numpy": lambda p: p.detach().numpy().fill(0.25),
+        "detach().data": lambda p: p.detach().data.mul_(0.5),
+        "storage": lambda p: p.untyped_storage().fill_(0),
+        "optimizer": lambda p: torch.optim.AdamW([p], fused=True, lr=1.0).step(),
+    }
+
+    def check(name):
+        def scenario():
+            model, seen = net(), []
+            loss(model).backward()
+            for _ in range(2):
+                seen.append(look(model))
+                with hmp.disable_casts():
+                    for p in model.parameters():
+                        writes[name](p)
+                seen.append(look(model))
+            assert not torch.equal(seen[0], seen[1])
+            return seen
+
+        assert_caches_change_nothing(scenario)
+
+    each(writes, check)
+
+
+def test_parameters_made_in_inference_mode_are_cast_each_time():
+    def scenario():
+        with torch.inference_mode():
+            model = net()
+            outputs = [model(X).float() for _ in range(3)]
+            for p in model.parameters():
+                p.mul_(0.5)
+            outputs += [model(X).float() for _ in range(2)]
+            x = X.clone()
+            outputs += [model(x).float(), model(x.mul_(2)).float()]
+        with torch.no_grad():
+            outputs += [model(X).float(), model(x).float(), net()(x).float()]
+        loss(net(), X).backward()
+        return [torch.tensor(o.tolist()) for o in outputs]
+
+    assert_caches_change_nothing(scenario, hits=False)
+
+
+def test_a_deep_copy_has_copies_of_its_own():
+    def scenario():
+        model = net()
+        before = look(model)
+        for _ in range(3):
+            loss(model).backward()
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for p in twin.parameters():
+                p.mul_(0.5)
+        return before, look(model), look(twin), grads(twin), grads(model)
+
+    assert_caches_change_nothing(scenario)
+
+
+@pytest.mark.parametrize("name", ["habana", "torch-cpu"])
+def test_a_training_step_under_a_shipped_policy_is_the_same_with_caches(name):
+    def scenario():
+        model, seen = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), []
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        with hmp.casts(name):
+            for _ in range(3):
+                seen += [look(model.eval(), SEQUENCE), look(model.train(), SEQUENCE)]
+                optimizer.zero_grad()
+                for _ in range(2):
+                    model(SEQUENCE).float().pow(2).mean().backward()
+                seen += grads(model)
+                optimizer.step()
+        return seen, params(model)
+
+    assert_caches_change_nothing(scenario)

@@ -1,0 +1,253 @@
+"""Threads, processes, DDP and FSDP2 see the weights that are, with the cast caches as without."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import hmp
+from cast_cache_kit import X, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net, params
+
+gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+
+
+def _at_once(*functions):
+    """Runs the functions in threads that begin together; raises what one of them raised."""
+    barrier, errors = threading.Barrier(len(functions)), []
+
+    def begin(function):
+        barrier.wait()
+        try:
+            function()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=begin, args=(f,)) for f in functions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if errors:
+        raise errors[0]
+
+
+def test_threads_that_infer_with_one_model_agree():
+    def scenario():
+        model, seen = net(), [None] * 4
+
+        def infer(i):
+            for _ in range(40):
+                seen[i] = look(model, X + i)
+
+        _at_once(*(lambda i=i: infer(i) for i in range(4)))
+        return seen
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_threads_that_cast_one_activation_agree():
+    def scenario():
+        models, x, seen = [net() for _ in range(3)], X.clone(), [None] * 3
+
+        def infer(i):
+            for _ in range(40):
+                with torch.no_grad():
+                    seen[i] = models[i](x)
+                loss(models[i], x).backward()
+
+        _at_once(*(lambda i=i: infer(i) for i in range(3)))
+        return seen, [grads(m) for m in models]
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_threads_that_train_while_others_infer_and_clear_agree():
+    """Each on its own model, all on one cache."""
+
+    def scenario():
+        trained, frozen = [net() for _ in range(2)], net()
+        seen = []
+
+        def train(model):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+            for _ in range(15):
+                for _ in range(2):
+                    loss(model).backward()
+                look(model)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def infer():
+            first = look(frozen)
+            for _ in range(60):
+                assert torch.equal(look(frozen), first)
+                if hmp.cache_info().limit:
+                    hmp.clear_cache()
+            seen.append(first)
+
+        _at_once(*(lambda m=m: train(m) for m in trained), infer)
+        return seen, [params(m) for m in trained]
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_a_count_of_bytes_is_right_after_threads_raced():
+    with caches(True):
+        model = net()
+
+        def race():
+            for _ in range(60):
+                look(model)
+                with torch.no_grad():
+                    model[0].bias.add_(0)
+
+        _at_once(race, race, race)
+        look(model)
+        assert hmp.cache_info()[:2] == (4, 2 * sum(p.numel() for p in model.parameters()))
+        hmp.clear_cache()
+        assert hmp.cache_info()[:2] == (0, 0)
+
+
+@contextlib.contextmanager
+def _one_process(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@gloo
+@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=lambda o: next(iter(o), "plain"))
+def test_ddp_trains_the_same_with_caches(options, tmp_path):
+    def scenario():
+        model = net()
+        ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
+        optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05, fused=True)
+        seen = []
+        for step in range(3):
+            with ddp.no_sync() if step and not options.get("static_graph") else contextlib.nullcontext():
+                loss(ddp).backward()
+            loss(ddp).backward()
+            seen += [look(ddp), look(model), grads(model)]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=not options)
+        return seen, params(model), look(ddp)
+
+    with _one_process(tmp_path):
+        assert_caches_change_nothing(scenario)
+
+
+@gloo
+@pytest.mark.parametrize("reshard", [True, False])
+def test_fsdp2_trains_the_same_with_caches(reshard, tmp_path):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    fully_shard = getattr(fsdp, "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("this torch has no fully_shard in torch.distributed.fsdp")
+    mesh_of = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
+
+    def whole(tensors):
+        return [t.full_tensor().clone() if hasattr(t, "full_tensor") else t for t in tensors]
+
+    def scenario():
+        model, seen = net(), []
+        mesh = mesh_of("cpu", (1,))
+        for layer in (model[0], model[2]):
+            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
+        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+        for _ in range(3):
+            for _ in range(2):
+                loss(model).backward()
+            seen += [look(model), *whole(p.grad for p in model.parameters())]
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(look(model))
+            with torch.no_grad():  # as a checkpoint that is loaded: no step, and the sharded weight is written
+                for p in model.parameters():
+                    p.mul_(0.5)
+            model.reshard()
+            for layer in (model[0], model[2]):
+                layer.reshard()
+            seen.append(look(model))
+        assert not torch.equal(seen[-1], seen[-2])
+        return seen, whole(p.detach() for p in model.parameters())
+
+    with _one_process(tmp_path):
+        assert_caches_change_nothing(scenario, hits=False)
+
+
+# What the other process does, in the order of `_COLLECTIVES`; it knows nothing of hmp
+_OTHER = """
+    import sys, torch, torch.distributed as dist
+    dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
+    ones = lambda *shape: torch.full(shape, 3.0)
+    for _ in range(2):
+        dist.broadcast(ones(8, 16), 1)
+        dist.broadcast(ones(8, 16), 1)
+        dist.all_reduce(ones(8, 16))
+        dist.reduce(ones(8, 16), 0)
+        dist.send(ones(8, 16), 0)
+        dist.send(ones(8, 16), 0)
+        dist.scatter(torch.empty(8, 16), [ones(8, 16), ones(8, 16)], 1)
+        dist.all_gather([torch.empty(8, 16), torch.empty(8, 16)], ones(8, 16))
+        dist.all_gather_into_tensor(torch.empty(8, 16), ones(4, 16))
+        dist.broadcast(ones(8, 16), 1)
+    dist.destroy_process_group()
+"""
+_COLLECTIVES = (
+    lambda w: dist.broadcast(w, 1),
+    lambda w: dist.broadcast(w.detach(), 1, async_op=True).wait(),
+    lambda w: dist.all_reduce(w),
+    lambda w: dist.reduce(w, 0),
+    lambda w: dist.recv(w, 1),
+    lambda w: dist.irecv(w.detach(), 1).wait(),
+    lambda w: dist.scatter(w, None, 1),
+    lambda w: dist.all_gather([torch.empty(8, 16), w.detach()], torch.ones(8, 16)),
+    lambda w: dist.all_gather_into_tensor(w, torch.ones(4, 16)),
+    lambda w: torch.distributed.broadcast(tensor=w, src=1),
+)
+
+
+@gloo
+@torch.no_grad()
+def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy(tmp_path):
+    store = str(tmp_path / "store")
+    with caches(True), subprocess.Popen([sys.executable, "-W", "ignore", "-c", textwrap.dedent(_OTHER), store]) as other:
+        dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
+        try:
+            layer, by_eye = torch.nn.Linear(16, 8), torch.nn.Linear(16, 16, bias=False)
+            for collective in _COLLECTIVES:  # a weight
+                torch.nn.init.normal_(layer.weight)
+                before = look(layer)
+                collective(layer.weight)
+                got = look(layer)
+                hmp.clear_cache()
+                assert_same_bits([got], [look(layer)])
+                assert not torch.equal(before, got)
+            for collective in _COLLECTIVES:  # an activation
+                h = torch.randn(8, 16)
+                before = look(by_eye, h)
+                collective(h)
+                assert_same_bits([look(by_eye, h)], [look(by_eye, h.clone())])
+                assert not torch.equal(before, look(by_eye, h))
+        finally:
+            dist.destroy_process_group()
+            assert other.wait(60) == 0
+
+
+def test_a_weight_in_memory_of_several_processes_is_never_kept():
+    with caches(True):
+        model = net().share_memory()
+        look(model)
+        for _ in range(3):
+            loss(model).backward()
+        assert hmp.cache_info().entries == 0
