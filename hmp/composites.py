@@ -5,12 +5,35 @@ from __future__ import annotations
 import dis
 import functools
 import types
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from . import patches
+from . import as_found, op_names, patches, sites
+from .sites import Site
 
 _OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+
+
+def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
+    """The ops that are Python code of torch, not in `decided`, and call one of the names in `changed`: one op, one decision (R8)."""
+    for site, names in _python_ops():
+        if site.original not in decided and not names.isdisjoint(changed):
+            yield site
+
+
+@as_found.cached
+def _python_ops() -> tuple[tuple[Site, frozenset[str]], ...]:
+    """The ops that are Python code of torch, with the names that each calls."""
+    found = []
+    for where, owner, _ in sites.NAMESPACES:
+        for attribute in dir(owner):
+            if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
+                continue
+            function = getattr(owner, attribute, None)
+            if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
+                found.append((Site(owner, attribute, function, where, attribute), names_called(function)))
+    return tuple(found)
 
 
 def names_called(function: types.FunctionType) -> frozenset[str]:
@@ -38,8 +61,8 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
 def _names_in(code: types.CodeType) -> frozenset[str]:
     names = set(code.co_names)
     instructions = code.co_code
-    for position in range(0, len(instructions), 2):
-        names.update(_dunders(instructions[position], instructions[position + 1]))
+    for opcode, argument in {*zip(instructions[::2], instructions[1::2], strict=True)}:
+        names.update(_dunders(opcode, argument))
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names_in(constant)

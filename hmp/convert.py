@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from . import applied, construction, install, module_state, patches, plumbing, registry, sites, state, tables, torch_autocast, views
+from . import applied, construction, install, module_state, patches, plumbing, registry, state, tables, torch_autocast, views
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -77,7 +79,7 @@ def convert(
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
-    with _lock:
+    with _lock, _uncollected():
         _casts_of(chosen, is_verbose)  # whatever fails, fails here
         handle = Handle(chosen, is_verbose)
         _converted.append(handle)
@@ -195,9 +197,24 @@ def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
         return found
     with _lock:
         if (policy, is_verbose) not in _casts:
-            _casts[(policy, is_verbose)] = _made(policy, is_verbose)
-            install.put_in_force(PROCESS)  # switches that are new know of it too
+            with _uncollected():
+                _casts[(policy, is_verbose)] = _made(policy, is_verbose)
+                if PROCESS.policy is not None:
+                    install.put_in_force(PROCESS)  # switches that are new know of it too
         return _casts[(policy, is_verbose)]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _no_longer_made_to_fit() -> None:
@@ -206,8 +223,6 @@ def _no_longer_made_to_fit() -> None:
 
 def _made(policy: Policy, is_verbose: bool) -> Casts:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
-    if not patches.installed() and sites.refresh():
-        tables.made_to_fit.cache_clear()
     decisions = tables.switched(tables.decide(policy))
     casts = Casts(
         tables.build(decisions, LogObserver() if is_verbose else None),

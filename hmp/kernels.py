@@ -83,6 +83,8 @@ class Kernels:
             raise error from None
         with contextlib.suppress(RuntimeError):
             return run(dtype)  # a passing trouble, of a device's first use for instance
+        if not self.failed:
+            patches.on_restore(self.failed.clear)  # wrappers outlive revert()
         if len(self.failed) >= _REMEMBERED:
             self.failed.clear()
         self.failed[_signature(tensors, dtype, args, kwargs)] = None

@@ -6,8 +6,6 @@ import functools
 import gc
 import weakref
 from collections.abc import Callable, Mapping
-from itertools import compress, repeat
-from operator import is_
 from typing import Any
 
 from . import patches
@@ -19,9 +17,10 @@ def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
     Models keep such partials from their construction on: transformers' FNet holds `partial(torch.fft.fftn, dim=(1, 2))`.
     """
     rebound = []
-    found = gc.get_objects()
-    # no isinstance(): it would ask every proxy in the process for its class; and no loop in Python over a million objects
-    for held in compress(found, map(is_, map(type, found), repeat(functools.partial))):
+    # every partial refers to its class: a loop in C over all objects, which a loop in Python over a million of them is not
+    for held in gc.get_referrers(functools.partial):
+        if type(held) is not functools.partial:  # no isinstance(): it would ask a proxy for its class
+            continue
         original = held.func
         switch = switches.get(id(original))
         if switch is not None and switch.__wrapped__ is original:  # type: ignore[attr-defined]

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from . import kernels, op_names, patches, registry, sites, special_ops
+from . import as_found, kernels, op_names, patches, registry, sites, special_ops
 from .call_rules import CallRule, Kind, Observer, user_rule
-from .composites import names_called
+from .composites import calling
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
@@ -77,17 +77,37 @@ class Listed:
 
 def decide(policy: Policy) -> dict[Any, Decision]:
     """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
+    if not patches.installed():
+        sites.refresh()
+    found = _of_ops(policy).copy()
+    # users' functions may be others at each conversion
+    for cast in CASTS:
+        for name, source in _dotted(policy, cast):
+            if not sites.sites_of(name):
+                # a user's function is one op: what it calls inside is not decided again
+                site = sites.user_site(name)
+                _add(found, site, user_rule(site.original, name, source.cast, policy.dtype), source)
+    for site, cast in registry.registered():
+        if site.original not in found:
+            _add(found, site, user_rule(site.original, site.op, cast, policy.dtype), None)
+    for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
+        _add(found, site, _call_rule(site, "inside", policy.dtype), None)
+    return found
+
+
+def _dotted(policy: Policy, cast: Cast) -> list[tuple[str, Rule]]:
+    """The entries of a list that may be users' functions."""
+    if not any("." in name for name in getattr(policy, cast)):
+        return []
+    return [(name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name]
+
+
+@functools.partial(as_found.cached, most=16)  # some hundred kilobytes each
+def _of_ops(policy: Policy) -> dict[Any, Decision]:
+    """What the policy does with torch's own ops, but for those that call others."""
     listed = Listed(policy)
     starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
-
-    def add(site: Site, rule: CallRule, source: Rule | None) -> None:
-        # one function may stand in several places: torch.conv2d is F.conv2d
-        known = found.get(site.original)
-        found[site.original] = (
-            Decision(site.original, rule, source, (site,)) if known is None else replace(known, sites=(*known.sites, site))
-        )
-
     for op in listed.ops():
         source = listed.source(op) or (listed.star if op in starred else None)
         if op in op_names.DTYPE_OPS or (op in op_names.STRUCTURE and source is None):
@@ -95,28 +115,28 @@ def decide(policy: Policy) -> dict[Any, Decision]:
         for site in sites.sites_of(op):
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if kind is not None:
-                add(site, _call_rule(site, kind, policy.dtype), source if source is not None and kind == source.cast else None)
-    for name, source in ((n, r) for table in listed.by_cast.values() for n, r in table.items()):
-        if "." in name and not sites.sites_of(name):
-            # a user's function is one op: what it calls inside is not decided again
-            site = sites.user_site(name)
-            add(site, user_rule(site.original, name, source.cast, policy.dtype), source)
-    for site, cast in registry.registered():
-        if site.original not in found:
-            add(site, user_rule(site.original, site.op, cast, policy.dtype), None)
-    for site in _composites(found):
-        add(site, _call_rule(site, "inside", policy.dtype), None)
+                rule = _call_rule(site, kind, policy.dtype)
+                _add(found, site, rule, source if source is not None and kind == source.cast else None)
     return found
+
+
+def _add(found: dict[Any, Decision], site: Site, rule: CallRule, source: Rule | None) -> None:
+    # one function may stand in several places: torch.conv2d is F.conv2d
+    known = found.get(site.original)
+    if known is None:
+        found[site.original] = Decision(site.original, rule, source, (site,))
+    else:
+        found[site.original] = replace(known, sites=(*known.sites, site))
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
 _MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
-@functools.cache
+@as_found.cached
 def made_to_fit() -> dict[Any, Callable[..., Any]]:
     """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
-    return build({original: d for original, d in decide(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
+    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
 
 
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
@@ -170,7 +190,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
     return None
 
 
-@functools.cache
+@as_found.cached
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
@@ -200,17 +220,3 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         no_backward_kernel=kernels.known(line, backward=True),
         retries=not site.in_place and not any(name in op_names.RANDOM or name in op_names.NORMS for name in line),
     )
-
-
-def _composites(found: Mapping[Any, Decision]) -> Iterator[Site]:
-    """The unlisted ops that are Python code of torch and call an op that is cast: one op, one decision (R8)."""
-    changed = frozenset(site.attribute for d in found.values() for site in d.sites)
-    for where, owner, _ in sites.NAMESPACES:
-        for attribute in dir(owner):
-            if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
-                continue
-            function = getattr(owner, attribute, None)
-            if not isinstance(function, types.FunctionType) or function in found or function.__module__ not in sites.PYTHON_OPS:
-                continue
-            if names_called(patches.plain(function)) & changed:
-                yield Site(owner, attribute, function, where, attribute)

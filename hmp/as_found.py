@@ -1,0 +1,75 @@
+"""Torch as it is found: what was worked out from it holds until somebody else patches it."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# What is torch's, and nobody's whom a reference would keep alive.
+_TORCHS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+
+_forgets: list[Callable[[], None]] = []
+_seen: tuple[list[str], list[Any]] | None = None
+
+
+def cached(function: F, most: int | None = None) -> F:
+    """`function`, whose results, the latest `most` of them, are kept for as long as torch is as it was found."""
+    kept = functools.lru_cache(most)(function)
+    _forgets.append(kept.cache_clear)
+    return kept  # type: ignore[return-value]
+
+
+def on_change(forget: Callable[[], None]) -> None:
+    """Has `forget` called when torch is no longer as it was found."""
+    _forgets.append(forget)
+
+
+def look(owners: Iterable[Any]) -> None:
+    """Looks at what the owners hold that can be called, and forgets everything where that has changed since the last look.
+
+    For while hmp has nothing patched.
+    """
+    global _seen
+    names, values = _held_by(owners)
+    if _seen is not None and names == _seen[0] and len(values) == len(_seen[1]) and all(map(_is, _seen[1], values)):
+        return
+    if _seen is not None:
+        forget()
+    _seen = names, [value if isinstance(value, _TORCHS) else _weakly(value) for value in values]
+
+
+def forget() -> None:
+    """Everything that is kept is worked out anew."""
+    global _seen
+    _seen = None
+    for each in _forgets:
+        each()
+
+
+def _held_by(owners: Iterable[Any]) -> tuple[list[str], list[Any]]:
+    names: list[str] = []
+    values: list[Any] = []
+    for owner in owners:
+        for name, value in vars(owner).items():
+            if callable(value):
+                names.append(name)
+                values.append(value)
+                if isinstance(value, types.FunctionType):
+                    values.append(value.__code__)
+    return names, values
+
+
+def _weakly(value: Any) -> Any:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _is(seen: Any, value: Any) -> bool:
+    return seen is value or (type(seen) is weakref.ref and seen() is value)
