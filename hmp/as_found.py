@@ -12,6 +12,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # What is torch's, and nobody's whom a reference would keep alive.
 _TORCHS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+# Where the functions come from that torch holds itself.
+_ROOTS = frozenset({"torch", "typing", "typing_extensions", "contextlib", "copy", "builtins"})
 
 _forgets: list[Callable[[], None]] = []
 _seen: tuple[list[str], list[Any]] | None = None
@@ -43,6 +45,17 @@ def look(owners: Iterable[Any]) -> None:
     _seen = names, [value if isinstance(value, _TORCHS) else _weakly(value) for value in values]
 
 
+def foreign() -> bool:
+    """Whether somebody else's function stood among torch's at the last look."""
+    return _seen is not None and any(map(_is_foreign, (seen() if type(seen) is weakref.ref else seen for seen in _seen[1])))
+
+
+def forget_foreign() -> None:
+    """Keeps nothing of what hmp worked out with somebody else's function in torch's place: that would keep the function alive."""
+    if foreign():
+        forget()
+
+
 def forget() -> None:
     """Everything that is kept is worked out anew."""
     global _seen
@@ -62,6 +75,14 @@ def _held_by(owners: Iterable[Any]) -> tuple[list[str], list[Any]]:
                 if isinstance(value, types.FunctionType):
                     values.append(value.__code__)
     return names, values
+
+
+def _is_foreign(value: Any) -> bool:
+    if value is None or isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
+        return False
+    # functools.wraps gives a function another's __module__, and not its globals
+    module = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else getattr(value, "__module__", None)
+    return str(module).partition(".")[0] not in _ROOTS
 
 
 def _weakly(value: Any) -> Any:

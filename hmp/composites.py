@@ -42,27 +42,38 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
     Follows the helpers that it reaches by name in its own module and through its closure. Too many names rather than too few.
     """
     names: set[str] = set()
-    todo: list[Any] = [function]
-    done: set[types.CodeType] = set()
+    todo = [function]
+    done: set[types.FunctionType] = set()
     while todo:
-        current = patches.plain(todo.pop())
-        if current.__code__ in done:
-            continue
-        done.add(current.__code__)
-        used = _names_in(current.__code__)
-        names |= used
-        todo += [cell.cell_contents for cell in current.__closure__ or () if isinstance(cell.cell_contents, types.FunctionType)]
-        helpers = (current.__globals__.get(name) for name in used)
-        todo += [h for h in helpers if isinstance(h, types.FunctionType) and h.__globals__ is current.__globals__]
+        current = todo.pop()
+        if current not in done:
+            done.add(current)
+            used, helpers = _used_by(current)
+            names |= used
+            todo += helpers
     return frozenset(names)
+
+
+@as_found.cached
+def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
+    """The names in the function itself, and the functions of its own module and its closure that it reaches."""
+    names = _names_in(patches.code_of(function))
+    found = [function.__globals__[name] for name in names & function.__globals__.keys()]
+    helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return names, (*helpers, *(c for c in cells if isinstance(c, types.FunctionType)))
 
 
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
     names = set(code.co_names)
     instructions = code.co_code
-    for opcode, argument in {*zip(instructions[::2], instructions[1::2], strict=True)}:
-        names.update(_dunders(opcode, argument))
+    opcodes, arguments = instructions[::2], instructions[1::2]
+    for opcode in _OPCODES:
+        position = opcodes.find(opcode)
+        while position >= 0:
+            names.update(_dunders(opcode, arguments[position]))
+            position = opcodes.find(opcode, position + 1)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names_in(constant)
@@ -95,3 +106,9 @@ _WORDS = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
     "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
 }  # fmt: skip
+# The instructions that _dunders knows.
+_OPCODES = tuple(
+    opcode
+    for opcode, name in enumerate(dis.opname[:256])
+    if name.startswith(("BINARY_", "INPLACE_")) or name in ("COMPARE_OP", "UNARY_NEGATIVE", "STORE_SUBSCR")
+)

@@ -12,7 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, construction, install, module_state, patches, plumbing, registry, state, tables, torch_autocast, views
+from . import (
+    applied,
+    as_found,
+    construction,
+    install,
+    module_state,
+    patches,
+    plumbing,
+    registry,
+    state,
+    switches,
+    tables,
+    torch_autocast,
+    views,
+)
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -80,7 +94,7 @@ def convert(
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
     with _lock, _uncollected():
-        _casts_of(chosen, is_verbose)  # whatever fails, fails here
+        _casts_of(chosen, is_verbose, for_process=True)  # whatever fails, fails here
         handle = Handle(chosen, is_verbose)
         _converted.append(handle)
         _put_in_force()
@@ -109,12 +123,12 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        PROCESS.table, PROCESS.policy = state.NOTHING, None
+        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
         for casts in _casts.values():
             # threads that are still inside a region of theirs: plain torch from now on
-            casts.table, casts.policy = state.NOTHING, None
+            casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
         _casts.clear()
-        install.put_in_force(PROCESS)  # whoever holds a switch calls torch's own op from now on
+        switches.release()  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
         patches.restore()
@@ -186,20 +200,20 @@ def _put_in_force() -> None:
         casts = _casts_of(latest._policy, latest._is_verbose)
         PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     else:
-        PROCESS.table, PROCESS.policy = state.NOTHING, None
+        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
     install.put_in_force(PROCESS)
 
 
-def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
-    """The casts of `policy`, its sites under hmp."""
+def _casts_of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
+    """The casts of `policy`, its sites under hmp. `for_process` is whether they are going to be in force for the whole process."""
     found = _casts.get((policy, is_verbose))
     if found is not None:
         return found
     with _lock:
         if (policy, is_verbose) not in _casts:
             with _uncollected():
-                _casts[(policy, is_verbose)] = _made(policy, is_verbose)
-                if PROCESS.policy is not None:
+                _casts[(policy, is_verbose)] = _made(policy, is_verbose, for_process)
+                if PROCESS.policy is not None and not for_process:
                     install.put_in_force(PROCESS)  # switches that are new know of it too
         return _casts[(policy, is_verbose)]
 
@@ -221,7 +235,7 @@ def _no_longer_made_to_fit() -> None:
     state.MADE_TO_FIT = state.NOTHING
 
 
-def _made(policy: Policy, is_verbose: bool) -> Casts:
+def _made(policy: Policy, is_verbose: bool, for_process: bool = False) -> Casts:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
     decisions = tables.switched(tables.decide(policy))
     casts = Casts(
@@ -236,9 +250,10 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             module_state.install()
             construction.install()
             views.install()
-            state.MADE_TO_FIT = tables.made_to_fit()
+            state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
-        install.install(site for decision in decisions.values() for site in decision.sites)
+            patches.on_restore(as_found.forget_foreign)
+        install.install((site for decision in decisions.values() for site in decision.sites), casts.looks if for_process else {})
         torch_autocast.install()
     except BaseException:
         if fresh:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch.jit._builtins as jit_builtins
@@ -19,8 +19,8 @@ from .state import Casts
 _switches: dict[int, Callable[..., Any]] = {}
 
 
-def install(sites: Iterable[Site]) -> None:
-    """Puts switches at `sites`; those that have one keep it."""
+def install(sites: Iterable[Site], looks: Mapping[Any, switches.Look]) -> None:
+    """Puts switches at `sites`; those that have one keep it. `looks` are those that the switches are going to be told."""
     if not _switches:
         _fill_tables()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
@@ -33,13 +33,17 @@ def install(sites: Iterable[Site]) -> None:
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
         if id(original) not in _switches:
-            _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, signature_of(site)), site)
+            _switches[id(original)] = fresh[id(original)] = _made(site, looks)
         switch: Any = _switches[id(original)]
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
     if fresh:
         partials.rebind(fresh)
+
+
+def _made(site: Site, looks: Mapping[Any, switches.Look]) -> Callable[..., Any]:
+    return _named(switches.make(site.original, site.original, signature_of(site), looks.get(site.original, switches.PLAIN)), site)
 
 
 def _fill_tables() -> None:

@@ -110,10 +110,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
     with `backward`, those for which only its backward has none."""
     table = op_names.NO_BACKWARD_KERNEL if backward else op_names.NO_KERNEL
     return frozenset(
-        (device, getattr(torch, dtype))
-        for device, dtypes, without in table
-        for dtype in dtypes.split()
-        if any(name in without for name in names)
+        (device, getattr(torch, dtype)) for device, dtypes, without in table for dtype in dtypes.split() if not without.isdisjoint(names)
     )
 
 

@@ -42,6 +42,11 @@ def plain(function: Any) -> Any:
     return _plain[function]
 
 
+def code_of(function: types.FunctionType) -> types.CodeType:
+    """The code of `function` as torch has it."""
+    return _swapped[function][0] if function in _swapped else function.__code__
+
+
 def swap(function: Any, target: Callable[..., Any]) -> None:
     """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing."""
     if function in _swapped:

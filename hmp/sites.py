@@ -147,12 +147,15 @@ def _sites_by_id(op: str) -> tuple[Site, ...]:
     return _looked_up[op]
 
 
+@functools.cache
+def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
+
+
 def _look_up(op: str) -> tuple[Site, ...]:
     namespace, _, name = op.rpartition(".")
     sites = []
-    for where, owner, prefix in NAMESPACES:
-        if prefix != (namespace + "." if namespace else ""):
-            continue
+    for where, owner in _namespaces(namespace):
         attributes = [name]
         if owner is torch.Tensor:
             attributes += _dunders_by_op().get(op, ())
@@ -377,6 +380,11 @@ def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
             return _declared_in_functional()[op]  # somebody's (*args, **kwargs) stands below hmp for torch's own function
+    return _parameters_in_schemas(op)
+
+
+@functools.cache
+def _parameters_in_schemas(op: str) -> tuple[str, ...]:
     longest: tuple[str, ...] = ()
     for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
         names = tuple(a.name for a in schema.arguments if not a.kwarg_only)

@@ -64,9 +64,9 @@ def look_for(rule: CallRule) -> Look:
     return NO_LOOK
 
 
-def make(key: Any, op: Callable[..., Any], signature: Signature | None) -> Any:
-    """A switch for torch's function `key`, which calls `op` until it is told of a policy."""
-    switch = _maker(signature, PLAIN)(key, op, op)
+def make(key: Any, op: Callable[..., Any], signature: Signature | None, look: Look = PLAIN) -> Any:
+    """A switch for torch's function `key`, which calls `op` until it is told of a policy. `look` is what it will be told, if known."""
+    switch = _maker(signature, look)(key, op, op)
     _made.setdefault(key, []).append((switch, signature))
     return switch
 
@@ -82,6 +82,13 @@ def tell(key: Any, cast: Any, look: Look) -> None:
         call.cell_contents = op.cell_contents if cast is None else cast
         # last: until here the old code casts by the new rule, which is as right
         switch.__code__ = _code(signature, look)
+
+
+def release() -> None:
+    """Has every switch call torch's own op. The code stays: it looks, and calls the op in either case."""
+    for switch, _ in (each for switches in _made.values() for each in switches):
+        call, _, op = switch.__closure__
+        call.cell_contents = op.cell_contents
 
 
 def made() -> tuple[Any, ...]:
