@@ -44,9 +44,16 @@ class Case:
         return F.cross_entropy(logits.flatten(0, 1), target.flatten()) if target.ndim == 2 else F.cross_entropy(logits, target)
 
     def output(self) -> Tensor:
+        return self._output(self.batch)
+
+    def one_output(self) -> Tensor:
+        """The output for the batch's first example alone."""
+        return self._output({name: value[:1] for name, value in self.batch.items()})
+
+    def _output(self, batch: Batch) -> Tensor:
         if not self.computes_loss:
-            return self.model(self.batch["x"])
-        return self.model(**{name: value for name, value in self.batch.items() if name != "labels"}).logits
+            return self.model(batch["x"])
+        return self.model(**{name: value for name, value in batch.items() if name != "labels"}).logits
 
     def step(self, optimizer: torch.optim.Optimizer, run: Callable[[Callable[[], Tensor]], Tensor]) -> Tensor:
         """A training step: forward and loss as `run` runs them, then backward and optimizer outside of it."""

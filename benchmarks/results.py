@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,29 @@ def machine(device: str) -> dict[str, Any]:
         "hmp": hmp.__version__,
         "device": device,
         "bf16 instructions": _instructions(),
+        "bf16 matmul / float32 matmul": _matmul_ratio(device),
         "load before": round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     }
     if device == "cuda":
         found["gpu"] = torch.cuda.get_device_name()
         found["cuda"] = torch.version.cuda
     return found
+
+
+def _matmul_ratio(device: str) -> float:
+    """How long a bfloat16 product takes beside a float32 one: where it is above 1, casts hardly show among the products."""
+    x = torch.randn(512, 512, device=device)
+    low = x.bfloat16()
+
+    def seconds(t: torch.Tensor) -> float:
+        samples = []
+        for _ in range(5):
+            start = time.perf_counter()
+            float((t @ t)[0, 0])  # reading a number waits for a device
+            samples.append(time.perf_counter() - start)
+        return min(samples)
+
+    return round(seconds(low) / seconds(x), 2)
 
 
 def _processor() -> str:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd import forward_ad
 
-from .casting import Tensor, cast
+from .casting import TO, Tensor, cast
 from .errors import HmpError
 
 Parameter = torch.nn.Parameter
@@ -54,34 +54,30 @@ class CacheInfo(NamedTuple):
 
 
 class _Copy:
-    """A weight's copy, and what must still hold of the weight when it is used again."""
+    """A weight's copy, and what must still hold of the weight when it is used again.
 
-    __slots__ = ("copy", "copy_version", "nbytes", "pointer", "storage", "stream", "version", "weight")
+    It holds the weight's storage object, whose address no other memory gets meanwhile. `owners` counts who else holds that memory: a
+    view, `.data`, a flat buffer.
+    """
 
-    def __init__(self, weight: Tensor, copy: Tensor, storage: int, forget: Callable[[Any], None]) -> None:
+    __slots__ = ("cdata", "copy", "dtype", "nbytes", "owners", "pointer", "storage", "stream", "version", "weight")
+
+    def __init__(self, weight: Tensor, copy: Tensor, storage: Any, forget: Callable[[Any], None]) -> None:
         self.weight = weakref.ref(weight, forget)
         self.version = weight._version
         self.pointer = _data_ptr(weight)
         self.storage = storage
+        self.cdata = storage._cdata
+        self.owners = 0
         self.stream = _stream(weight)
         self.copy = copy
-        self.copy_version = copy._version
+        self.dtype = copy.dtype
         self.nbytes = copy.numel() * copy.element_size()
-
-    def is_good(self, weight: Tensor) -> bool:
-        return (
-            self.weight() is weight
-            and self.version == weight._version
-            and self.pointer == _data_ptr(weight)
-            and self.copy_version == self.copy._version
-            and _is_sole_owner(weight)
-            and (self.stream is None or (self.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
-        )
 
 
 _lock = threading.RLock()  # a weight may die, and call _forget, while it is held
-_copies: dict[tuple[int, torch.dtype], _Copy] = {}
-_by_storage: dict[int, set[tuple[int, torch.dtype]]] = {}
+_copies: dict[int, _Copy] = {}
+_by_storage: dict[int, set[int]] = {}
 _bytes = 0
 _limit: int | None = None
 _hits = 0
@@ -95,36 +91,50 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, for an op whose result never shares memory with its inputs; a copy made before where it is still right."""
     kind = type(tensor)
     if kind is Parameter:
-        return _weight(tensor, dtype)
+        trains = _grad_enabled() and tensor.requires_grad
+        if trains and tensor.numel() < _WORTH_SHARING:
+            return TO[dtype](tensor)
+        return _weight(tensor, dtype, trains)
     return _activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
 
 
 def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As `cast_product_input`, for an op whose result may share memory with inputs that are no weights."""
-    return _weight(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
+    return cast_product_input(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
 
 
-def _weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     global _hits, _misses
-    trains = _grad_enabled() and weight.requires_grad
-    if trains and (weight.numel() < _WORTH_SHARING or not _is_used_again(weight)):
+    if trains and not _is_used_again(weight):
         return cast(weight, dtype)
-    if _is_traced() or weight.layout is not torch.strided:
-        return cast(weight, dtype)
-    held = _copies.get((id(weight), dtype))
-    if held is not None and held.is_good(weight):
-        _hits += 1
-        return _shared(weight, held.copy) if trains else held.copy
+    if _compiling() or _tracing() is not None or _dispatch_modes():
+        return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
+    held = _copies.get(id(weight))
+    if held is not None:
+        if (
+            held.weight() is weight
+            and held.version == weight._version
+            and held.pointer == _data_ptr(weight)
+            and held.owners == _use_count(held.cdata) + sys.getrefcount(held.storage)
+            and held.dtype is dtype
+            and (held.stream is None or (held.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
+        ):
+            _hits += 1
+            return _as_found(weight, held.copy, trains)
+        _forget(id(weight))
+        del held  # it holds the storage
     _misses += 1
     copy = _kept(weight, dtype)
     if copy is None:
         return cast(weight, dtype)
-    return _shared(weight, copy) if trains else copy
+    return _as_found(weight, copy, trains)
 
 
-def _is_traced() -> bool:
-    """Whether a trace is made, which must hold the cast and not its result; with torch.compile's, it must hold nothing of this file."""
-    return _compiling() or _tracing() is not None or _dispatch_modes() != 0
+def _as_found(weight: Tensor, copy: Tensor, trains: bool) -> Tensor:
+    """The copy of `weight`, with a gradient of its own where one is needed."""
+    if trains:
+        return _shared(weight, copy)
+    return _detach(copy) if copy.requires_grad and _grad_enabled() else copy
 
 
 def _is_used_again(weight: Tensor) -> bool:
@@ -150,7 +160,7 @@ def _is_used_again(weight: Tensor) -> bool:
 def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A new copy of `weight` that is kept; None where none may be."""
     global _bytes
-    if weight.is_inference() or _functorch_stack() is not None or not _is_sole_owner(weight):
+    if weight.layout is not torch.strided or weight.is_inference() or _functorch_stack() is not None or _owners(weight) > _SOLE_OWNER:
         return None
     storage = _storage(weight)
     if not storage.resizable() or (weight.device.type == "cpu" and storage.is_shared()):
@@ -166,22 +176,22 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
         copy = cast(weight, dtype)
     if type(copy) is not Tensor:
         return None
-    key = (id(weight), dtype)
-    made = _Copy(weight, copy, storage._cdata, lambda _: _forget(key))
+    # as the weight has it: linear chooses a faster way to compute a batch by that, under no_grad too
+    copy.requires_grad_(weight.requires_grad)
+    key = id(weight)
+    made = _Copy(weight, copy, storage, lambda _: _forget(key))
+    del storage
+    made.owners = _use_count(made.cdata) + sys.getrefcount(made.storage)
     with _lock:
         _forget(key)
         _copies[key] = made
-        _by_storage.setdefault(made.storage, set()).add(key)
+        _by_storage.setdefault(made.cdata, set()).add(key)
         _bytes += made.nbytes
     return copy
 
 
-def _is_sole_owner(weight: Tensor) -> bool:
-    """Whether nobody else holds the weight's memory: no view, no `.data`, no flat buffer, and nobody the storage object."""
-    return _owners(weight) <= _SOLE_OWNER
-
-
 def _owners(tensor: Tensor) -> int:
+    """How many hold the tensor's memory, views, `.data`, flat buffers and the storage object counted."""
     storage = _storage(tensor)
     return _use_count(storage._cdata) + sys.getrefcount(storage)
 
@@ -197,16 +207,8 @@ def _stream(tensor: Tensor) -> int | None:
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 
-class _Slot(threading.local):
-    """Where no graph is made: the last activation that was cast in this thread; its copy is dropped when it dies."""
-
-    source: Any = None
-    version = -1
-    dtype: Any = None
-    copy: Any = None
-
-
-_slot = _Slot()
+# Where no graph is made: the last activation that was cast, its version, dtype and copy. The copy is dropped when the activation dies.
+_slot: tuple[Any, int, Any, Any] = (None, -1, None, None)
 # Where a graph is made: id → activation, version, dtype, copy, its version. Weak: the copy lives as long as the graph holds it.
 _cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int]] = {}
 
@@ -215,7 +217,9 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
     if not _grad_enabled():
         return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
-    if tensor.numel() < _WORTH_SHARING or _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
+    if tensor.numel() < _WORTH_SHARING:
+        return TO[dtype](tensor)
+    if _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
@@ -233,31 +237,32 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    global _hits, _misses
-    slot = _slot
-    source = slot.source
+    global _hits, _misses, _slot
+    source, version, in_dtype, copy = _slot
     if (
         source is not None
         and source() is tensor
-        and slot.version == tensor._version
-        and slot.dtype is dtype
-        and slot.copy is not None
-        and slot.copy._version == 0
-        and not _is_traced()
+        and version == tensor._version
+        and in_dtype is dtype
+        and not tensor.is_cuda  # another stream may have made it
+        and not _compiling()
+        and _tracing() is None
+        and not _dispatch_modes()
     ):
         _hits += 1
-        before: Tensor = slot.copy
+        before: Tensor = copy
         return before
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None:
+    if type(copy) is Tensor and _functorch_stack() is None and not _compiling():
         _misses += 1
-
-        def gone(reference: Any) -> None:
-            if slot.source is reference:
-                slot.source = slot.copy = None
-
-        slot.source, slot.version, slot.dtype, slot.copy = weakref.ref(tensor, gone), tensor._version, dtype, copy
+        _slot = (weakref.ref(tensor, _empty_slot), tensor._version, dtype, copy)
     return copy
+
+
+def _empty_slot(reference: Any) -> None:
+    global _slot
+    if _slot[0] is reference:
+        _slot = (None, -1, None, None)
 
 
 # --- sharing --------------------------------------------------------------------------------------------------------------
@@ -287,18 +292,18 @@ def _may_share() -> bool:
 # --- forgetting -----------------------------------------------------------------------------------------------------------
 
 
-def _forget(key: tuple[int, torch.dtype]) -> None:
+def _forget(key: int) -> None:
     global _bytes
     with _lock:
         held = _copies.pop(key, None)
         if held is None:
             return
         _bytes -= held.nbytes
-        keys = _by_storage.get(held.storage)
+        keys = _by_storage.get(held.cdata)
         if keys is not None:
             keys.discard(key)
             if not keys:
-                del _by_storage[held.storage]
+                del _by_storage[held.cdata]
 
 
 def forget(tensor: Tensor) -> None:
@@ -315,14 +320,14 @@ def forget(tensor: Tensor) -> None:
 
 def clear_cache() -> None:
     """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
-    global _bytes
+    global _bytes, _slot
     with _lock:
         _copies.clear()
         _by_storage.clear()
         _bytes = 0
     _seen.clear()
     _cast_before.clear()
-    _slot.source = _slot.copy = None
+    _slot = (None, -1, None, None)
 
 
 def revert() -> None:

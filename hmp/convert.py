@@ -128,7 +128,7 @@ def revert() -> None:
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
         _casts.clear()
-        switches.release()  # whoever holds a switch calls torch's own op from now on
+        switches.focus(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
         patches.restore()
@@ -151,7 +151,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
     def choose(_: object) -> Casts:
         global _regions_entered
         _regions_entered = True
-        casts = _casts_of(chosen)
+        casts = _quick(_casts_of(chosen))
         torch_autocast.say_if_enabled()
         return casts
 
@@ -171,7 +171,7 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
         raise HmpError("apply() cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     chosen = as_policy(policy)
     with _lock:
-        applied.mark(model, _casts_of(chosen))
+        applied.mark(model, _quick(_casts_of(chosen)))
     return model
 
 
@@ -201,20 +201,20 @@ def _put_in_force() -> None:
         PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     else:
         PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
-    install.put_in_force(PROCESS)
+    switches.focus(PROCESS)
 
 
 def _casts_of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
-    """The casts of `policy`, its sites under hmp. `for_process` is whether they are going to be in force for the whole process."""
+    """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
     found = _casts.get((policy, is_verbose))
     if found is not None:
         return found
     with _lock:
         if (policy, is_verbose) not in _casts:
             with _uncollected():
-                _casts[(policy, is_verbose)] = _made(policy, is_verbose, for_process)
-                if PROCESS.policy is not None and not for_process:
-                    install.put_in_force(PROCESS)  # switches that are new know of it too
+                _casts[(policy, is_verbose)] = _made(policy, is_verbose)
+                if not for_process:
+                    switches.renew()
         return _casts[(policy, is_verbose)]
 
 
@@ -231,11 +231,19 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
+def _quick(casts: Casts) -> Casts:
+    """`casts`, which the switches are made for unless there are others that they are made for."""
+    if not switches.is_focused():
+        with _lock:
+            switches.focus(casts)
+    return casts
+
+
 def _no_longer_made_to_fit() -> None:
     state.MADE_TO_FIT = state.NOTHING
 
 
-def _made(policy: Policy, is_verbose: bool, for_process: bool = False) -> Casts:
+def _made(policy: Policy, is_verbose: bool) -> Casts:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
     decisions = tables.switched(tables.decide(policy))
     casts = Casts(
@@ -253,7 +261,9 @@ def _made(policy: Policy, is_verbose: bool, for_process: bool = False) -> Casts:
             state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
             patches.on_restore(as_found.forget_foreign)
-        install.install((site for decision in decisions.values() for site in decision.sites), casts.looks if for_process else {})
+        install.install(
+            (site for decision in decisions.values() for site in decision.sites),
+        )
         torch_autocast.install()
     except BaseException:
         if fresh:

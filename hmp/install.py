@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.jit._builtins as jit_builtins
@@ -14,13 +14,12 @@ from torch import overrides
 from . import partials, patches, switches
 from .signatures import signature_of
 from .sites import Site
-from .state import Casts
 
 _switches: dict[int, Callable[..., Any]] = {}
 
 
-def install(sites: Iterable[Site], looks: Mapping[Any, switches.Look]) -> None:
-    """Puts switches at `sites`; those that have one keep it. `looks` are those that the switches are going to be told."""
+def install(sites: Iterable[Site]) -> None:
+    """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
         _fill_tables()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
@@ -33,17 +32,13 @@ def install(sites: Iterable[Site], looks: Mapping[Any, switches.Look]) -> None:
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
         if id(original) not in _switches:
-            _switches[id(original)] = fresh[id(original)] = _made(site, looks)
+            _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, signature_of(site)), site)
         switch: Any = _switches[id(original)]
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
     if fresh:
         partials.rebind(fresh)
-
-
-def _made(site: Site, looks: Mapping[Any, switches.Look]) -> Callable[..., Any]:
-    return _named(switches.make(site.original, site.original, signature_of(site), looks.get(site.original, switches.PLAIN)), site)
 
 
 def _fill_tables() -> None:
@@ -76,12 +71,6 @@ _DYNAMO_TABLES = {
     "torch._dynamo.trace_rules": ("get_torch_obj_rule_map", "get_tensor_method"),
     "torch._dynamo.variables.torch": ("get_overridable_functions", "tracing_state_functions"),
 }
-
-
-def put_in_force(casts: Casts) -> None:
-    """Tells every switch what `casts`, the process's, do with its op."""
-    for key in switches.made():
-        switches.tell(key, casts.table.get(key), casts.looks.get(key, switches.NO_LOOK))
 
 
 def _is_switch(function: types.FunctionType) -> bool:

@@ -49,6 +49,15 @@ true_divide: input! other~
 truediv: input! other~
 radd: input! other~
 rmul: input! other~
+add_: input! other~ ; alpha-
+sub_: input! other~ ; alpha-
+mul_: input! other~
+iadd: input! other~
+isub: input! other~
+imul: input! other~
+setitem: input! index value
+masked_fill: input! mask value
+masked_fill_: input! mask value
 cat: tensors* dim=0
 stack: tensors* dim=0
 gelu: input! ; approximate='none'

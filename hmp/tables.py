@@ -16,7 +16,7 @@ from .composites import calling
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
-from .switches import Look, look_for
+from .switch_code import Look, look_for
 from .wrappers import op_wrap
 
 
