@@ -51,7 +51,7 @@ PYTHON_OPS = frozenset(
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
 class Site:
     """One place where an op can be called: `owner.attribute`, what stands there, and the op's id."""
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -32,8 +31,7 @@ class _NotGiven:
 NOT_GIVEN = _NotGiven()
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
 
     With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.

@@ -20,7 +20,7 @@ from .switch_code import Look, look_for
 from .wrappers import op_wrap
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Decision:
     """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to
     R12), and the sites where the function stands."""
