@@ -5,8 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 
@@ -21,8 +20,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 
-@dataclass(frozen=True)
-class CallRule:
+class CallRule(NamedTuple):
     """What op_wrap needs to know of an op and of the rule for it.
 
     `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; `keep` are positions and

@@ -5,12 +5,35 @@ from __future__ import annotations
 import dis
 import functools
 import types
+from collections.abc import Collection, Iterator
 from typing import Any
 
-from . import patches
+from . import as_found, op_names, patches, sites
+from .sites import Site
 
 _OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
 _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+
+
+def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
+    """The ops that are Python code of torch, not in `decided`, and call one of the names in `changed`: one op, one decision (R8)."""
+    for site, names in _python_ops():
+        if site.original not in decided and not names.isdisjoint(changed):
+            yield site
+
+
+@as_found.cached
+def _python_ops() -> tuple[tuple[Site, frozenset[str]], ...]:
+    """The ops that are Python code of torch, with the names that each calls."""
+    found = []
+    for where, owner, _ in sites.NAMESPACES:
+        for attribute in dir(owner):
+            if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
+                continue
+            function = getattr(owner, attribute, None)
+            if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
+                found.append((Site(owner, attribute, function, where, attribute), names_called(function)))
+    return tuple(found)
 
 
 def names_called(function: types.FunctionType) -> frozenset[str]:
@@ -19,27 +42,38 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
     Follows the helpers that it reaches by name in its own module and through its closure. Too many names rather than too few.
     """
     names: set[str] = set()
-    todo: list[Any] = [function]
-    done: set[types.CodeType] = set()
+    todo = [function]
+    done: set[types.FunctionType] = set()
     while todo:
-        current = patches.plain(todo.pop())
-        if current.__code__ in done:
-            continue
-        done.add(current.__code__)
-        used = _names_in(current.__code__)
-        names |= used
-        todo += [cell.cell_contents for cell in current.__closure__ or () if isinstance(cell.cell_contents, types.FunctionType)]
-        helpers = (current.__globals__.get(name) for name in used)
-        todo += [h for h in helpers if isinstance(h, types.FunctionType) and h.__globals__ is current.__globals__]
+        current = todo.pop()
+        if current not in done:
+            done.add(current)
+            used, helpers = _used_by(current)
+            names |= used
+            todo += helpers
     return frozenset(names)
+
+
+@as_found.cached
+def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
+    """The names in the function itself, and the functions of its own module and its closure that it reaches."""
+    names = _names_in(patches.code_of(function))
+    found = [function.__globals__[name] for name in names & function.__globals__.keys()]
+    helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return names, (*helpers, *(c for c in cells if isinstance(c, types.FunctionType)))
 
 
 @functools.cache
 def _names_in(code: types.CodeType) -> frozenset[str]:
     names = set(code.co_names)
     instructions = code.co_code
-    for position in range(0, len(instructions), 2):
-        names.update(_dunders(instructions[position], instructions[position + 1]))
+    opcodes, arguments = instructions[::2], instructions[1::2]
+    for opcode in _OPCODES:
+        position = opcodes.find(opcode)
+        while position >= 0:
+            names.update(_dunders(opcode, arguments[position]))
+            position = opcodes.find(opcode, position + 1)
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             names |= _names_in(constant)
@@ -72,3 +106,9 @@ _WORDS = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
     "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
 }  # fmt: skip
+# The instructions that _dunders knows.
+_OPCODES = tuple(
+    opcode
+    for opcode, name in enumerate(dis.opname[:256])
+    if name.startswith(("BINARY_", "INPLACE_")) or name in ("COMPARE_OP", "UNARY_NEGATIVE", "STORE_SUBSCR")
+)

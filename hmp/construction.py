@@ -13,7 +13,7 @@ from . import patches, state
 from .state import Casts, Entered, Off, Table
 
 # Class methods that construct a model and load or compute its state.
-_CONSTRUCTORS = ("from_pretrained", "from_config", "_from_config", "load_from_checkpoint")
+_CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 
 
 def install() -> None:
@@ -67,8 +67,8 @@ def _mute(cls: type) -> None:
             own = vars(owner)["__init__"]
     if own is not None and hasattr(own, "__get__") and not isinstance(own, QuietInit):
         patches.rebind(cls, "__init__", QuietInit(own))
-    for name in _CONSTRUCTORS:
-        constructor = getattr(vars(cls).get(name), "__func__", None)
+    for name in _CONSTRUCTORS & vars(cls).keys():
+        constructor = getattr(vars(cls)[name], "__func__", None)
         if isinstance(constructor, types.FunctionType):
             patches.swap(constructor, state.without_casts(patches.plain(constructor)))
 

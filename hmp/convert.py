@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -12,13 +14,13 @@ import torch
 
 from . import (
     applied,
+    as_found,
     construction,
     install,
     module_state,
     patches,
     plumbing,
     registry,
-    sites,
     state,
     switches,
     tables,
@@ -91,8 +93,8 @@ def convert(
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
-    with _lock:
-        _casts_of(chosen, is_verbose)  # whatever fails, fails here
+    with _lock, _uncollected():
+        _casts_of(chosen, is_verbose, for_process=True)  # whatever fails, fails here
         handle = Handle(chosen, is_verbose)
         _converted.append(handle)
         _put_in_force()
@@ -121,10 +123,10 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        PROCESS.table, PROCESS.policy = state.NOTHING, None
+        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
         for casts in _casts.values():
             # threads that are still inside a region of theirs: plain torch from now on
-            casts.table, casts.policy = state.NOTHING, None
+            casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
         _casts.clear()
         switches.focus(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
@@ -198,20 +200,35 @@ def _put_in_force() -> None:
         casts = _casts_of(latest._policy, latest._is_verbose)
         PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     else:
-        PROCESS.table, PROCESS.policy = state.NOTHING, None
+        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
     switches.focus(PROCESS)
 
 
-def _casts_of(policy: Policy, is_verbose: bool = False) -> Casts:
-    """The casts of `policy`, its sites under hmp."""
+def _casts_of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
+    """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
     found = _casts.get((policy, is_verbose))
     if found is not None:
         return found
     with _lock:
         if (policy, is_verbose) not in _casts:
-            _casts[(policy, is_verbose)] = _made(policy, is_verbose)
-            switches.renew()
+            with _uncollected():
+                _casts[(policy, is_verbose)] = _made(policy, is_verbose)
+                if not for_process:
+                    switches.renew()
         return _casts[(policy, is_verbose)]
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _quick(casts: Casts) -> Casts:
@@ -228,8 +245,6 @@ def _no_longer_made_to_fit() -> None:
 
 def _made(policy: Policy, is_verbose: bool) -> Casts:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
-    if not patches.installed() and sites.refresh():
-        tables.made_to_fit.cache_clear()
     decisions = tables.switched(tables.decide(policy))
     casts = Casts(
         tables.build(decisions, LogObserver() if is_verbose else None),
@@ -243,9 +258,12 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             module_state.install()
             construction.install()
             views.install()
-            state.MADE_TO_FIT = tables.made_to_fit()
+            state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
-        install.install(site for decision in decisions.values() for site in decision.sites)
+            patches.on_restore(as_found.forget_foreign)
+        install.install(
+            (site for decision in decisions.values() for site in decision.sites),
+        )
         torch_autocast.install()
     except BaseException:
         if fresh:

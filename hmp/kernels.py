@@ -83,6 +83,8 @@ class Kernels:
             raise error from None
         with contextlib.suppress(RuntimeError):
             return run(dtype)  # a passing trouble, of a device's first use for instance
+        if not self.failed:
+            patches.on_restore(self.failed.clear)  # wrappers outlive revert()
         if len(self.failed) >= _REMEMBERED:
             self.failed.clear()
         self.failed[_signature(tensors, dtype, args, kwargs)] = None
@@ -108,10 +110,7 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
     with `backward`, those for which only its backward has none."""
     table = op_names.NO_BACKWARD_KERNEL if backward else op_names.NO_KERNEL
     return frozenset(
-        (device, getattr(torch, dtype))
-        for device, dtypes, without in table
-        for dtype in dtypes.split()
-        if any(name in without for name in names)
+        (device, getattr(torch, dtype)) for device, dtypes, without in table for dtype in dtypes.split() if not without.isdisjoint(names)
     )
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import weakref
 from collections.abc import Callable, Mapping
-from itertools import compress, repeat
-from operator import is_
 from typing import Any
 
 from . import patches
@@ -19,9 +18,7 @@ def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
     Models keep such partials from their construction on: transformers' FNet holds `partial(torch.fft.fftn, dim=(1, 2))`.
     """
     rebound = []
-    found = gc.get_objects()
-    # no isinstance(): it would ask every proxy in the process for its class; and no loop in Python over a million objects
-    for held in compress(found, map(is_, map(type, found), repeat(functools.partial))):
+    for held in _all():
         original = held.func
         switch = switches.get(id(original))
         if switch is not None and switch.__wrapped__ is original:  # type: ignore[attr-defined]
@@ -35,6 +32,35 @@ def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
                 _make_call(held, original)
 
     patches.on_restore(undo)
+
+
+# The partials of the last search, and how often older objects had been collected before it.
+_known: list[weakref.ref[functools.partial[Any]]] = []
+_collected: tuple[int, ...] | None = None
+
+
+def _all() -> list[functools.partial[Any]]:
+    """Every partial there is."""
+    global _collected
+    now = _collections()
+    found = None
+    if now is not None and now == _collected:
+        # no object has grown old since the last search: those that are new are among the young ones
+        found = {id(p): p for p in [reference() for reference in _known] if p is not None}
+        for generation in (0, 1):
+            found.update((id(o), o) for o in gc.get_objects(generation) if type(o) is functools.partial)
+    if found is None or _collections() != now:
+        # every partial refers to its class: a loop in C over all objects, which a loop in Python over a million of them is not
+        referrers = gc.get_referrers(functools.partial)
+        found = {id(o): o for o in referrers if type(o) is functools.partial}  # no isinstance(): it would ask a proxy for its class
+        _collected = now
+    _known[:] = map(weakref.ref, found.values())
+    return list(found.values())
+
+
+def _collections() -> tuple[int, ...] | None:
+    """How often objects were moved to the oldest generation; None where this Python's collector may work otherwise."""
+    return tuple(each["collections"] for each in gc.get_stats()[1:]) if sys.version_info < (3, 13) else None
 
 
 def _make_call(held: functools.partial[Any], function: Callable[..., Any]) -> None:

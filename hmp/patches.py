@@ -42,6 +42,11 @@ def plain(function: Any) -> Any:
     return _plain[function]
 
 
+def code_of(function: types.FunctionType) -> types.CodeType:
+    """The code of `function` as torch has it."""
+    return _swapped[function][0] if function in _swapped else function.__code__
+
+
 def swap(function: Any, target: Callable[..., Any]) -> None:
     """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing."""
     if function in _swapped:
@@ -108,15 +113,31 @@ def _warn_foreign(where: str) -> None:
 
 
 @functools.cache
-def _template(arguments: str, call: str, name: str, free: tuple[str, ...]) -> types.CodeType:
-    """`def name(arguments): return TARGET(call)`, closing over the names in `free`.
+def _template(positional: int, only: int, keyword: int, rest: str, free: int) -> types.CodeType:
+    """A function of so many parameters (`rest` has "*" and "**" where it takes any more) that returns TARGET(its arguments), closing
+    over so many names. Parameters are called p0, p1, k0, args, kwargs, and the names f0, f1: few templates serve all functions.
 
     It must really close over them: a code object that is merely given free variables has no cells in its frames, and whoever
     looks at their locals (a debugger, a traceback) crashes the interpreter.
     """
-    outer = "".join(f"    {variable} = None\n" for variable in free)
-    closing = f"        if 0: {', '.join(free)}\n" if free else ""
-    source = f"def outer():\n{outer}    def {name}({arguments}):\n{closing}        return {_PLACE!r}({call})\n"
+    arguments = [f"p{i}" for i in range(positional)]
+    call = list(arguments)
+    if only:
+        arguments.insert(only, "/")
+    if "*args" in rest.split():
+        arguments.append("*args")
+        call.append("*args")
+    elif keyword:
+        arguments.append("*")
+    arguments += [f"k{i}" for i in range(keyword)]
+    call += [f"k{i}=k{i}" for i in range(keyword)]
+    if "**kwargs" in rest.split():
+        arguments.append("**kwargs")
+        call.append("**kwargs")
+    names = [f"f{i:03}" for i in range(free)]  # a code object has them sorted
+    outer = "".join(f"    {variable} = None\n" for variable in names)
+    closing = f"        if 0: {', '.join(names)}\n" if names else ""
+    source = f"def outer():\n{outer}    def function({', '.join(arguments)}):\n{closing}        return {_PLACE!r}({', '.join(call)})\n"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
         module = compile(source, "<hmp>", "exec")
@@ -126,30 +147,24 @@ def _template(arguments: str, call: str, name: str, free: tuple[str, ...]) -> ty
 
 def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
     """A code object that takes what `code` takes and returns `target(...)` of it."""
-    names = list(code.co_varnames)
-    positional, keyword = names[: code.co_argcount], names[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    rest = names[code.co_argcount + code.co_kwonlyargcount :]
-    arguments, call = list(positional), list(positional)
-    if code.co_posonlyargcount:
-        arguments.insert(code.co_posonlyargcount, "/")
-    if code.co_flags & inspect.CO_VARARGS:
-        arguments.append("*" + rest[0])
-        call.append("*" + rest.pop(0))
-    elif keyword:
-        arguments.append("*")
-    arguments += keyword
-    call += [f"{name}={name}" for name in keyword]
-    if code.co_flags & inspect.CO_VARKEYWORDS:
-        arguments.append("**" + rest[0])
-        call.append("**" + rest[0])
-    name = code.co_name if code.co_name.isidentifier() else "function"
-    template = _template(", ".join(arguments), ", ".join(call), name, code.co_freevars)
+    rest = ("*args " if code.co_flags & inspect.CO_VARARGS else "") + ("**kwargs" if code.co_flags & inspect.CO_VARKEYWORDS else "")
+    positional, keyword = code.co_argcount, code.co_kwonlyargcount
+    template = _template(positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars))
+    keywords = {f"k{i}": name for i, name in enumerate(code.co_varnames[positional : positional + keyword])}
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, tuple):  # the keywords of a call
+            return tuple(map(constant, value))
+        return target if value == _PLACE else keywords.get(value, value)
+
     named: dict[str, Any] = {}
     if sys.version_info >= (3, 11):
         named["co_qualname"] = code.co_qualname
     return template.replace(
         **named,
-        co_consts=tuple(target if constant == _PLACE else constant for constant in template.co_consts),
+        co_consts=tuple(map(constant, template.co_consts)),
+        co_varnames=code.co_varnames[: len(template.co_varnames)],
+        co_freevars=code.co_freevars,
         # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
         co_filename=code.co_filename,
         co_firstlineno=code.co_firstlineno,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from .errors import OpListError
 
@@ -16,8 +15,7 @@ EVERY_OP = "*"
 _NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(NamedTuple):
     """One name on one list: its spelling, the list, and the place it was read from (line counts from 1)."""
 
     name: str

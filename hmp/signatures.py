@@ -6,8 +6,7 @@ Facts about torch. An op that is not here, or that this torch gives other parame
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -88,8 +87,7 @@ _NONE_IS_NOTHING = frozenset({"out", "dtype", "out_dtype", "rounding_mode"})
 _NAMESPACES = frozenset({"torch", "torch.nn.functional", "torch.Tensor", "torch._C._nn", "torch._VF"})
 
 
-@dataclass(frozen=True)
-class Parameter:
+class Parameter(NamedTuple):
     """One parameter: its name, what it holds, its default as Python source ("" for none), and whether it is passed by keyword."""
 
     name: str
@@ -99,8 +97,7 @@ class Parameter:
     optional: bool = False
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(NamedTuple):
     """The parameters of a builtin in order. Those that are rarely given (`out`, numpy's names) have `holds` "absent"."""
 
     parameters: tuple[Parameter, ...]

@@ -12,6 +12,7 @@ import functools
 import importlib
 import inspect
 import logging
+import sys
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import op_names
+from . import as_found, op_names
 from .errors import OpListError
 from .presets import home
 from .rules import EVERY_OP, Rule
@@ -50,7 +51,7 @@ PYTHON_OPS = frozenset(
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
 class Site:
     """One place where an op can be called: `owner.attribute`, what stands there, and the op's id."""
 
@@ -74,6 +75,7 @@ class Site:
         return f"{self.where}.{self.attribute}"
 
 
+@as_found.cached
 def base_of(op: str) -> str:
     """The op that `op` follows unless listed itself: mul for rmul, imul and mul_, softmax for special.softmax; else itself."""
     if op.endswith("_"):
@@ -86,7 +88,7 @@ def base_of(op: str) -> str:
     return op
 
 
-@functools.cache
+@as_found.cached
 def synonyms(op: str) -> tuple[str, ...]:
     """The ops that are exactly `op` under another name, the twin in torch.special included."""
     namespace, _, name = op.rpartition(".")
@@ -95,7 +97,7 @@ def synonyms(op: str) -> tuple[str, ...]:
     return (*known, twin) if twin and twin not in known and _sites_by_id(twin) and _sites_by_id(op) else known
 
 
-@functools.cache
+@as_found.cached
 def ancestry(op: str) -> tuple[str, ...]:
     """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
     line = [op]
@@ -125,7 +127,10 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """What `owner.attribute` is, when it is a function of torch's."""
-    found = getattr(owner, attribute, None)
+    if owner is torch._VF:
+        owner = torch._C._VariableFunctions if attribute not in vars(owner) else owner
+    # a module's __getattr__, which knows no op, is slow to say so
+    found = vars(owner).get(attribute) if isinstance(owner, types.ModuleType) else getattr(owner, attribute, None)
     if not callable(found) or isinstance(found, type):
         return None
     # methods that every Python object has (`__eq__` of `type`) are no sites
@@ -133,6 +138,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
 
 
 _looked_up: dict[str, tuple[Site, ...]] = {}
+as_found.on_change(_looked_up.clear)
 
 
 def _sites_by_id(op: str) -> tuple[Site, ...]:
@@ -141,12 +147,15 @@ def _sites_by_id(op: str) -> tuple[Site, ...]:
     return _looked_up[op]
 
 
+@functools.cache
+def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
+
+
 def _look_up(op: str) -> tuple[Site, ...]:
     namespace, _, name = op.rpartition(".")
     sites = []
-    for where, owner, prefix in NAMESPACES:
-        if prefix != (namespace + "." if namespace else ""):
-            continue
+    for where, owner in _namespaces(namespace):
         attributes = [name]
         if owner is torch.Tensor:
             attributes += _dunders_by_op().get(op, ())
@@ -162,16 +171,21 @@ def sites_of(op: str) -> tuple[Site, ...]:
     return _sites_by_id(op)
 
 
-def refresh() -> bool:
-    """Looks torch up anew where somebody else has patched it meanwhile; whether that was so. For while hmp has nothing patched."""
-    found = any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites)
-    if found:
-        _looked_up.clear()
-        for cached in (ancestry, synonyms, every_op, _known):
-            cached.cache_clear()
-    return found
+def refresh() -> None:
+    """Looks torch up anew where somebody else has patched it meanwhile. For while hmp has nothing patched."""
+    if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
+        as_found.forget()
+    as_found.look(_owners())
 
 
+@functools.cache
+def _owners() -> tuple[Any, ...]:
+    """Where ops stand, and the helpers of those that are written in Python."""
+    modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
+    return tuple(dict.fromkeys((*(owner for _, owner, _ in NAMESPACES), torch._C.TensorBase, *modules)))
+
+
+@as_found.cached
 def relatives(op: str) -> tuple[str, ...]:
     """The ids that follow `op` when they are not listed themselves: dunders, in-place form, namespaced twins, synonyms' too."""
     found = []
@@ -183,7 +197,7 @@ def relatives(op: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-@functools.cache
+@as_found.cached
 def every_op() -> tuple[str, ...]:
     """The ids of all ops of torch that take a tensor: what `*` chooses from, and where nearest names are looked for."""
     found: dict[str, None] = {}
@@ -248,7 +262,7 @@ def _user_site(name: str) -> Site | None:
     return None
 
 
-@functools.cache
+@as_found.cached
 def _known(name: str) -> tuple[str, ...]:
     """The ids that a spelling stands for; () for a name that only another torch or ATen knows; KeyError for none."""
     for prefix in _PREFIXES:
@@ -366,6 +380,11 @@ def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
             return _declared_in_functional()[op]  # somebody's (*args, **kwargs) stands below hmp for torch's own function
+    return _parameters_in_schemas(op)
+
+
+@functools.cache
+def _parameters_in_schemas(op: str) -> tuple[str, ...]:
     longest: tuple[str, ...] = ()
     for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
         names = tuple(a.name for a in schema.arguments if not a.kwarg_only)

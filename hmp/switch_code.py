@@ -6,10 +6,8 @@ Where nothing is to be cast a switch reads dtypes and calls the op; what is ordi
 from __future__ import annotations
 
 import functools
-import types
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -33,8 +31,7 @@ class _NotGiven:
 NOT_GIVEN = _NotGiven()
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
 
     With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.
@@ -119,12 +116,6 @@ def maker(signature: Signature | None, look: Look, regional: bool = False) -> Ca
     exec(compile("\n".join(lines), "<hmp>", "exec"), NAMES, found)
     made: Callable[..., Any] = found["make"]
     return made
-
-
-@functools.cache
-def code_of(signature: Signature | None, look: Look, regional: bool) -> types.CodeType:
-    code: types.CodeType = maker(signature, look, regional)(None, None, None).__code__
-    return code
 
 
 def _any_call(look: Look, regional: bool) -> list[str]:

@@ -12,12 +12,12 @@ from typing import Any
 from . import state
 from .signatures import Signature
 from .state import Casts
-from .switch_code import NAMES, NO_LOOK, PLAIN, Look, code_of, maker
+from .switch_code import NAMES, NO_LOOK, PLAIN, Look, maker
 
 
 def make(key: Any, op: Callable[..., Any], signature: Signature | None) -> Any:
     """A switch for torch's function `key`, which calls `op` until it is told of a policy."""
-    switch = maker(signature, PLAIN)(key, op, op)
+    switch = maker(None, PLAIN)(key, op, op)  # one code for all, because compiling one for each takes time
     _made.setdefault(key, []).append((switch, signature))
     return switch
 
@@ -51,8 +51,11 @@ def tell(key: Any, cast: Any, look: Look) -> None:
     for switch, signature in _made[key]:
         call, _, op = switch.__closure__  # in the order of their names: _cast, _key, _op
         call.cell_contents = op.cell_contents if cast is None else cast
+        made = maker(None if cast is None else signature, look, _focus is not state.PROCESS)(None, None, None)
+        if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
+            switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
         # last: until here the old code casts by the new rule, which is as right
-        switch.__code__ = code_of(signature, look, _focus is not state.PROCESS)
+        switch.__code__ = made.__code__
 
 
 def forget() -> None:

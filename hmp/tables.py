@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from . import kernels, op_names, patches, registry, sites, special_ops
+from . import as_found, kernels, op_names, patches, registry, sites, special_ops, state
 from .call_rules import CallRule, Kind, Observer, user_rule
-from .composites import names_called
+from .composites import calling
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
@@ -20,7 +20,7 @@ from .switch_code import Look, look_for
 from .wrappers import op_wrap
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, repr=False)
 class Decision:
     """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to
     R12), and the sites where the function stands."""
@@ -29,6 +29,16 @@ class Decision:
     rule: CallRule
     source: Rule | None
     sites: tuple[Site, ...]
+
+    @functools.cached_property
+    def wrapper(self) -> Callable[..., Any]:
+        """What is called in the function's place."""
+        return op_wrap(patches.plain(self.original), self.rule)
+
+    @functools.cached_property
+    def look(self) -> Look:
+        """How to see that a call has nothing to cast."""
+        return look_for(self.rule)
 
 
 class Listed:
@@ -75,19 +85,50 @@ class Listed:
         return iter(seen)
 
 
-def decide(policy: Policy) -> dict[Any, Decision]:
+def decide(policy: Policy) -> Mapping[Any, Decision]:
     """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
+    if not patches.installed():
+        sites.refresh()
+    dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
+    registered = tuple(registry.registered())
+    if not dotted and not registered:
+        return _of_torch(policy)
+    found = _of_ops(policy).copy()
+    for name, source in dotted:
+        # a user's function is one op: what it calls inside is not decided again; and it may be another at each conversion
+        site = sites.user_site(name)
+        _add(found, site, user_rule(site.original, name, source.cast, policy.dtype), source)
+    for site, cast in registered:
+        if site.original not in found:
+            _add(found, site, user_rule(site.original, site.op, cast, policy.dtype), None)
+    return _with_composites(found, policy)
+
+
+def _dotted(policy: Policy) -> Iterator[tuple[str, Rule]]:
+    """The entries of the lists that may be users' functions."""
+    for cast in CASTS:
+        if any("." in name for name in getattr(policy, cast)):
+            yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
+
+
+@functools.partial(as_found.cached, most=16)  # some hundred kilobytes each
+def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
+    """What the policy does with torch's own functions."""
+    return _with_composites(_of_ops(policy).copy(), policy)
+
+
+def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
+    for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
+        _add(found, site, _call_rule(site, "inside", policy.dtype), None)
+    return found
+
+
+@functools.partial(as_found.cached, most=16)
+def _of_ops(policy: Policy) -> dict[Any, Decision]:
+    """What the policy does with torch's own ops, but for those that call others."""
     listed = Listed(policy)
     starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
-
-    def add(site: Site, rule: CallRule, source: Rule | None) -> None:
-        # one function may stand in several places: torch.conv2d is F.conv2d
-        known = found.get(site.original)
-        found[site.original] = (
-            Decision(site.original, rule, source, (site,)) if known is None else replace(known, sites=(*known.sites, site))
-        )
-
     for op in listed.ops():
         source = listed.source(op) or (listed.star if op in starred else None)
         if op in op_names.DTYPE_OPS or (op in op_names.STRUCTURE and source is None):
@@ -95,32 +136,53 @@ def decide(policy: Policy) -> dict[Any, Decision]:
         for site in sites.sites_of(op):
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if kind is not None:
-                add(site, _call_rule(site, kind, policy.dtype), source if source is not None and kind == source.cast else None)
-    for name, source in ((n, r) for table in listed.by_cast.values() for n, r in table.items()):
-        if "." in name and not sites.sites_of(name):
-            # a user's function is one op: what it calls inside is not decided again
-            site = sites.user_site(name)
-            add(site, user_rule(site.original, name, source.cast, policy.dtype), source)
-    for site, cast in registry.registered():
-        if site.original not in found:
-            add(site, user_rule(site.original, site.op, cast, policy.dtype), None)
-    for site in _composites(found):
-        add(site, _call_rule(site, "inside", policy.dtype), None)
+                rule = _call_rule(site, kind, policy.dtype)
+                _add(found, site, rule, source if source is not None and kind == source.cast else None)
     return found
+
+
+def _add(found: dict[Any, Decision], site: Site, rule: CallRule, source: Rule | None) -> None:
+    # one function may stand in several places: torch.conv2d is F.conv2d
+    known = found.get(site.original)
+    if known is None:
+        found[site.original] = Decision(site.original, rule, source, (site,))
+    else:
+        found[site.original] = replace(known, sites=(*known.sites, site))
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
 _MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
-@functools.cache
+@as_found.cached
 def made_to_fit() -> dict[Any, Callable[..., Any]]:
     """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
-    return build({original: d for original, d in decide(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
+    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
+
+
+class MadeToFit(Mapping[Any, Callable[..., Any]]):
+    """That table, made when it is first asked for: where backward runs no Python code of the user's nobody asks."""
+
+    def _table(self) -> dict[Any, Callable[..., Any]]:
+        made = made_to_fit()
+        if state.MADE_TO_FIT is self:
+            state.MADE_TO_FIT = made
+        return made
+
+    def __getitem__(self, original: Any) -> Callable[..., Any]:
+        return self._table()[original]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table())
+
+    def __len__(self) -> int:
+        return len(self._table())
 
 
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
+    if observer is None:
+        return {original: d.wrapper for original, d in decisions.items()}
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
 
 
@@ -136,7 +198,7 @@ def _forwards(original: Any, decision: Decision) -> bool:
 
 def looks(decisions: Mapping[Any, Decision]) -> dict[Any, Look]:
     """How to see for each torch function of these decisions that a call has nothing to cast."""
-    return {original: look_for(d.rule) for original, d in decisions.items()}
+    return {original: d.look for original, d in decisions.items()}
 
 
 def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
@@ -170,7 +232,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
     return None
 
 
-@functools.cache
+@as_found.cached
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
@@ -187,9 +249,9 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and any(name in op_names.ALIASING for name in line),
+        view=site.where != "torch.nn.functional" and not op_names.ALIASING.isdisjoint(line),
         join=op in op_names.JOINS or op in op_names.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
-        score_taker=any(name in op_names.SCORE_TAKERS for name in line),
+        score_taker=not op_names.SCORE_TAKERS.isdisjoint(line),
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
@@ -198,19 +260,5 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         for_backward=kind == "in_place" and base in op_names.MIXED_BACKWARD_RAISES,
         no_kernel=kernels.known(line),
         no_backward_kernel=kernels.known(line, backward=True),
-        retries=not site.in_place and not any(name in op_names.RANDOM or name in op_names.NORMS for name in line),
+        retries=not site.in_place and op_names.RANDOM.isdisjoint(line) and op_names.NORMS.isdisjoint(line),
     )
-
-
-def _composites(found: Mapping[Any, Decision]) -> Iterator[Site]:
-    """The unlisted ops that are Python code of torch and call an op that is cast: one op, one decision (R8)."""
-    changed = frozenset(site.attribute for d in found.values() for site in d.sites)
-    for where, owner, _ in sites.NAMESPACES:
-        for attribute in dir(owner):
-            if (attribute.startswith("_") and attribute not in op_names.DUNDERS) or attribute in op_names.STRUCTURE:
-                continue
-            function = getattr(owner, attribute, None)
-            if not isinstance(function, types.FunctionType) or function in found or function.__module__ not in sites.PYTHON_OPS:
-                continue
-            if names_called(patches.plain(function)) & changed:
-                yield Site(owner, attribute, function, where, attribute)
