@@ -17,6 +17,7 @@ _ROOTS = frozenset({"torch", "typing", "typing_extensions", "contextlib", "copy"
 
 _forgets: list[Callable[[], None]] = []
 _seen: tuple[list[str], list[Any]] | None = None
+_foreign = False
 
 
 def cached(function: F, most: int | None = None) -> F:
@@ -36,18 +37,19 @@ def look(owners: Iterable[Any]) -> None:
 
     For while hmp has nothing patched.
     """
-    global _seen
+    global _seen, _foreign
     names, values = _held_by(owners)
     if _seen is not None and names == _seen[0] and len(values) == len(_seen[1]) and all(map(_is, _seen[1], values)):
         return
     if _seen is not None:
         forget()
     _seen = names, [value if isinstance(value, _TORCHS) else _weakly(value) for value in values]
+    _foreign = any(map(_is_foreign, values))
 
 
 def foreign() -> bool:
     """Whether somebody else's function stood among torch's at the last look."""
-    return _seen is not None and any(map(_is_foreign, (seen() if type(seen) is weakref.ref else seen for seen in _seen[1])))
+    return _foreign
 
 
 def forget_foreign() -> None:
@@ -78,7 +80,7 @@ def _held_by(owners: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _is_foreign(value: Any) -> bool:
-    if value is None or isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
+    if isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
         return False
     # functools.wraps gives a function another's __module__, and not its globals
     module = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else getattr(value, "__module__", None)

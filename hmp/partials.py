@@ -37,6 +37,7 @@ def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
 # The partials of the last search, and how often older objects had been collected before it.
 _known: list[weakref.ref[functools.partial[Any]]] = []
 _collected: tuple[int, ...] | None = None
+_FEW = 50_000  # with more objects the search in C is the faster one
 
 
 def _all() -> list[functools.partial[Any]]:
@@ -46,9 +47,10 @@ def _all() -> list[functools.partial[Any]]:
     found = None
     if now is not None and now == _collected:
         # no object has grown old since the last search: those that are new are among the young ones
-        found = {id(p): p for p in [reference() for reference in _known] if p is not None}
-        for generation in (0, 1):
-            found.update((id(o), o) for o in gc.get_objects(generation) if type(o) is functools.partial)
+        young = [*gc.get_objects(0), *gc.get_objects(1)]
+        if len(young) < _FEW:
+            found = {id(p): p for p in [reference() for reference in _known] if p is not None}
+            found.update((id(o), o) for o in young if type(o) is functools.partial)
     if found is None or _collections() != now:
         # every partial refers to its class: a loop in C over all objects, which a loop in Python over a million of them is not
         referrers = gc.get_referrers(functools.partial)

@@ -127,11 +127,11 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """What `owner.attribute` is, when it is a function of torch's."""
-    if owner is torch._VF:
-        owner = torch._C._VariableFunctions if attribute not in vars(owner) else owner
+    if owner is torch._VF and attribute not in vars(owner):
+        owner = torch._C._VariableFunctions
     # a module's __getattr__, which knows no op, is slow to say so
     found = vars(owner).get(attribute) if isinstance(owner, types.ModuleType) else getattr(owner, attribute, None)
-    if not callable(found) or isinstance(found, type):
+    if found is None or not callable(found) or isinstance(found, type):
         return None
     # methods that every Python object has (`__eq__` of `type`) are no sites
     return None if isinstance(owner, type) and attribute not in owner.__dict__ and not hasattr(torch._C.TensorBase, attribute) else found

@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -211,7 +211,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
             return "mask_in_place"
         if base in op_names.GUARDED_ARITHMETIC:
             return "guard_in_place"
-        if kernels.known(sites.ancestry(op)):
+        if _facts(op).no_kernel:
             return "no_kernel_in_place"
         return "fill" if base in op_names.FILLS else None
     if cast in ("bf16", "fp32"):
@@ -226,15 +226,37 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "first"
     if cast is None and op in op_names.MIXED_BACKWARD_RAISES:
         return "promote"
-    line = sites.ancestry(op)
-    if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(line) or kernels.known(line, backward=True):
+    facts = _facts(op)
+    if op in op_names.KERNEL_BY_ARGUMENTS or facts.no_kernel or facts.no_backward_kernel:
         return "no_kernel"
     return None
 
 
+class _Facts(NamedTuple):
+    """What is known of an op by its name and those that it follows, wherever it is called."""
+
+    aliasing: bool
+    score_taker: bool
+    repeatable: bool
+    no_kernel: frozenset[tuple[str, torch.dtype]]
+    no_backward_kernel: frozenset[tuple[str, torch.dtype]]
+
+
+@as_found.cached
+def _facts(op: str) -> _Facts:
+    line = sites.ancestry(op)
+    return _Facts(
+        aliasing=not op_names.ALIASING.isdisjoint(line),
+        score_taker=not op_names.SCORE_TAKERS.isdisjoint(line),
+        repeatable=op_names.RANDOM.isdisjoint(line) and op_names.NORMS.isdisjoint(line),
+        no_kernel=kernels.known(line),
+        no_backward_kernel=kernels.known(line, backward=True),
+    )
+
+
 @as_found.cached
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
-    op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
+    op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
     order = sites.parameters(site.original, op) if needs_order else ()
     kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
@@ -249,16 +271,16 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and not op_names.ALIASING.isdisjoint(line),
+        view=site.where != "torch.nn.functional" and facts.aliasing,
         join=op in op_names.JOINS or op in op_names.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
-        score_taker=not op_names.SCORE_TAKERS.isdisjoint(line),
+        score_taker=facts.score_taker,
         mask_taker=op in op_names.MASK_TAKERS or base in op_names.MASK_TAKERS,
         arithmetic=op in op_names.ARITHMETIC,
         fill=op in op_names.FILLS or base in op_names.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_names.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_names.MIXED_INPLACE_RAISES and (op in op_names.PROMOTED_BY_TORCH or op in op_names.ARITHMETIC),
         for_backward=kind == "in_place" and base in op_names.MIXED_BACKWARD_RAISES,
-        no_kernel=kernels.known(line),
-        no_backward_kernel=kernels.known(line, backward=True),
-        retries=not site.in_place and op_names.RANDOM.isdisjoint(line) and op_names.NORMS.isdisjoint(line),
+        no_kernel=facts.no_kernel,
+        no_backward_kernel=facts.no_backward_kernel,
+        retries=facts.repeatable and not site.in_place,
     )
