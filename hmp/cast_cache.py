@@ -352,14 +352,10 @@ def _forget(key: int) -> None:
 
 def forget(tensor: Tensor) -> None:
     """Copies of what lies in the memory of `tensor` are not used again."""
-    if not _by_storage or tensor.layout is not torch.strided:
-        return
-    try:
-        keys = _by_storage.get(_storage(tensor)._cdata)
-    except (RuntimeError, NotImplementedError):  # no storage: a wrapper of other tensors
-        return
-    for key in tuple(keys or ()):
-        _forget(key)
+    storage = _storage_of(tensor) if _by_storage else None
+    if storage is not None:
+        for key in tuple(_by_storage.get(storage._cdata, ())):
+            _forget(key)
 
 
 def written(tensor: Tensor) -> None:
@@ -390,11 +386,9 @@ def take(tensor: Tensor) -> None:
 
 def _storage_of(tensor: Tensor) -> Any:
     """The storage, None where there is none: in a sparse tensor, and in a wrapper of other tensors."""
-    if tensor.layout is not torch.strided:
-        return None
-    with torch._C.DisableTorchFunctionSubclass():
+    with torch._C.DisableTorchFunction():  # no class or mode of the user's sees this; an UninitializedParameter would refuse
         try:
-            return _storage(tensor)
+            return _storage(tensor) if tensor.layout is torch.strided else None
         except (RuntimeError, NotImplementedError):
             return None
 

@@ -84,6 +84,20 @@ def net() -> torch.nn.Sequential:
     return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.ReLU(), torch.nn.Linear(32, 8))
 
 
+class Heads(torch.nn.Module):
+    """Three products of one activation, with a norm before them, as in attention."""
+
+    def __init__(self, width: int = 16, out: int = 8) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.norm = torch.nn.LayerNorm(width)
+        self.q, self.k, self.v = torch.nn.Linear(width, out), torch.nn.Linear(width, out), torch.nn.Linear(width, out)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.norm(x)
+        return torch.nn.functional.scaled_dot_product_attention(self.q(h)[None], self.k(h)[None], self.v(h)[None])[0]
+
+
 def loss(model: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor = X) -> torch.Tensor:
     return (model(x).float() - Y).pow(2).mean()
 

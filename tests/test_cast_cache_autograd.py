@@ -10,24 +10,8 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from cast_cache_kit import LOW, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from cast_cache_kit import LOW, Heads, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from hmp import cast_cache
-
-Linear = torch.nn.Linear
-
-
-class Heads(torch.nn.Module):
-    """Three products of one activation, with a norm before them, as in attention."""
-
-    def __init__(self, width=16, out=8):
-        super().__init__()
-        torch.manual_seed(1)
-        self.norm = torch.nn.LayerNorm(width)
-        self.q, self.k, self.v = Linear(width, out), Linear(width, out), Linear(width, out)
-
-    def forward(self, x):
-        h = self.norm(x)
-        return F.scaled_dot_product_attention(self.q(h)[None], self.k(h)[None], self.v(h)[None])[0]
 
 
 class NoGradient(torch.autograd.Function):
@@ -122,8 +106,8 @@ def maml():
 
 
 def tied_weights():
-    layer, h = Linear(16, 16), X
-    head = Linear(16, 16)
+    layer, h = torch.nn.Linear(16, 16), X
+    head = torch.nn.Linear(16, 16)
     head.weight = layer.weight
     for _ in range(3):
         h = head(torch.tanh(layer(h)))
@@ -132,7 +116,7 @@ def tied_weights():
 
 
 def one_layer_in_a_loop():
-    layer, h = Linear(16, 16), _leaf()
+    layer, h = torch.nn.Linear(16, 16), _leaf()
     outputs = [h]
     for _ in range(6):
         outputs.append(torch.tanh(layer(outputs[-1].float())))

@@ -318,3 +318,30 @@ def test_a_training_step_under_a_shipped_policy_is_the_same_with_caches(name):
         return seen, params(model)
 
     assert_caches_change_nothing(scenario)
+
+
+def test_parameters_without_a_shape_yet_are_left_alone():
+    with caches(True):
+        model, lazy = net(), nn.LazyLinear(8)
+        look(model)  # copies are held, so that there is something to forget
+        lazy.half().float()
+        lazy.weight.data = lazy.weight.data
+        assert lazy(X).dtype is LOW
+
+
+def test_a_class_of_the_users_sees_no_more_calls_for_data_than_without_hmp():
+    class Seeing(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            calls.append(func)
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    calls: list = []
+    seeing = X.clone().as_subclass(Seeing)
+    with caches(True):
+        look(net())
+        for read in (lambda: seeing.data, lambda: setattr(seeing, "data", X.clone().as_subclass(Seeing))):
+            calls.clear()
+            with hmp.disable_casts():
+                read()
+            assert len(calls) == 1

@@ -187,7 +187,7 @@ def test_fsdp2_trains_the_same_with_caches(reshard, tmp_path):
 
 # What the other process does, in the order of `_COLLECTIVES`; it knows nothing of hmp
 _OTHER = """
-    import sys, torch, torch.distributed as dist
+    import sys, time, torch, torch.distributed as dist
     dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=1, world_size=2)
     ones = lambda *shape: torch.full(shape, 3.0)
     for _ in range(2):
@@ -201,6 +201,8 @@ _OTHER = """
         dist.all_gather([torch.empty(8, 16), torch.empty(8, 16)], ones(8, 16))
         dist.all_gather_into_tensor(torch.empty(8, 16), ones(4, 16))
         dist.broadcast(ones(8, 16), 1)
+    time.sleep(0.3)  # so that the other one runs a forward before this arrives
+    dist.send(ones(8, 16), 0)
     dist.destroy_process_group()
 """
 _COLLECTIVES = (
@@ -239,6 +241,14 @@ def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy
                 collective(h)
                 assert_same_bits([look(by_eye, h)], [look(by_eye, h.clone())])
                 assert not torch.equal(before, look(by_eye, h))
+            torch.nn.init.normal_(layer.weight)
+            work = dist.irecv(layer.weight, 1)
+            look(layer)  # of what is there by now
+            work.wait()
+            assert torch.equal(layer.weight, torch.full((8, 16), 3.0))
+            got = look(layer)
+            hmp.clear_cache()
+            assert_same_bits([got], [look(layer)])
         finally:
             dist.destroy_process_group()
             assert other.wait(60) == 0
