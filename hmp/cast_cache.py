@@ -5,8 +5,8 @@ object, `_version`, address and owner of its memory, with no optimizer step, no 
 its storage and no export to numpy or dlpack since. An activation may have views, so of one whose memory was ever given away like that
 no copy is used again. What torch cannot see stays unseen here too: memory that a foreign kernel writes by address.
 
-Where a gradient is needed the copies share memory, and each use has a gradient of its own (`_Shared`): sums of gradients are made in the
-weight's dtype, bit for bit as if each use had been cast anew.
+Where a gradient is needed the copies share memory, and each use has a gradient of its own (shared_cast): sums of gradients are made
+in the weight's dtype, bit for bit as if each use had been cast anew.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd import forward_ad
 
+from . import storages
 from .casting import TO, Tensor, cast
 from .errors import HmpError
+from .shared_cast import functorch_stack, may_share, shared, tracing
 
 Parameter = torch.nn.Parameter
 
@@ -31,9 +32,7 @@ Parameter = torch.nn.Parameter
 _grad_enabled = torch.is_grad_enabled
 _inference_mode = torch.is_inference_mode_enabled
 _use_count: Callable[[int], int] = torch._C._storage_Use_Count
-_tracing: Callable[[], Any] = torch._C._get_tracing_state
 _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_functorch_stack: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
@@ -70,7 +69,7 @@ class _Copy:
         self.storage = storage
         self.cdata = storage._cdata
         self.owners = 0
-        self.stream = _stream(weight)
+        self.stream = storages.stream(weight)
         self.copy = copy
         self.dtype = copy.dtype
         self.nbytes = copy.numel() * copy.element_size()
@@ -106,9 +105,9 @@ def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     global _hits, _misses
-    if trains and not (_may_share() and _is_used_again(weight)):
+    if trains and not (may_share() and _is_used_again(weight)):
         return cast(weight, dtype)
-    if _compiling() or _tracing() is not None or _dispatch_modes():
+    if _compiling() or tracing() is not None or _dispatch_modes():
         return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
     held = _copies.get(id(weight))
     if held is not None:
@@ -118,7 +117,7 @@ def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
             and held.pointer == _data_ptr(weight)
             and held.owners == _use_count(held.cdata) + sys.getrefcount(held.storage)
             and held.dtype is dtype
-            and (held.stream is None or (held.stream == _stream(weight) and not torch.cuda.is_current_stream_capturing()))
+            and (held.stream is None or (held.stream == storages.stream(weight) and not torch.cuda.is_current_stream_capturing()))
         ):
             _hits += 1
             return _as_found(weight, held.copy, trains)
@@ -134,7 +133,7 @@ def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
 def _as_found(weight: Tensor, copy: Tensor, trains: bool) -> Tensor:
     """The copy of `weight`, with a gradient of its own where one is needed."""
     if trains:
-        return _shared(weight, copy)
+        return shared(weight, copy)
     return _detach(copy) if copy.requires_grad and _grad_enabled() else copy
 
 
@@ -161,10 +160,14 @@ def _is_used_again(weight: Tensor) -> bool:
 def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     """A new copy of `weight` that is kept; None where none may be."""
     global _bytes
-    if weight.layout is not torch.strided or weight.is_inference() or _functorch_stack() is not None or _owners(weight) > _SOLE_OWNER:
+    if (
+        weight.layout is not torch.strided
+        or weight.is_inference()
+        or functorch_stack() is not None
+        or storages.owners(weight) > storages.SOLE_OWNER
+    ):
         return None
-    storage = _storage(weight)
-    if not storage.resizable() or _is_shared(weight) or getattr(storage, _TAKEN, 0) == _EXPOSED_FOR_GOOD:
+    if not storages.is_private(weight):
         return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
@@ -180,8 +183,7 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     # as the weight has it: linear chooses a faster way to compute a batch by that, under no_grad too
     copy.requires_grad_(weight.requires_grad)
     key = id(weight)
-    made = _Copy(weight, copy, storage, lambda _: _forget(key))
-    del storage
+    made = _Copy(weight, copy, _storage(weight), lambda _: _forget(key))
     made.owners = _use_count(made.cdata) + sys.getrefcount(made.storage)
     with _lock:
         _forget(key)
@@ -191,35 +193,19 @@ def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
     return copy
 
 
-def _owners(tensor: Tensor) -> int:
-    """How many hold the tensor's memory, views, `.data`, flat buffers and the storage object counted."""
-    storage = _storage(tensor)
-    return _use_count(storage._cdata) + sys.getrefcount(storage)
-
-
-# What `_owners` says of a tensor that nobody shares memory with: how storages are counted differs between releases of torch.
-_SOLE_OWNER = _owners(torch.empty(1))
-
-
-def _stream(tensor: Tensor) -> int | None:
-    return torch.cuda.current_stream(tensor.device).cuda_stream if tensor.is_cuda else None
-
-
 # --- activations ----------------------------------------------------------------------------------------------------------
 
 
 _Slot = tuple[Any, int, Any, Any, int, int]
 _EMPTY: _Slot = (None, -1, None, None, 0, 0)
-# Where no graph is made: the last activation that was cast, its version, dtype, copy, `_writes` and `_privacy`. The copy is dropped
+# Where no graph is made: the last activation that was cast, its version, dtype, copy, `_writes` and `privacy`. The copy is dropped
 # when the activation dies.
 _slot = _EMPTY
-# Where a graph is made: id → activation, version, dtype, copy, its version, `_writes` and `_privacy`. Weak: the copy lives as long as
+# Where a graph is made: id → activation, version, dtype, copy, its version, `_writes` and `privacy`. Weak: the copy lives as long as
 # the graph holds it.
 _cast_before: dict[int, tuple[weakref.ref[Tensor], int, torch.dtype, weakref.ref[Tensor], int, int, int]] = {}
 # How often memory was written in a way that leaves no trace on the tensor
 _writes = 0
-# The attribute of a storage that says how often it was taken, and these: its memory is written without a trace, now or at any time
-_TAKEN, _EXPOSED, _EXPOSED_FOR_GOOD = "_hmp_taken", -1, -2
 
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -234,40 +220,17 @@ def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     found = _cast_before.get(key)
     if found is not None and found[0]() is tensor and found[1] == tensor._version and found[2] is dtype and found[5] == _writes:
         copy = found[3]()
-        if copy is not None and copy._version == found[4] and _may_share() and found[6] == _privacy(tensor):
+        if copy is not None and copy._version == found[4] and may_share() and found[6] == storages.privacy(tensor):
             _hits += 1
             if tensor.requires_grad:
-                return _shared(tensor, _detach(copy))
+                return shared(tensor, _detach(copy))
             return _detach(copy) if copy.requires_grad else copy  # it needed a gradient when the copy was made
     copy = cast(tensor, dtype)
-    if type(copy) is Tensor and _functorch_stack() is None and (privacy := _privacy(tensor)) >= 0 and not _is_shared(tensor):
+    if type(copy) is Tensor and functorch_stack() is None and (privacy := storages.privacy(tensor)) >= 0 and not storages.is_shared(tensor):
         _misses += 1
         gone = weakref.ref(tensor, lambda _: _cast_before.pop(key, None))
         _cast_before[key] = (gone, tensor._version, dtype, weakref.ref(copy), copy._version, _writes, privacy)
     return copy
-
-
-def _privacy(tensor: Tensor) -> int:
-    """How often the storage of an activation was taken by now; negative where its memory is not torch's own, where somebody has the
-    storage, or where it was given away in a form that is written without a trace."""
-    storage = _storage(tensor)
-    if not storage.resizable() or sys.getrefcount(storage) > _UNTAKEN:  # numpy's memory, or taken by numpy, is not resizable
-        return -1
-    taken: int = getattr(storage, _TAKEN, 0)
-    return taken
-
-
-def _storage_references(tensor: Tensor) -> int:
-    storage = _storage(tensor)
-    return sys.getrefcount(storage)
-
-
-_UNTAKEN = _storage_references(torch.empty(1))
-
-
-def _is_shared(tensor: Tensor) -> bool:
-    """Whether other processes may write the tensor's memory."""
-    return tensor.is_cpu and bool(_storage(tensor).is_shared())
 
 
 def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -281,9 +244,9 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         and not tensor.is_cuda  # another stream may have made it
         and writes == _writes
         and not _compiling()
-        and _tracing() is None
+        and tracing() is None
         and not _dispatch_modes()
-        and privacy == _privacy(tensor)
+        and privacy == storages.privacy(tensor)
     ):
         _hits += 1
         before: Tensor = copy
@@ -292,10 +255,10 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if (
         type(copy) is Tensor
         and tensor.layout is torch.strided
-        and _functorch_stack() is None
+        and functorch_stack() is None
         and not _compiling()
-        and (privacy := _privacy(tensor)) >= 0
-        and not _is_shared(tensor)
+        and (privacy := storages.privacy(tensor)) >= 0
+        and not storages.is_shared(tensor)
     ):
         _misses += 1
         _slot = (weakref.ref(tensor, _empty_slot), tensor._version, dtype, copy, _writes, privacy)
@@ -306,31 +269,6 @@ def _empty_slot(reference: Any) -> None:
     global _slot
     if _slot[0] is reference:
         _slot = _EMPTY
-
-
-# --- sharing --------------------------------------------------------------------------------------------------------------
-
-
-class _Shared(torch.autograd.Function):
-    """The memory of a copy that was made before, with a gradient of its own for this use."""
-
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, copy: Tensor) -> Tensor:
-        ctx.dtype = source.dtype
-        ctx.set_materialize_grads(False)  # no gradient stays no gradient: zeros would make an optimizer decay the weight
-        return _detach(copy)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        return None if grad is None else cast(grad, ctx.dtype), None
-
-
-_shared: Callable[[Tensor, Tensor], Tensor] = _Shared.apply
-
-
-def _may_share() -> bool:
-    """Whether a graph of plain autograd is made: not a trace, not a function transform, not forward-mode differentiation."""
-    return _tracing() is None and _functorch_stack() is None and forward_ad._current_level < 0
 
 
 # --- forgetting -----------------------------------------------------------------------------------------------------------
@@ -352,7 +290,7 @@ def _forget(key: int) -> None:
 
 def forget(tensor: Tensor) -> None:
     """Copies of what lies in the memory of `tensor` are not used again."""
-    storage = _storage_of(tensor) if _by_storage else None
+    storage = storages.storage_of(tensor) if _by_storage else None
     if storage is not None:
         for key in tuple(_by_storage.get(storage._cdata, ())):
             _forget(key)
@@ -371,26 +309,13 @@ def expose(tensor: Tensor, *, for_good: bool = False) -> None:
     Copies of weights are dropped, and kept again when nobody else holds the memory any more; `for_good` says that this does not show.
     """
     forget(tensor)
-    storage = _storage_of(tensor)
-    if storage is not None and getattr(storage, _TAKEN, 0) != _EXPOSED_FOR_GOOD:
-        setattr(storage, _TAKEN, _EXPOSED_FOR_GOOD if for_good else _EXPOSED)
+    storages.expose(tensor, for_good)
 
 
 def take(tensor: Tensor) -> None:
     """Somebody takes the storage of `tensor`: until they let go of it they may write into it without a trace."""
     forget(tensor)
-    storage = _storage_of(tensor)
-    if storage is not None and getattr(storage, _TAKEN, 0) >= 0:
-        setattr(storage, _TAKEN, getattr(storage, _TAKEN, 0) + 1)
-
-
-def _storage_of(tensor: Tensor) -> Any:
-    """The storage, None where there is none: in a sparse tensor, and in a wrapper of other tensors."""
-    with torch._C.DisableTorchFunction():  # no class or mode of the user's sees this; an UninitializedParameter would refuse
-        try:
-            return _storage(tensor) if tensor.layout is torch.strided else None
-        except (RuntimeError, NotImplementedError):
-            return None
+    storages.take(tensor)
 
 
 def release(tensor: Tensor) -> None:
