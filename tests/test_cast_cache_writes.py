@@ -362,7 +362,7 @@ def test_a_buffer_that_a_loader_fills_again_is_read_again():
         model, x = net()[0], torch.from_numpy(array)  # one product: x is the last that was cast
         for request in range(3):
             array[:] = X.clone().numpy() * (request + 1)  # numpy takes the memory that it is given for good
-            assert torch.equal(model(x), model(X * (request + 1)))
+            assert torch.equal(model(X * (request + 1)), model(x))
 
 
 def test_products_into_out_leave_the_copies_as_they_are():
