@@ -210,10 +210,10 @@ _writes = 0
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
-    if not _grad_enabled():
-        return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
     if tensor.numel() < _WORTH_SHARING:
         return TO[dtype](tensor)
+    if not _grad_enabled():
+        return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
     if _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
         return cast(tensor, dtype)
     key = id(tensor)
