@@ -359,10 +359,12 @@ def test_a_buffer_that_a_loader_fills_again_is_read_again():
     """The usual loop of a server: one array, written for each request."""
     array = np.zeros((4, 16), dtype=np.float32)
     with caches(True), torch.no_grad():
-        model, x = net()[0], torch.from_numpy(array)  # one product: x is the last that was cast
-        for request in range(3):
-            array[:] = X.clone().numpy() * (request + 1)  # numpy takes the memory that it is given for good
-            assert torch.equal(model(X * (request + 1)), model(x))
+        model, x = net()[0], torch.from_numpy(array)
+        requests = [X * (request + 1) for request in range(3)]
+        expected = [model(request) for request in requests]
+        for request, answer in zip(requests, expected, strict=True):
+            array[:] = request.clone().numpy()  # numpy takes the memory that it is given for good
+            assert torch.equal(model(x), answer)  # one product, so that x is the last that was cast
 
 
 def test_products_into_out_leave_the_copies_as_they_are():
