@@ -18,6 +18,8 @@ from model_zoo.selection import POLICIES, each, is_late
 UNSTEADY = {
     "slanet": "thirty batch norms over the few values that a tiny image leaves: rounding the weights turns every gradient before them",
 }
+# Of these less than half of the weights has a steady gradient, and the others' are not compared.
+PARTLY_STEADY = {"gpt-oss": "its routers choose other experts when the weights change in their last bits"}
 
 # Buffers that the model's own code casts to the dtype of its input, under torch.autocast as well.
 ROUNDS_ITSELF = {"wav2vec2-conformer": "wav2vec2_conformer.encoder.embed_positions.pe"}
@@ -41,7 +43,8 @@ def test_a_model_trains_under_a_policy_as_in_float32(model: Model, policy: str):
 @pytest.mark.parametrize("model", each(quick=()))
 def test_most_of_a_models_gradient_is_compared(model: Model):
     coverage = reference(model).coverage
-    assert (coverage < 0.5) == (model.name in UNSTEADY), f"{coverage:.0%} of the weights have a steady gradient"
+    assert (coverage < 0.5) == (model.name in UNSTEADY | PARTLY_STEADY), f"{coverage:.0%} of the weights have a steady gradient"
+    assert coverage > 0.25 or model.name in UNSTEADY
 
 
 def test_the_zoo_holds_every_kind_of_model():
