@@ -220,8 +220,9 @@ _COLLECTIVES = (
 
 
 @gloo
+@pytest.mark.parametrize("graph", [False, True])
 @torch.no_grad()
-def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy(tmp_path):
+def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy(graph, tmp_path):
     store = str(tmp_path / "store")
     with caches(True), subprocess.Popen([sys.executable, "-W", "ignore", "-c", textwrap.dedent(_OTHER), store]) as other:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=2)
@@ -237,10 +238,11 @@ def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy
                 assert not torch.equal(before, got)
             for collective in _COLLECTIVES:  # an activation
                 h = torch.randn(8, 16)
-                before = look(by_eye, h)
-                collective(h)
-                assert_same_bits([look(by_eye, h)], [look(by_eye, h.clone())])
-                assert not torch.equal(before, look(by_eye, h))
+                with torch.set_grad_enabled(graph):
+                    before = look(by_eye, h)  # whose graph holds the copy
+                    collective(h)
+                    assert_same_bits([look(by_eye, h)], [look(by_eye, h.clone())])
+                    assert not torch.equal(before, look(by_eye, h))
             torch.nn.init.normal_(layer.weight)
             work = dist.irecv(layer.weight, 1)
             look(layer)  # of what is there by now
