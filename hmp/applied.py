@@ -89,16 +89,9 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
         found: Mark | None = self.__dict__.get(_KEY)
         if found is None or found.casts.policy is None:  # no mark, or one that revert() has put out of force
             return call_impl(self, *args, **kwargs)
-        before = state.get()
-        if (before or state.settle()).disabled:
+        if state.here().disabled:
             return call_impl(self, *args, **kwargs)  # disable_casts() around the call wins: inside it torch is exactly torch
-        state.live.append(None)
-        state.put(found.casts)
-        try:
-            return call_impl(self, *args, **kwargs)
-        finally:
-            state.put(before)
-            state.live.pop()
+        return state.call_under(found.casts, call_impl, self, *args, **kwargs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl

@@ -261,9 +261,7 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
             patches.on_restore(as_found.forget_foreign)
-        install.install(
-            (site for decision in decisions.values() for site in decision.sites),
-        )
+        install.install(site for decision in decisions.values() for site in decision.sites)
         torch_autocast.install()
     except BaseException:
         if fresh:

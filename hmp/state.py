@@ -145,11 +145,11 @@ def casts_enabled() -> bool:
     return here().policy is not None
 
 
-def call_without_casts(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function` returns when called with casts off."""
+def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function` returns when called with `state` in force."""
     before = get()
     live.append(None)
-    put((before or settle()).off)
+    put(state)
     try:
         return function(*args, **kwargs)
     finally:
@@ -158,16 +158,14 @@ def call_without_casts(function: Callable[P, R], *args: P.args, **kwargs: P.kwar
         live.pop()
 
 
-def call_in_backward(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function` returns when called with casts off."""
+    return call_under(here().off, function, *args, **kwargs)
+
+
+def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function`, which runs backward, returns: user Python in it runs without lists (R13)."""
-    before = get()
-    live.append(None)
-    put((before or settle()).in_backward)
-    try:
-        return function(*args, **kwargs)
-    finally:
-        put(before)
-        live.pop()
+    return call_under(here().in_backward, function, *args, **kwargs)
 
 
 class Bound:
@@ -191,14 +189,7 @@ class Bound:
                 f"this call first ran under policy {self.policy.name!r} and runs again after {since} (a checkpoint's "
                 "recomputation?); its numbers would differ. Call backward() before the policy changes"
             )
-        before = get()
-        live.append(None)
-        put(state)
-        try:
-            return self.function(*args, **kwargs)
-        finally:
-            put(before)
-            live.pop()
+        return call_under(state, self.function, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
@@ -328,7 +319,7 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
-        before = get()
+        before = get()  # call_without_casts, written out: composites run through this at every call
         live.append(None)
         put((before or settle()).off)
         try:

@@ -366,3 +366,13 @@ def test_apply_says_what_it_cannot_follow_and_survives_a_recompiled_graph():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         hmp.revert()
+
+
+def test_apply_hands_on_every_keyword_of_the_models_own() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x, *, state, function):
+            return x + state, function
+
+    x = torch.ones(2)
+    result, function = hmp.apply(Model())(x, state=x, function="mine")
+    assert result.tolist() == [2.0, 2.0] and function == "mine"
