@@ -223,9 +223,6 @@ def _install_checkpoint() -> None:
 def _install_autograd() -> None:
     """User Python that autograd calls (R13): hooks and autograd.Function.backward, and what packs saved tensors inside an op."""
 
-    def run_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args, **kwargs: state.call_in_backward(original, *args, **kwargs)
-
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
             original(types.SimpleNamespace(pack_hook=state.without_casts(self.pack_hook), unpack_hook=self.unpack_hook))
@@ -244,7 +241,6 @@ def _install_autograd() -> None:
 
         return make
 
-    _replace("torch.autograd.graph", "_engine_run_backward", run_backward)
     patches.rebind(torch.autograd.Variable, "_execution_engine", _Engine(torch.autograd.Variable._execution_engine))
     _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # these put their results together with ops that may be listed
@@ -255,7 +251,7 @@ def _install_autograd() -> None:
 
 
 class _Engine:
-    """autograd's engine, for those who call it themselves."""
+    """autograd's engine, which backward() and autograd.grad() ask, and some call themselves."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
