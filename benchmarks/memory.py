@@ -1,13 +1,8 @@
-"""Bytes that the forward pass keeps for the backward pass: each storage once, the model's own parameters and buffers left out.
-
-A low-precision copy of a parameter is in it, for it lives as long.
-"""
+"""Bytes that the forward pass keeps for the backward pass."""
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
+from hmp.benchmark.memory import Storages
 
 from . import models
 from .models import Case
@@ -18,36 +13,14 @@ from .stats import geometric_mean
 ATTENTION_TARGET, NONE_ABOVE = 0.93, 1.00
 
 
-class _Saved:
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-        self._storages: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
-        self._opaque: list[Tensor] = []  # of a layout without storage
-
-    def keep(self, tensor: Tensor) -> Tensor:
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):
-            if not any(tensor is known for known in self._opaque):
-                self._opaque.append(tensor)
-            return tensor
-        if storage.nbytes() and storage.data_ptr() not in self._own:
-            self._storages[storage.data_ptr()] = storage
-        return tensor
-
-    @property
-    def bytes(self) -> int:
-        return sum(storage.nbytes() for storage in self._storages.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
-
-
 def saved_bytes(case: Case, side: Side) -> int:
     """What one forward pass with its loss keeps on `side`."""
     case.model.train()
-    saved = _Saved(case.model)
+    saved = Storages([*case.model.parameters(), *case.model.buffers()])
     with side.visit():
         side.run(case.loss).backward()  # as in the middle of training: whatever is made once has been made
         case.model.zero_grad(set_to_none=True)
-        with saved_tensors_hooks(saved.keep, lambda tensor: tensor):
+        with saved.hooks():
             side.run(case.loss)
     return saved.bytes
 

@@ -12,7 +12,6 @@ import torch.jit._builtins as jit_builtins
 from torch import overrides
 
 from . import partials, patches, switches
-from .signatures import signature_of
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -32,7 +31,7 @@ def install(sites: Iterable[Site]) -> None:
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
         if id(original) not in _switches:
-            _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, signature_of(site)), site)
+            _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, site), site)
         switch: Any = _switches[id(original)]
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self

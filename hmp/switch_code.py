@@ -6,6 +6,7 @@ Where nothing is to be cast a switch reads dtypes and calls the op; what is ordi
 from __future__ import annotations
 
 import functools
+import types
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -109,13 +110,22 @@ NAMES: dict[str, Any] = {
 @functools.cache
 def maker(signature: Signature | None, look: Look, regional: bool = False) -> Callable[..., Any]:
     """_key, _op, _cast → a switch. All switches of a signature close over the same names, so that their code can be exchanged."""
-    lines = ["def make(_key, _op, _cast):"]
-    lines += ["    " + line for line in (_any_call(look, regional) if signature is None else _known_call(signature, look, regional))]
+    return _maker(_any_call(look, regional) if signature is None else _known_call(signature, look, regional))
+
+
+def _maker(switch: list[str]) -> Callable[..., Any]:
+    lines = ["def make(_key, _op, _cast):", *("    " + line for line in switch)]
     lines += ["        if 0: _key, _op, _cast", "    return hmp_switch"]
     found: dict[str, Any] = {}
     exec(compile("\n".join(lines), "<hmp>", "exec"), NAMES, found)
     made: Callable[..., Any] = found["make"]
     return made
+
+
+# The code of a switch that was not called yet under the casts that are in force.
+FIRST_CALL: types.CodeType = _maker(
+    ["def hmp_switch(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]
+)(None, None, None).__code__  # fmt: skip
 
 
 def _any_call(look: Look, regional: bool) -> list[str]:

@@ -6,30 +6,41 @@ changes. See switch_code.
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import state
-from .signatures import Signature
+from .signatures import signature_of
+from .sites import Site
 from .state import Casts
-from .switch_code import NAMES, NO_LOOK, PLAIN, Look, maker
+from .switch_code import FIRST_CALL, NAMES, NO_LOOK, PLAIN, maker
 
 
-def make(key: Any, op: Callable[..., Any], signature: Signature | None) -> Any:
-    """A switch for torch's function `key`, which calls `op` until it is told of a policy."""
-    switch = maker(None, PLAIN)(key, op, op)  # one code for all, because compiling one for each takes time
-    _made.setdefault(key, []).append((switch, signature))
+def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
+    """A switch for torch's function `key`, which calls `op` until it is told of a policy; `site` is where a builtin stands."""
+    switch = maker(None, PLAIN)(key, op, op)
+    with _lock:
+        _made.setdefault(key, []).append((switch, site))
     return switch
 
 
 def focus(casts: Casts) -> None:
     """Makes every switch quick where `casts` are in force: the process's, or a region's while the process has none."""
     global _focus
-    _focus = casts
-    NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
-    for key in _made:
-        tell(key, casts.table.get(key), casts.looks.get(key, NO_LOOK))
-    NAMES["FOCUS"] = casts
+    with _lock:
+        _focus = casts
+        NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
+        plain = maker(None, PLAIN, _is_regional())(None, None, None).__code__
+        for key, switches in _made.items():
+            cast = casts.table.get(key)
+            for switch, _ in switches:
+                if cast is None:
+                    switch.__closure__[0].cell_contents = switch.__closure__[2].cell_contents
+                # most ops are never called: the code for one is written at its first call
+                switch.__code__ = plain if cast is None else FIRST_CALL
+        NAMES["FOCUS"] = casts
 
 
 def renew() -> None:
@@ -42,30 +53,43 @@ def is_focused() -> bool:
     return _focus.policy is not None
 
 
-def tell(key: Any, cast: Any, look: Look) -> None:
-    """Has the switches for `key` call `cast` under the casts that they are made for, or torch's own op for None."""
-    if cast is None:
-        look = PLAIN
-    elif getattr(cast, "failed", None):
-        look = NO_LOOK
-    for switch, signature in _made[key]:
-        call, _, op = switch.__closure__  # in the order of their names: _cast, _key, _op
-        call.cell_contents = op.cell_contents if cast is None else cast
-        made = maker(None if cast is None else signature, look, _focus is not state.PROCESS)(None, None, None)
-        if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
-            switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-        # last: until here the old code casts by the new rule, which is as right
-        switch.__code__ = made.__code__
+def _is_regional() -> bool:
+    return _focus is not state.PROCESS
+
+
+def specialise(key: Any, op: Any) -> Any:
+    """The switch that calls `op`; all switches for `key` now have the code for the casts in focus, which takes 0.5 ms to write."""
+    with _lock:
+        cast = _focus.table.get(key)
+        found = op
+        for switch, site in _made.get(key, ()):
+            call, _, held = switch.__closure__  # in the order of their names: _cast, _key, _op
+            if held.cell_contents is op:
+                found = switch
+            if cast is None:
+                continue  # another policy since the call began, and code that knows
+            call.cell_contents = cast
+            look = NO_LOOK if getattr(cast, "failed", None) else _focus.looks.get(key, NO_LOOK)
+            made = maker(None if site is None else signature_of(site), look, _is_regional())(None, None, None)
+            if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
+                switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+            # last: until here the old code casts by the new rule, which is as right
+            switch.__code__ = made.__code__
+        return found
 
 
 def forget() -> None:
     """No switch stands anywhere any more."""
-    _made.clear()
+    with _lock:
+        _made.clear()
 
 
+_lock = threading.RLock()
+if hasattr(os, "register_at_fork"):  # a process forked while another thread holds it would wait forever
+    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 _focus = state.PROCESS
-# torch's function → its switches, with the signature that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
-_made: dict[Any, list[tuple[Any, Signature | None]]] = {}
+# torch's function → its switches, with the site that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
+_made: dict[Any, list[tuple[Any, Site | None]]] = {}
 
 
 def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -73,9 +97,10 @@ def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwar
     if not hasattr(cast, "again"):
         raise error
     result = cast.again(error, args, kwargs)
-    if cast.failed and key in _made:
-        tell(key, cast, NO_LOOK)  # from now on the wrapper asks what is remembered
+    with _lock:
+        if cast.failed and _focus.table.get(key) is cast:
+            specialise(key, key)  # from now on the wrapper asks what is remembered
     return result
 
 
-NAMES["failed"] = failed  # generated code calls it
+NAMES.update(failed=failed, specialise=specialise)  # generated code calls them

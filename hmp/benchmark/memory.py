@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -30,31 +30,55 @@ class Peak:
         return peak - self._copies
 
 
-class Saved:
-    """Measures the bytes that one step saves for backward: each storage once, parameters and `own` tensors left out.
+class Storages:
+    """The storages of tensors that a forward pass saves for backward: each once, parameters and `own` tensors left out.
 
     A low-precision copy of a parameter counts, for it lives as long.
     """
 
+    def __init__(self, own: Iterable[torch.Tensor]) -> None:
+        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
+        self._opaque: list[torch.Tensor] = []  # of a layout without storage
+
+    def hooks(self) -> saved_tensors_hooks:
+        """A context manager within which saved tensors are counted."""
+        return saved_tensors_hooks(self._keep, lambda tensor: tensor)
+
+    @property
+    def bytes(self) -> int:
+        """What has been saved."""
+        return sum(storage.nbytes() for storage in self._kept.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
+
+    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        base = tensor if tensor._base is None else tensor._base
+        if base.is_leaf and base.requires_grad:
+            return tensor
+        try:
+            storage = tensor.untyped_storage()
+        except (RuntimeError, NotImplementedError):
+            if not any(tensor is known for known in self._opaque):
+                self._opaque.append(tensor)
+            return tensor
+        if storage.nbytes() and storage.data_ptr() not in self._own:
+            self._kept[storage.data_ptr()] = storage
+        return tensor
+
+
+class Saved:
+    """Measures the bytes that one step saves for backward."""
+
     kind = SAVED
 
     def __init__(self, own: list[torch.Tensor]) -> None:
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._own = own
 
     def measure(self, step: Callable[[], object]) -> int:
         """The bytes of one step, which is run."""
-        kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            base = tensor if tensor._base is None else tensor._base
-            storage = tensor.untyped_storage()
-            if not (base.is_leaf and base.requires_grad) and storage.data_ptr() not in self._own:
-                kept[storage.data_ptr()] = storage
-            return tensor
-
-        with saved_tensors_hooks(keep, lambda tensor: tensor):
+        storages = Storages(self._own)
+        with storages.hooks():
             step()
-        return sum(storage.nbytes() for storage in kept.values())
+        return storages.bytes
 
 
 def allocated(device: torch.device) -> int:

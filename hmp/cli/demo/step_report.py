@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
+
+from ...benchmark.memory import Storages
 
 __all__ = ["StepObserver", "StepReport"]
 
@@ -50,8 +51,7 @@ class StepObserver:
     """Observes one step: ``with observer.step():`` around it, ``with observer.forward():`` around model and loss."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._own = {t.untyped_storage().data_ptr() for t in [*model.parameters(), *model.buffers()]}
-        self._saved: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
+        self._saved = Storages([*model.parameters(), *model.buffers()])
         self._dispatch = _Dispatch()
 
     @contextmanager
@@ -61,7 +61,7 @@ class StepObserver:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with saved_tensors_hooks(self._keep, lambda tensor: tensor):
+        with self._saved.hooks():
             self._dispatch.in_forward = True
             try:
                 yield
@@ -69,14 +69,7 @@ class StepObserver:
                 self._dispatch.in_forward = False
 
     def report(self) -> StepReport:
-        saved = sum(storage.nbytes() for storage in self._saved.values())
-        return StepReport(dict(self._dispatch.ran), self._dispatch.casts, saved)
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._own:
-            self._saved[storage.data_ptr()] = storage
-        return tensor
+        return StepReport(dict(self._dispatch.ran), self._dispatch.casts, self._saved.bytes)
 
 
 class _Dispatch(TorchDispatchMode):

@@ -1,0 +1,107 @@
+"""The code of a switch is written at its first call: whoever calls first, from wherever, gets what the policy in force says."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp import switches
+from trap_kit import policy
+
+BF16, F32 = torch.bfloat16, torch.float32
+x = torch.randn(3, 3)
+OPS = (lambda: torch.matmul(x, x), lambda: x @ x, lambda: F.linear(x, x), lambda: torch.mm(x, mat2=x), lambda: F.softmax(x, 0))
+LISTS = policy(bf16={"matmul", "linear", "mm", "softmax"})
+OTHER = policy(bf16={"softmax"}, fp32={"matmul", "linear", "mm"})
+
+
+def test_first_calls_at_once_in_many_threads_are_cast() -> None:
+    threads = 6
+    start = threading.Barrier(threads + 1)
+    seen: list[list[torch.dtype]] = []
+
+    def call() -> None:
+        for _ in range(10):
+            start.wait(30)
+            seen.append([op().dtype for op in OPS])
+            start.wait(30)
+
+    running = [threading.Thread(target=call) for _ in range(threads)]
+    for thread in running:
+        thread.start()
+    for turn in range(10):
+        # another list each time, otherwise nothing is a first call
+        with hmp.convert(policy=OTHER if turn % 2 else LISTS):
+            start.wait(30)
+            start.wait(30)
+        want = [F32] * 4 + [BF16] if turn % 2 else [BF16] * 5
+        assert seen[threads * turn :] == [want] * threads
+    for thread in running:
+        thread.join()
+
+
+def test_a_first_call_of_one_policy_says_nothing_of_the_next() -> None:
+    with hmp.convert(policy=LISTS):
+        assert torch.matmul(x, x).dtype is BF16
+        with hmp.convert(policy=OTHER):
+            assert torch.matmul(x, x).dtype is F32
+            assert F.linear(x, x).dtype is F32
+        assert torch.matmul(x, x).dtype is BF16
+        assert F.linear(x, x).dtype is BF16
+
+
+def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
+    with hmp.convert(policy=LISTS):
+        with hmp.disable_casts():
+            assert F.linear(x, x).dtype is F32
+        with hmp.casts(OTHER):
+            assert torch.mm(x, x).dtype is F32
+        assert torch.mm(x, x).dtype is BF16
+        assert F.linear(x, x).dtype is BF16
+    with hmp.casts(LISTS):
+        assert F.linear(x, x).dtype is BF16
+        assert F.linear(x.bfloat16(), x).dtype is BF16
+    assert F.linear(x, x).dtype is F32
+
+
+def test_what_was_held_before_revert_calls_torchs_own_op() -> None:
+    with hmp.convert(policy=LISTS):
+        held = torch.matmul
+    assert held(x, x).dtype is F32
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
+def test_a_process_forked_while_a_switch_is_being_written_can_write_its_own() -> None:
+    taken, done = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with switches._lock:
+            taken.set()
+            done.wait(30)
+
+    with hmp.convert(policy=LISTS):
+        writer = threading.Thread(target=write)
+        writer.start()
+        assert taken.wait(30)
+        threading.Timer(0.3, done.set).start()
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if torch.matmul(x, x).dtype is BF16 else 1)
+        writer.join()
+        deadline = time.monotonic() + 20
+        status = None
+        while status is None and time.monotonic() < deadline:
+            ended, code = os.waitpid(child, os.WNOHANG)
+            status = code if ended else None
+            time.sleep(0.02)
+        if status is None:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    assert status == 0
