@@ -73,9 +73,11 @@ def settle_torch() -> None:
     for cls in vars(torch.optim).values():
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer:
             cls([torch.nn.Parameter(torch.zeros(1, 1))])
-    opaque: Any = sys.modules.get("torch._opaque_base")  # remembers a class when it is first asked about an object, as make_fx does
-    if opaque is not None:
-        isinstance(0, type("Opaque", (opaque.OpaqueBase,), {}))
+    # these remember a class when they are first asked about an object, as make_fx does
+    for module, name in (("torch._opaque_base", "OpaqueBase"), ("torch._custom_class_base", "CustomClassBase")):
+        base: Any = getattr(sys.modules.get(module), name, None)
+        if base is not None:
+            isinstance(0, type("Opaque", (base,), {}))
 
 
 def torch_owners() -> dict[str, Any]:
