@@ -135,14 +135,14 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         if rule.fill:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
-            return _call(op, args, kwargs, tensors)
+            return op(*args, **kwargs)
         if rule.asks_torch_first and not lacking:
             try:
                 return op(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError):
                 pass  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
         cast_args, cast_kwargs = cast_call(args, kwargs, target, caster, rule.keep)
-        result = _call(op, tuple(cast_args), cast_kwargs, tensors)
+        result = op(*cast_args, **cast_kwargs)
         if not rule.view:
             return result
         cast_tensors = each_tensor((cast_args, cast_kwargs))
@@ -301,14 +301,6 @@ def _in_place_without_kernel(op: Op, rule: CallRule) -> Op:
         return (in_float32 if castable(first) and kernels.lacks_in_place(first) else op)(*args, **kwargs)
 
     return in_place
-
-
-def _call(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], tensors: list[Tensor]) -> Any:
-    """The op's result; with casts off inside where a tensor subclass runs Python of its own for the op (R8)."""
-    for t in tensors:
-        if type(t) is not Tensor and type(t) is not Parameter and type(t).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-            return state.call_without_casts(op, *args, **kwargs)
-    return op(*args, **kwargs)
 
 
 def _writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:
