@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import torch
 
 from . import storages
-from .casting import TO, Tensor, cast
+from .casting import Tensor, cast
 from .errors import HmpError
 from .shared_cast import functorch_stack, may_share, shared, tracing
 
 Parameter = torch.nn.Parameter
+_strided = torch.strided
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -39,8 +40,8 @@ _detach = Tensor.detach
 _storage = Tensor.untyped_storage
 _data_ptr = Tensor.data_ptr
 
-# Below so many elements a cast costs less than sharing one: measured, 4 microseconds.
-_WORTH_SHARING = 8192
+# Below so many bytes a cast costs less than sharing one: measured, 4 microseconds. In bytes because numel() is an op in a trace.
+_WORTH_SHARING = 32768
 
 
 class CacheInfo(NamedTuple):
@@ -92,8 +93,8 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     kind = type(tensor)
     if kind is Parameter:
         trains = _grad_enabled() and tensor.requires_grad
-        if trains and tensor.numel() < _WORTH_SHARING:
-            return TO[dtype](tensor)
+        if trains and (tensor.layout is not _strided or tensor.nbytes < _WORTH_SHARING):
+            return cast(tensor, dtype)  # torch.jit compares lines of source too: every cast that is traced is made in one line
         return _weight(tensor, dtype, trains)
     return _activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
 
@@ -210,11 +211,11 @@ _writes = 0
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
-    if tensor.numel() < _WORTH_SHARING:
-        return TO[dtype](tensor)
+    if tensor.layout is not _strided or tensor.nbytes < _WORTH_SHARING:
+        return cast(tensor, dtype)
     if not _grad_enabled():
         return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
-    if _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
+    if _compiling() or tensor.is_inference():
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
@@ -254,7 +255,6 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     copy = cast(tensor, dtype)
     if (
         type(copy) is Tensor
-        and tensor.layout is torch.strided
         and functorch_stack() is None
         and not _compiling()
         and (privacy := storages.privacy(tensor)) >= 0

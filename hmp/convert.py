@@ -16,7 +16,9 @@ from . import (
     applied,
     as_found,
     construction,
+    fx_graphs,
     install,
+    jit_trace,
     module_state,
     patches,
     plumbing,
@@ -258,6 +260,8 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             module_state.install()
             construction.install()
             views.install()
+            jit_trace.install()
+            fx_graphs.follow()
             state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
             patches.on_restore(as_found.forget_foreign)

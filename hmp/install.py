@@ -41,6 +41,12 @@ def install(sites: Iterable[Site]) -> None:
         partials.rebind(fresh)
 
 
+def standing(function: Any) -> Any:
+    """What stands in the place of torch's `function`: its switch, or itself where it has none."""
+    switch: Any = _switches.get(id(function))
+    return switch if switch is not None and switch.__wrapped__ is function else function
+
+
 def _fill_tables() -> None:
     """torch's tables that are keyed by function and filled at their first use must hold torch's own functions."""
     overrides.get_default_nowrap_functions()
