@@ -100,13 +100,12 @@ def all_of_torch() -> dict[str, Any]:
     """Every loaded module of torch and every class in one: compared once, at the end of the session."""
     owners: dict[str, Any] = {}
     for name, module in list(sys.modules.items()):
-        if name == "torch.compiler._cache":
-            continue  # each module of torch.compile's leaves something in a class of it when it is imported
         if name.split(".")[0] == "torch" and isinstance(module, types.ModuleType):
             owners[name] = module
             for value in list(vars(module).values()):
                 if isinstance(value, type) and (value.__module__ or "").split(".")[0] == "torch":
                     owners[f"{value.__module__}.{value.__qualname__}"] = value
+    owners.pop("torch.compiler._cache.CacheInfo", None)  # modules of torch.compile's leave something there when they are imported
     return owners
 
 
