@@ -125,7 +125,7 @@ def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
         _forget(id(weight))
         del held  # it holds the storage
     _misses += 1
-    copy = _kept(weight, dtype)
+    copy = _kept(weight, dtype, trains)
     if copy is None:
         return cast(weight, dtype)
     return _as_found(weight, copy, trains)
@@ -158,18 +158,30 @@ def _is_used_again(weight: Tensor) -> bool:
     return False
 
 
-def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """A new copy of `weight` that is kept; None where none may be."""
+_here = threading.local()
+
+
+def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function`, a reentrant checkpoint's forward, returns: it keeps no copies, as if it ran with gradients."""
+    before, _here.runs_again = getattr(_here, "runs_again", False), True
+    try:
+        return function(*args)
+    finally:
+        _here.runs_again = before
+
+
+def _kept(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor | None:
+    """A new copy of `weight` that is kept; None where none may be, and in a checkpoint: whoever uses one has no memory for copies."""
     global _bytes
     if (
-        weight.layout is not torch.strided
+        (weight.requires_grad and not trains and (getattr(_here, "runs_again", False) or _graph_task_id() != -1))
+        or weight.layout is not torch.strided
         or weight.is_inference()
         or functorch_stack() is not None
         or storages.owners(weight) > storages.SOLE_OWNER
+        or not storages.is_private(weight)  # memory that is not torch's own: numpy's, a file's, another process's
     ):
         return None
-    if not storages.is_private(weight):
-        return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
     if _inference_mode():

@@ -208,7 +208,7 @@ def _install_checkpoint() -> None:
     """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda ctx, run_function, *args: original(ctx, Bound(run_function), *args)
+        return lambda ctx, run_function, *args: cast_cache.call_to_run_again(original, ctx, Bound(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)
