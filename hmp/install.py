@@ -11,7 +11,7 @@ from typing import Any
 import torch.jit._builtins as jit_builtins
 from torch import overrides
 
-from . import partials, patches, switches
+from . import living, names_taken, partials, patches, switches
 from .signatures import signature_of
 from .sites import Site
 
@@ -38,13 +38,20 @@ def install(sites: Iterable[Site]) -> None:
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
     if fresh:
-        partials.rebind(fresh)
+        alive = living.find()
+        partials.rebind(alive.partials, fresh)
+        names_taken.rebind(alive.modules, fresh)
 
 
 def standing(function: Any) -> Any:
     """What stands in the place of torch's `function`: its switch, or itself where it has none."""
     switch: Any = _switches.get(id(function))
     return switch if switch is not None and switch.__wrapped__ is function else function
+
+
+def originals() -> dict[int, Any]:
+    """torch's builtins that switches stand for, by id."""
+    return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
 
 
 def _fill_tables() -> None:
