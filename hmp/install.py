@@ -27,7 +27,7 @@ def install(sites: Iterable[Site]) -> None:
     fresh: dict[int, Callable[..., Any]] = {}
     for site in sites:
         original = site.original
-        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
+        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not is_switch(original):
             if not patches.swapped(original):
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
@@ -47,6 +47,11 @@ def standing(function: Any) -> Any:
     """What stands in the place of torch's `function`: its switch, or itself where it has none."""
     switch: Any = _switches.get(id(function))
     return switch if switch is not None and switch.__wrapped__ is function else function
+
+
+def standing_switches() -> list[Any]:
+    """All switches for builtins."""
+    return list(_switches.values())
 
 
 def originals() -> dict[int, Any]:
@@ -86,8 +91,9 @@ _DYNAMO_TABLES = {
 }
 
 
-def _is_switch(function: types.FunctionType) -> bool:
-    return function.__code__.co_name == "hmp_switch"
+def is_switch(function: Any) -> bool:
+    """Whether `function` is one that stands in the place of a builtin."""
+    return type(function) is types.FunctionType and function.__code__.co_name == "hmp_switch"
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -106,8 +112,8 @@ def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str 
 
     def find(function: Any) -> str | None:
         found = original(function)
-        if found is None and isinstance(function, types.FunctionType) and _is_switch(function):
-            found = original(function.__wrapped__)  # type: ignore[attr-defined]
+        if found is None and is_switch(function):
+            found = original(function.__wrapped__)
         return found
 
     return find

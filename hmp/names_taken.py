@@ -8,6 +8,7 @@ default argument, a closure, a module's `self.activation`.
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import types
 import weakref
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import patches
+from .living import unfrozen
 
 Switches = Mapping[int, Callable[..., Any]]
 
@@ -95,6 +97,68 @@ def _attribute(module: weakref.ref[torch.nn.Module], name: str) -> Place | None:
     return None if found is None else Place(vars(found), name)
 
 
+def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
+    """Makes the switches among the attributes of a new class static methods, until patches.restore(): a builtin takes no self."""
+    for name, value in list(vars(cls).items()):
+        if is_switch(value):
+            setattr(cls, name, staticmethod(value))
+
+
+def give_back(switches: list[Any]) -> None:
+    """Whoever took one of these switches, which stand nowhere any more, has torch's own function again.
+
+    In dicts (those of modules and objects too), lists, sets, classes, closures and default arguments; another tuple keeps its switch,
+    which does what torch's function does.
+    """
+    held = [switch for switch, references in zip(switches, _references(switches), strict=True) if references > _UNHELD]
+    originals = {id(switch): switch.__wrapped__ for switch in held}
+    inside: list[Any] = held
+    for _ in range(3):  # a class holds a dict that holds a static method
+        if not inside:
+            return
+        with unfrozen():
+            holders = gc.get_referrers(*inside)
+        tuples, inside = inside, []
+        for holder in holders:
+            if holder is held or holder is switches or holder is tuples:
+                continue
+            if isinstance(holder, (tuple, staticmethod)) or (type(holder) is dict and "__module__" in holder):
+                inside.append(holder)  # perhaps a function's default arguments, or the attributes of a class
+            elif isinstance(holder, types.FunctionType):
+                holder.__defaults__ = tuple(originals.get(id(value), value) for value in holder.__defaults__ or ()) or None
+            elif isinstance(holder, type):
+                for name, value in list(vars(holder).items()):
+                    if id(unwrapped(value)) in originals:
+                        original = originals[id(unwrapped(value))]
+                        setattr(holder, name, staticmethod(original) if value is not unwrapped(value) else original)
+            elif tuples is held:
+                _give_back_in(holder, originals)
+
+
+def _references(objects: list[Any]) -> list[int]:
+    return [sys.getrefcount(each) for each in objects]
+
+
+_UNHELD = _references([object()])[0]
+
+
+def _give_back_in(holder: Any, originals: Mapping[int, Any]) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = originals[id(holder.cell_contents)]
+    elif isinstance(holder, list):
+        holder[:] = [originals.get(id(value), value) for value in holder]
+    elif isinstance(holder, set):
+        holder |= {originals[id(value)] for value in holder if id(value) in originals}
+        holder -= {value for value in holder if id(value) in originals}
+    elif not isinstance(holder, (types.FrameType, type)):
+        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        for key, value in list(names.items()):
+            if id(value) in originals:
+                names[key] = originals[id(value)]
+            if id(key) in originals:
+                names[originals[id(key)]] = names.pop(key)
+
+
 def unwrapped(value: Any) -> Any:
     """What a static method calls; any other value as it is."""
     return value.__func__ if type(value) is staticmethod else value
@@ -131,7 +195,8 @@ def _inside(value: Any, module: str, switches: Switches) -> Iterator[Place]:
             yield from _in_function(value, switches)
     elif issubclass(kind, type) and value.__module__ == module:
         for name, attribute in list(vars(value).items()):
-            attribute = unwrapped(attribute)
+            # a static or class method, and what hmp itself has put around a constructor
+            attribute = getattr(attribute, "__dict__", {}).get("__wrapped__", unwrapped(attribute))
             if id(attribute) in switches:
                 yield Place(value, name)
             elif type(attribute) is types.FunctionType:

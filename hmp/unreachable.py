@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import collections
 import contextlib
 import gc
 import inspect
+import logging
 import sys
 import types
 from collections.abc import Iterator
@@ -15,6 +17,8 @@ from typing import Any, NamedTuple
 from . import install
 from .living import unfrozen
 from .names_taken import SKIPPED
+
+log = logging.getLogger("hmp")
 
 
 class Unreachable(NamedTuple):
@@ -45,24 +49,31 @@ def unreachable() -> list[Unreachable]:
         objects = gc.get_objects()
     users = {kind for kind in set(map(type, objects)) if _is_users(kind)}
     found: set[Unreachable] = set()
-    for name, module in list(sys.modules.items()):
+    known: dict[tuple[int, int], frozenset[str]] = {}
+    for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # once where it has two names
         if isinstance(module, types.ModuleType) and name.partition(".")[0] not in SKIPPED:
             for key, value in list(vars(module).items()):
-                for op in _held_in(value, originals):
+                for op in _held_in(value, originals, known):
                     found.add(Unreachable(name, key, _line_of_global(name, key), op))
     for each in objects:
         if type(each) is types.FunctionType:
             held = (each.__defaults__, each.__kwdefaults__, each.__closure__)
             if held != _NOTHING and _is_users(each):
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
-                    for op in _held_in(value, originals):
+                    for op in _held_in(value, originals, known):
                         found.add(Unreachable(each.__module__, f"{each.__qualname__}, {what}", each.__code__.co_firstlineno, op))
         elif type(each) in users or (isinstance(each, type) and _is_users(each)):
             cls = each if isinstance(each, type) else type(each)
             for key, value in _attributes(each):
-                for op in _held_in(value, originals):
+                for op in _held_in(value, originals, known):
                     found.add(Unreachable(cls.__module__, f"{cls.__qualname__}.{key}", _line_of_class(cls), op))
     return sorted(found, key=lambda each: (each.module, each.line or 0, each.name, each.op))
+
+
+def tell_unreachable() -> None:
+    """Logs what `unreachable()` lists."""
+    for each in unreachable():
+        log.warning("%s; it is not cast", each)
 
 
 _NOTHING = (None, None, None)
@@ -75,16 +86,29 @@ def _is_users(owner: Any) -> bool:
     return isinstance(module, str) and module in sys.modules and module.partition(".")[0] not in SKIPPED
 
 
-def _held_in(value: Any, originals: dict[int, Any], level: int = _LEVELS) -> Iterator[str]:
-    """The names of the originals that `value` is or, where it is a container, holds."""
+def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int], frozenset[str]], level: int = _LEVELS) -> frozenset[str]:
+    """The names of the originals that `value` is or, where it is a container, holds; `known` is what was found before."""
     if id(value) in originals:
-        yield f"{value.__module__ or 'torch'}.{value.__name__}"
-    elif level and type(value).__module__ in _CONTAINERS and not isinstance(value, (type, types.FunctionType, types.ModuleType)):
-        for each in gc.get_referents(value):
-            yield from _held_in(each, originals, level - 1)
+        owner = getattr(value, "__module__", None) or "torch"
+        name = value.__qualname__ if hasattr(value, "__objclass__") else value.__name__
+        return frozenset({f"{owner}.{name}"})
+    if not level or type(value) not in _CONTAINERS:
+        return _NO_NAMES
+    key = (id(value), level)
+    if key not in known:
+        known[key] = _NO_NAMES  # for what holds itself
+        referents = [each for each in gc.get_referents(value) if id(each) in originals or type(each) in _CONTAINERS]
+        known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
+    return known[key]
 
 
-_CONTAINERS = frozenset({"builtins", "collections", "types"})
+_NO_NAMES: frozenset[str] = frozenset()
+_CONTAINERS = frozenset(
+    {
+        dict, list, tuple, set, frozenset, staticmethod, collections.OrderedDict, collections.defaultdict, collections.deque,
+        types.CellType, types.MappingProxyType, types.SimpleNamespace,
+    }
+)  # fmt: skip
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
