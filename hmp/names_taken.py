@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import patches
+from . import partials, patches
 from .living import unfrozen
 
 Switches = Mapping[int, Callable[..., Any]]
@@ -107,8 +107,8 @@ def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
 def give_back(switches: list[Any]) -> None:
     """Whoever took one of these switches, which stand nowhere any more, has torch's own function again.
 
-    In dicts (those of modules and objects too), lists, sets, classes, closures and default arguments; another tuple keeps its switch,
-    which does what torch's function does.
+    In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments; another tuple keeps
+    its switch, which does what torch's function does.
     """
     held = [switch for switch, references in zip(switches, _references(switches), strict=True) if references > _UNHELD]
     originals = {id(switch): switch.__wrapped__ for switch in held}
@@ -145,6 +145,8 @@ _UNHELD = _references([object()])[0]
 def _give_back_in(holder: Any, originals: Mapping[int, Any]) -> None:
     if isinstance(holder, types.CellType):
         holder.cell_contents = originals[id(holder.cell_contents)]
+    elif type(holder) is functools.partial:
+        partials.make_call(holder, originals.get(id(holder.func), holder.func))
     elif isinstance(holder, list):
         holder[:] = [originals.get(id(value), value) for value in holder]
     elif isinstance(holder, set):

@@ -20,19 +20,20 @@ def rebind(partials: Iterable[functools.partial[Any]], switches: Mapping[int, Ca
         original = held.func
         switch: Any = switches.get(id(original))
         if switch is not None and switch.__wrapped__ is original:
-            _make_call(held, switch)
+            make_call(held, switch)
             rebound.append((weakref.ref(held), switch))
 
     def undo() -> None:
         for reference, switch in rebound:
             held = reference()
             if held is not None and held.func is switch:
-                _make_call(held, switch.__wrapped__)
+                make_call(held, switch.__wrapped__)
 
     patches.on_restore(undo)
 
 
-def _make_call(held: functools.partial[Any], function: Callable[..., Any]) -> None:
+def make_call(held: functools.partial[Any], function: Callable[..., Any]) -> None:
+    """Has `held` call `function`, with the arguments that it has."""
     state: Any = held.__reduce__()[2]
     _, arguments, keywords, attributes = state
     held.__setstate__((function, arguments, keywords, attributes))  # type: ignore[attr-defined]

@@ -30,6 +30,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     # these compute a weight once, and store it
     "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
     "torch.nn.utils.weight_norm": ("remove_weight_norm", "weight_norm"),
+    "torch.nn.utils.parametrizations": ("orthogonal", "spectral_norm", "weight_norm"),
     "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),

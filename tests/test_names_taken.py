@@ -291,6 +291,7 @@ def test_ops_called_inside_cpp_are_out_of_reach():
 # --- searches
 
 
+@pytest.mark.slow
 def test_frozen_objects_are_found():
     run_in_another_process(
         textwrap.dedent(

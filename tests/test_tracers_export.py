@@ -134,6 +134,7 @@ def test_an_exported_graph_trains_with_the_gradients_of_explicit_casts():
         same(parameter.grad, gradient)
 
 
+@pytest.mark.slow
 def test_branches_of_cond_are_cast():
     run_in_another_process(
         """
@@ -232,3 +233,18 @@ def test_the_code_of_a_symbolic_trace_names_torchs_functions():
     plain = torch.fx.symbolic_trace(Traced()).code
     with hmp.convert():
         assert torch.fx.symbolic_trace(Traced()).code == plain
+
+
+def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():
+    """Documented: nothing of a `with` is written down. An exported graph has it."""
+
+    class Region(torch.nn.Module):
+        def forward(self, x):
+            with hmp.disable_casts():
+                return torch.matmul(x, x.t())
+
+    graph = torch.fx.symbolic_trace(Region())
+    with hmp.casts(LISTS):
+        assert Region()(X).dtype is F32
+        assert graph(X).dtype is BF16
+        assert export(Region())(X).dtype is F32
