@@ -12,6 +12,7 @@ from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
 from .state import casts_enabled, disable_casts, enable_casts
+from .unreachable import Unreachable, unreachable
 
 __version__ = "0.1.0"
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "OpListError",
     "Policy",
     "Rule",
+    "Unreachable",
     "apply",
     "benchmark",
     "bf16_function",
@@ -42,6 +44,7 @@ __all__ = [
     "remove",
     "revert",
     "set_cache_limit",
+    "unreachable",
 ]
 
 # Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same

@@ -22,11 +22,12 @@ from typing import Any, NamedTuple
 import torch
 
 from . import storages
-from .casting import TO, Tensor, cast
+from .casting import Tensor, cast
 from .errors import HmpError
 from .shared_cast import functorch_stack, may_share, shared, tracing
 
 Parameter = torch.nn.Parameter
+_strided = torch.strided
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -39,8 +40,8 @@ _detach = Tensor.detach
 _storage = Tensor.untyped_storage
 _data_ptr = Tensor.data_ptr
 
-# Below so many elements a cast costs less than sharing one: measured, 4 microseconds.
-_WORTH_SHARING = 8192
+# Below so many bytes a cast costs less than sharing one: measured, 4 microseconds. In bytes because numel() is an op in a trace.
+_WORTH_SHARING = 32768
 
 
 class CacheInfo(NamedTuple):
@@ -92,8 +93,8 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     kind = type(tensor)
     if kind is Parameter:
         trains = _grad_enabled() and tensor.requires_grad
-        if trains and tensor.numel() < _WORTH_SHARING:
-            return TO[dtype](tensor)
+        if trains and (tensor.layout is not _strided or tensor.nbytes < _WORTH_SHARING):
+            return cast(tensor, dtype)  # torch.jit compares lines of source too: every cast that is traced is made in one line
         return _weight(tensor, dtype, trains)
     return _activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
 
@@ -124,7 +125,7 @@ def _weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
         _forget(id(weight))
         del held  # it holds the storage
     _misses += 1
-    copy = _kept(weight, dtype)
+    copy = _kept(weight, dtype, trains)
     if copy is None:
         return cast(weight, dtype)
     return _as_found(weight, copy, trains)
@@ -157,18 +158,30 @@ def _is_used_again(weight: Tensor) -> bool:
     return False
 
 
-def _kept(weight: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """A new copy of `weight` that is kept; None where none may be."""
+_here = threading.local()
+
+
+def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function`, a reentrant checkpoint's forward, returns: it keeps no copies, as if it ran with gradients."""
+    before, _here.runs_again = getattr(_here, "runs_again", False), True
+    try:
+        return function(*args)
+    finally:
+        _here.runs_again = before
+
+
+def _kept(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor | None:
+    """A new copy of `weight` that is kept; None where none may be, and in a checkpoint: whoever uses one has no memory for copies."""
     global _bytes
     if (
-        weight.layout is not torch.strided
+        (weight.requires_grad and not trains and (getattr(_here, "runs_again", False) or _graph_task_id() != -1))
+        or weight.layout is not torch.strided
         or weight.is_inference()
         or functorch_stack() is not None
         or storages.owners(weight) > storages.SOLE_OWNER
+        or not storages.is_private(weight)  # memory that is not torch's own: numpy's, a file's, another process's
     ):
         return None
-    if not storages.is_private(weight):
-        return None  # memory that is not torch's own: numpy's, a file's, another process's
     if _bytes + weight.numel() * dtype.itemsize > cache_limit():
         return None
     if _inference_mode():
@@ -210,11 +223,11 @@ _writes = 0
 
 def _activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global _hits, _misses
-    if tensor.numel() < _WORTH_SHARING:
-        return TO[dtype](tensor)
+    if tensor.layout is not _strided or tensor.nbytes < _WORTH_SHARING:
+        return cast(tensor, dtype)
     if not _grad_enabled():
         return cast(tensor, dtype) if _inference_mode() or tensor.is_inference() else _in_slot(tensor, dtype)
-    if _compiling() or tensor.is_inference() or tensor.layout is not torch.strided:
+    if _compiling() or tensor.is_inference():
         return cast(tensor, dtype)
     key = id(tensor)
     found = _cast_before.get(key)
@@ -254,7 +267,6 @@ def _in_slot(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     copy = cast(tensor, dtype)
     if (
         type(copy) is Tensor
-        and tensor.layout is torch.strided
         and functorch_stack() is None
         and not _compiling()
         and (privacy := storages.privacy(tensor)) >= 0

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from . import patches, state
+from . import names_taken, patches, state
+from .install import is_switch
 from .state import Casts, Entered, Off, Table
 
 # Class methods that construct a model and load or compute its state.
@@ -34,6 +35,7 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
+        names_taken.unbind(cls, is_switch)
         _mute(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))
@@ -49,7 +51,7 @@ class QuietInit:
     """
 
     def __init__(self, function: Any) -> None:
-        self.function = function
+        self.function = self.__wrapped__ = function
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         bound = self.function.__get__(instance, owner)

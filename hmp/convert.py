@@ -16,8 +16,11 @@ from . import (
     applied,
     as_found,
     construction,
+    fx_graphs,
     install,
+    jit_trace,
     module_state,
+    names_taken,
     patches,
     plumbing,
     registry,
@@ -31,6 +34,7 @@ from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
 from .state import PROCESS, Casts, Region
+from .unreachable import tell_unreachable
 from .verbose import LogObserver, announce
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -86,8 +90,8 @@ def convert(
     "" means the default list of that kind (Habana's). `opt_level` "O2" runs matrix products and convolutions in the low dtype
     and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a folder, and excludes
     the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`) logs the
-    policy and every distinct decision once. A second call replaces the policy. Raises OpListError for lists that cannot be
-    used and HmpError for other wrong arguments; torch is then as it was before.
+    policy, what `unreachable()` lists, and every distinct decision once. A second call replaces the policy. Raises OpListError
+    for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
     chosen = _choose_policy(opt_level, bf16_file_path, fp32_file_path, promote_file_path, policy)
     if dtype is not None:
@@ -101,6 +105,7 @@ def convert(
         torch_autocast.say_if_enabled()
         if is_verbose:
             announce(chosen)
+            tell_unreachable()
         return handle
 
 
@@ -131,7 +136,9 @@ def revert() -> None:
         switches.focus(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
+        stood = install.standing_switches()
         patches.restore()
+        names_taken.give_back(stood)
 
 
 def is_converted() -> bool:
@@ -258,6 +265,8 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             module_state.install()
             construction.install()
             views.install()
+            jit_trace.install()
+            fx_graphs.follow()
             state.MADE_TO_FIT = tables.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
             patches.on_restore(as_found.forget_foreign)

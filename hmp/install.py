@@ -11,7 +11,7 @@ from typing import Any
 import torch.jit._builtins as jit_builtins
 from torch import overrides
 
-from . import partials, patches, switches
+from . import living, names_taken, partials, patches, switches
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -26,7 +26,7 @@ def install(sites: Iterable[Site]) -> None:
     fresh: dict[int, Callable[..., Any]] = {}
     for site in sites:
         original = site.original
-        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not _is_switch(original):
+        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not is_switch(original):
             if not patches.swapped(original):
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
@@ -37,7 +37,25 @@ def install(sites: Iterable[Site]) -> None:
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
     if fresh:
-        partials.rebind(fresh)
+        alive = living.find()
+        partials.rebind(alive.partials, fresh)
+        names_taken.rebind(alive.modules, fresh)
+
+
+def standing(function: Any) -> Any:
+    """What stands in the place of torch's `function`: its switch, or itself where it has none."""
+    switch: Any = _switches.get(id(function))
+    return switch if switch is not None and switch.__wrapped__ is function else function
+
+
+def standing_switches() -> list[Any]:
+    """All switches for builtins."""
+    return list(_switches.values())
+
+
+def originals() -> dict[int, Any]:
+    """torch's builtins that switches stand for, by id."""
+    return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
 
 
 def _fill_tables() -> None:
@@ -72,8 +90,9 @@ _DYNAMO_TABLES = {
 }
 
 
-def _is_switch(function: types.FunctionType) -> bool:
-    return function.__code__.co_name == "hmp_switch"
+def is_switch(function: Any) -> bool:
+    """Whether `function` is one that stands in the place of a builtin."""
+    return type(function) is types.FunctionType and function.__code__.co_name == "hmp_switch"
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -92,8 +111,8 @@ def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str 
 
     def find(function: Any) -> str | None:
         found = original(function)
-        if found is None and isinstance(function, types.FunctionType) and _is_switch(function):
-            found = original(function.__wrapped__)  # type: ignore[attr-defined]
+        if found is None and is_switch(function):
+            found = original(function.__wrapped__)
         return found
 
     return find

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import op_names, patches
+from . import jit_trace, op_names, patches
 from .call_rules import CallRule
 from .casting import Tensor
 from .verbose import speaks
@@ -83,6 +83,7 @@ class Kernels:
             raise error from None
         with contextlib.suppress(RuntimeError):
             return run(dtype)  # a passing trouble, of a device's first use for instance
+        jit_trace.resume()
         if not self.failed:
             patches.on_restore(self.failed.clear)  # wrappers outlive revert()
         if len(self.failed) >= _REMEMBERED:

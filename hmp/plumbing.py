@@ -30,6 +30,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     # these compute a weight once, and store it
     "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
     "torch.nn.utils.weight_norm": ("remove_weight_norm", "weight_norm"),
+    "torch.nn.utils.parametrizations": ("orthogonal", "spectral_norm", "weight_norm"),
     "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
@@ -208,7 +209,7 @@ def _install_checkpoint() -> None:
     """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda ctx, run_function, *args: original(ctx, Bound(run_function), *args)
+        return lambda ctx, run_function, *args: cast_cache.call_to_run_again(original, ctx, Bound(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from . import cast_cache, casting, op_names, state
+from . import cast_cache, casting, jit_trace, op_names, state
 from .call_rules import CallRule
 from .casting import FINITE_MAX
 from .signatures import ALIASES, Parameter, Signature
@@ -104,6 +104,7 @@ NAMES: dict[str, Any] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
     "SIGNATURES": _SIGNATURES,
     "FOCUS": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": casting.cast, "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
+    "resume": jit_trace.resume,
 }  # fmt: skip
 
 
@@ -195,6 +196,7 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
             "        if cast:",
             *_casts(signature, look, "            "),
             "    except (AttributeError, RuntimeError):",
+            "        resume()",
             "        cast = False",
             "    if cast:",
             "        try:",

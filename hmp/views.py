@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -108,8 +109,8 @@ def _strongly(value: Any) -> Any:
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
     """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on."""
     if type(result) is Tensor:
-        if torch._C._functorch.is_functorch_wrapped_tensor(result):
-            return result  # inside vmap and grad a wrapper level would be lost
+        if torch._C._functorch.is_functorch_wrapped_tensor(result) or _in_make_fx():
+            return result  # inside vmap and grad a wrapper level would be lost; make_fx refuses subclasses that it does not know
         if not any(_same_storage(result, copied) for copied in copies):
             return result
         with torch._C.DisableTorchFunctionSubclass():
@@ -120,6 +121,14 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
         parts = (original and original.of_part(i) for i in range(len(result)))
         return type(result)(refuse_writes(item, op, copies, part) for item, part in zip(result, parts, strict=True))
     return result
+
+
+def _in_make_fx() -> bool:
+    """Whether ops on real tensors are being written down."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
+    return proxy_tensor is not None and proxy_tensor.get_proxy_mode() is not None
 
 
 def install() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from . import cast_cache, casting, op_names, saturation, special_ops, state
+from . import cast_cache, casting, jit_trace, op_names, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .kernels import Kernels
@@ -98,6 +98,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         try:
             return into_out(args, kwargs)
         except RuntimeError as error:
+            jit_trace.resume()
             known = len(failed)
             if rule.retries:
                 with contextlib.suppress(RuntimeError):
@@ -108,6 +109,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
 
     def again(error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R11: what failed in the low dtype is tried in float32."""
+        jit_trace.resume()
         tensors = survey(args, kwargs, rule)
         if not tensors:
             raise error
@@ -140,7 +142,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             try:
                 return op(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError):
-                pass  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
+                jit_trace.resume()  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
         cast_args, cast_kwargs = cast_call(args, kwargs, target, caster, rule.keep)
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:

@@ -114,8 +114,8 @@ def test_accumulation_casts_big_weights_once_from_the_second_micro_batch_on():
     # the first step learns that there are micro-batches; every later one keeps the casts of its first
     assert casts(3, 1) == [(0, 0), (0, 4), (4, 0)] + [(0, 4), (4, 0), (4, 0)] * 2
     assert casts(1, 1) == [(0, 0)] * 3
-    assert casts(3, 17 * 32) == [(0, 0)] * 9  # all weights are smaller
-    assert casts(3, 16 * 32) == [(0, 0), (0, 1), (1, 0)] + [(0, 1), (1, 0), (1, 0)] * 2
+    assert casts(3, 4 * 17 * 32) == [(0, 0)] * 9  # all weights are smaller
+    assert casts(3, 4 * 16 * 32) == [(0, 0), (0, 1), (1, 0)] + [(0, 1), (1, 0), (1, 0)] * 2
 
 
 def test_weights_shared_by_layers_are_cast_once_a_step():

@@ -107,6 +107,7 @@ def all_of_torch() -> dict[str, Any]:
             for value in list(vars(module).values()):
                 if isinstance(value, type) and (value.__module__ or "").split(".")[0] == "torch":
                     owners[f"{value.__module__}.{value.__qualname__}"] = value
+    owners.pop("torch.compiler._cache.CacheInfo", None)  # modules of torch.compile's leave something there when they are imported
     return owners
 
 

@@ -1,0 +1,269 @@
+"""Selective checkpointing, random state, wrappers and libraries' ways to checkpoint: recomputed as the forward ran."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import threading
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+    set_checkpoint_debug_enabled,
+    set_checkpoint_early_stop,
+)
+
+import hmp
+from oracle import BF16, F32
+from trap_kit import policy, same
+
+REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+LISTS = policy(bf16=["linear", "matmul", "dropout", "relu"], fp32=["softmax"])
+OTHER = policy(fp32=["linear", "matmul"], bf16=["softmax", "sin"])
+
+
+class Block(torch.nn.Module):
+    def __init__(self, dropout: float = 0.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.one, self.other = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.dropout = dropout
+        self.runs: list[tuple[torch.dtype, ...]] = []
+
+    def forward(self, x):
+        hidden = self.one(x)
+        scores = torch.softmax(hidden, -1)
+        self.runs.append((hidden.dtype, scores.dtype))
+        mixed = torch.matmul(F.dropout(torch.relu(hidden), self.dropout), scores.t())
+        return torch.sin(mixed.float() @ self.other(x).float())
+
+
+def gradients(block, x, run, around=contextlib.nullcontext, thread=False):
+    """The result of `run` and the gradients of x and the weights, backward called inside `around`, maybe in another thread."""
+    torch.manual_seed(7)
+    x = x.detach().requires_grad_()
+    result = run(x)
+    errors = []
+
+    def backward():
+        try:
+            with around():
+                result.float().square().sum().backward()
+        except BaseException as error:
+            errors.append(error)
+
+    torch.manual_seed(99)  # the random state at backward is another than forward's
+    if thread:
+        worker = threading.Thread(target=backward)
+        worker.start()
+        worker.join()
+    else:
+        backward()
+    if errors:
+        raise errors[0]
+    found = [result.detach(), x.grad, *(p.grad for p in block.parameters())]
+    block.zero_grad(set_to_none=True)
+    return found
+
+
+X = torch.randn(8, 8, generator=torch.Generator().manual_seed(5))
+AROUND = {
+    "here": contextlib.nullcontext,
+    "without casts": hmp.disable_casts,
+    "with casts": hmp.enable_casts,
+    "in a region": lambda: hmp.casts(OTHER),
+}
+
+
+def cast_explicitly(block, x):
+    """`Block` under LISTS, in plain torch: each use of a tensor has a cast of its own."""
+
+    def linear(layer):
+        return F.linear(x.to(BF16), layer.weight.to(BF16), layer.bias.to(BF16))
+
+    with hmp.disable_casts():
+        hidden = linear(block.one)
+        scores = torch.softmax(hidden.to(F32), -1)
+        mixed = torch.matmul(F.dropout(hidden.relu(), block.dropout), scores.t().to(BF16)).float()
+        return torch.sin(mixed.to(BF16) @ linear(block.other).float().to(BF16))
+
+
+def assert_as_by_hand(block, run, around="here", thread=False):
+    want = gradients(block, X, lambda x: cast_explicitly(block, x))
+    block.runs.clear()
+    got = gradients(block, X, run, AROUND[around], thread)
+    assert len(block.runs) >= 2 and set(block.runs) == {(BF16, F32)}, block.runs
+    for one, other in zip(got, want, strict=True):
+        same(one, other)
+
+
+def in_scope(scope, run):
+    """`run` with its forward under LISTS."""
+
+    def forward(x):
+        if scope == "convert":
+            hmp.convert(policy=LISTS)  # stays in force until the test ends, backward included
+            return run(x)
+        with hmp.casts(LISTS):
+            return run(x)
+
+    return forward
+
+
+@REENTRANT
+@pytest.mark.parametrize("thread", [False, True], ids=["same thread", "another thread"])
+@pytest.mark.parametrize("scope", ["convert", "casts"])
+def test_dropout_and_casts_are_recomputed_as_in_forward(scope, thread, reentrant):
+    """preserve_rng_state, on by default: the mask of the forward, drawn again."""
+    block = Block(dropout=0.5)
+    for around in AROUND:
+        assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=reentrant)), around, thread)
+
+
+@REENTRANT
+def test_without_preserve_rng_state_the_mask_is_another_and_the_casts_are_the_same(reentrant):
+    block = Block(dropout=0.5)
+    want = gradients(block, X, lambda x: cast_explicitly(block, x))
+    block.runs.clear()
+    run = in_scope("casts", lambda x: checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=False))
+    got = gradients(block, X, run, hmp.disable_casts)
+    same(got[0], want[0])
+    assert not torch.equal(got[1], want[1])
+    assert set(block.runs) == {(BF16, F32)}
+
+
+def save_products(ctx, op, *args, **kwargs):
+    return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+POLICIES = {
+    "a function": save_products,
+    "a list": [torch.ops.aten.mm.default, torch.ops.aten._softmax.default],
+    "all saved": lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_SAVE,
+    "nothing saved": lambda ctx, op, *args, **kwargs: CheckpointPolicy.MUST_RECOMPUTE,
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("scope", ["convert", "casts"])
+def test_selective_checkpointing(scope, name):
+    block = Block()
+    contexts = functools.partial(create_selective_checkpoint_contexts, POLICIES[name])
+    for around in AROUND:
+        assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)), around)
+
+
+def test_selective_checkpointing_saves_low_copies_and_not_their_originals():
+    """The policy is asked about the ops that run, casts among them."""
+    asked = []
+
+    def noting(ctx, op, *args, **kwargs):
+        asked.append((str(op), [a.dtype for a in args if isinstance(a, torch.Tensor)]))
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+    block = Block()
+    contexts = functools.partial(create_selective_checkpoint_contexts, noting)
+    with hmp.casts(LISTS):
+        checkpoint(block, X.clone().requires_grad_(), use_reentrant=False, context_fn=contexts)
+    products = [dtypes for op, dtypes in asked if "addmm" in op or ".mm" in op]
+    assert len(products) == 4 and {d for dtypes in products for d in dtypes} == {BF16}
+    assert any("_to_copy" in op and dtypes == [F32] for op, dtypes in asked)
+
+
+@pytest.mark.parametrize("stops", [True, False])
+@pytest.mark.parametrize("debug", [False, True])
+def test_early_stop_and_debug(stops, debug, monkeypatch):
+    monkeypatch.setattr(logging.getLogger("LoggingTensor"), "propagate", False)  # pytest cannot format what torch logs
+    block = Block()
+
+    def run(x):
+        with set_checkpoint_early_stop(stops), set_checkpoint_debug_enabled(debug):
+            return checkpoint(block, x, use_reentrant=False)
+
+    assert_as_by_hand(block, in_scope("casts", run), "without casts")
+
+
+def test_torch_refuses_what_is_recomputed_otherwise():
+    """The check of torch's that a wrong recomputation would meet works: it is what makes the tests here able to fail."""
+    block, first = Block(), [True]
+
+    def changes(x):
+        with contextlib.nullcontext() if first.pop() else hmp.disable_casts():
+            first.append(False)
+            return block(x)
+
+    with hmp.casts(LISTS):
+        loss = checkpoint(changes, X.clone().requires_grad_(), use_reentrant=False).sum()
+    with pytest.raises(torch.utils.checkpoint.CheckpointError, match="different metadata"):
+        loss.backward()
+
+
+@REENTRANT
+def test_a_region_inside_a_checkpoint_is_recomputed_as_such(reentrant):
+    block, seen = Block(), []
+
+    def mixed(x):
+        with hmp.disable_casts():
+            wide = block.one(x)
+        low = block.other(wide)
+        seen.append((wide.dtype, low.dtype))
+        return torch.sin(low)
+
+    def by_hand(x):
+        wide = F.linear(x, block.one.weight, block.one.bias)
+        return torch.sin(F.linear(wide.to(BF16), block.other.weight.to(BF16), block.other.bias.to(BF16)))
+
+    want = gradients(block, X, by_hand)
+    for around in AROUND.values():
+        got = gradients(block, X, in_scope("casts", lambda x: checkpoint(mixed, x, use_reentrant=reentrant)), around)
+        for one, other in zip(got, want, strict=True):
+            same(one, other)
+    assert set(seen) == {(F32, BF16)}
+
+
+@REENTRANT
+def test_autocast_and_hmp_in_one_checkpoint(reentrant):
+    block, seen = Block(), []
+
+    def mixed(x):
+        with torch.autocast("cpu", enabled=False):
+            wide = block.one(x)
+        with torch.autocast("cpu", dtype=torch.float16):
+            half = block.other(wide)
+        seen.append((wide.dtype, half.dtype))
+        return torch.sin(half.float())
+
+    run = in_scope("casts", lambda x: checkpoint(mixed, x, use_reentrant=reentrant))
+    first = gradients(block, X, run)
+    for around in AROUND.values():
+        for one, other in zip(gradients(block, X, run, around), first, strict=True):
+            same(one, other)
+    assert set(seen) == {(F32, torch.float16)}
+
+
+@REENTRANT
+def test_wrapped_modules_and_sequences(reentrant):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
+
+    block = Block()
+    impl = CheckpointImpl.REENTRANT if reentrant else CheckpointImpl.NO_REENTRANT
+    wrapped = checkpoint_wrapper(block, checkpoint_impl=impl)
+    assert_as_by_hand(block, in_scope("casts", lambda x: wrapped(x)), "without casts")
+    run = in_scope("casts", lambda x: checkpoint_sequential([block, torch.nn.Identity()], 2, x, use_reentrant=reentrant))
+    assert_as_by_hand(block, run)
+    applied = hmp.apply(checkpoint_wrapper(Block(), checkpoint_impl=impl), LISTS)
+    assert_as_by_hand(applied._checkpoint_wrapped_module, lambda x: applied(x), "in a region")
+
+
+@REENTRANT
+def test_a_librarys_own_reference_to_checkpoint(reentrant):
+    """transformers takes `checkpoint` at its import, before convert(), and binds keywords to it."""
+    taken = functools.partial(checkpoint, use_reentrant=reentrant)
+    block = Block()
+    assert_as_by_hand(block, in_scope("convert", lambda x: taken(block.__call__, x)), "without casts")

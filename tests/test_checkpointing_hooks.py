@@ -1,0 +1,201 @@
+"""Hooks on saved tensors, offloading above all: they see what an op saves, and the gradients are those of explicit casts."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.autograd.graph import allow_mutation_on_saved_tensors, disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from oracle import BF16, F32
+from trap_kit import policy, same
+
+LISTS = policy(bf16=["linear", "matmul", "relu", "layer_norm"], fp32=["softmax"])
+# what hooks call, on lists that would change it
+EVERYTHING = policy(bf16=["linear", "matmul", "relu", "layer_norm", "detach", "clone", "empty_like", "empty", "mul"], fp32=["softmax"])
+
+
+class Model(torch.nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.norm, self.one, self.other = torch.nn.LayerNorm(width), torch.nn.Linear(width, width), torch.nn.Linear(width, width)
+
+    def forward(self, x):
+        hidden = self.norm(x)
+        return torch.softmax(torch.matmul(torch.relu(self.one(hidden)), self.other(hidden).t()), -1)
+
+
+def by_hand(model, x):
+    hidden = F.layer_norm(x.to(BF16), model.norm.normalized_shape, model.norm.weight, model.norm.bias)
+    one, other = (F.linear(hidden, m.weight.to(BF16), m.bias.to(BF16)) for m in (model.one, model.other))
+    return torch.softmax(torch.matmul(one.relu(), other.t()).to(F32), -1)
+
+
+def gradients(model, run, x, around=contextlib.nullcontext):
+    x = x.detach().requires_grad_()
+    result = run(x)
+    with around():
+        result.float().square().sum().backward()
+    found = [result.detach(), x.grad, *(p.grad for p in model.parameters())]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+class OnDisk:
+    """Saved tensors lie in files between forward and backward."""
+
+    def __init__(self, folder):
+        self.folder, self.count, self.dtypes = folder, 0, []
+
+    def pack(self, tensor):
+        self.count += 1
+        self.dtypes.append(tensor.dtype)
+        path = self.folder / f"{self.count}.pt"
+        torch.save(tensor, path)
+        return path
+
+    def unpack(self, path):
+        return torch.load(path)
+
+
+def on_disk(folder):
+    stored = OnDisk(folder)
+    return saved_tensors_hooks(stored.pack, stored.unpack)
+
+
+def doubled(_):
+    """A hook that computes: a power of two is exact in every dtype."""
+    return saved_tensors_hooks(lambda t: t * 2 if t.is_floating_point() else t, lambda t: t * 0.5 if t.is_floating_point() else t)
+
+
+@contextlib.contextmanager
+def nested(folder):
+    with save_on_cpu(), on_disk(folder):
+        yield
+
+
+HOOKS = {
+    "save_on_cpu": lambda _: save_on_cpu(),
+    "on disk": on_disk,
+    "computing": doubled,
+    "nested": nested,
+    "disabled": lambda _: disable_saved_tensors_hooks("not here"),
+}
+AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
+
+
+@pytest.mark.parametrize("lists", [LISTS, EVERYTHING], ids=["", "what hooks call is listed"])
+@pytest.mark.parametrize("name", HOOKS)
+@pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
+def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(width, name, lists, tmp_path):
+    model, x = Model(width), torch.randn(width, width)
+    want = gradients(model, lambda x: by_hand(model, x), x)
+
+    def run(x):
+        with hmp.casts(lists), HOOKS[name](tmp_path):
+            return model(x)
+
+    for around in AROUND.values():  # the later ones with what the caches learned
+        for one, other in zip(gradients(model, run, x, around), want, strict=True):
+            same(one, other)
+
+
+def test_saved_tensors_may_be_written_where_torch_allows_it():
+    def mutated(layer, cast):
+        x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
+        with allow_mutation_on_saved_tensors():
+            hidden = cast(torch.sin(x))
+            result = F.linear(hidden, cast(layer.weight), cast(layer.bias))
+            with torch.no_grad():
+                hidden.mul_(2)
+            return torch.autograd.grad(result.float().square().sum(), [x, layer.weight])
+
+    layer = torch.nn.Linear(8, 8)
+    want = mutated(layer, lambda t: t.to(BF16))
+    with hmp.casts(LISTS):
+        got = mutated(layer, lambda t: t)
+    for one, other in zip(got, want, strict=True):
+        same(one, other)
+
+
+def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
+    model, x = Model(128), torch.randn(128, 128, requires_grad=True)
+    stored = OnDisk(tmp_path)
+    with hmp.casts(LISTS), saved_tensors_hooks(stored.pack, stored.unpack):
+        model(x)
+    ours, stored.dtypes = sorted(map(str, stored.dtypes)), []
+    with saved_tensors_hooks(stored.pack, stored.unpack):
+        by_hand(model, x)
+    assert ours == sorted(map(str, stored.dtypes))
+    assert ours.count("torch.bfloat16") > ours.count("torch.float32") > 0
+
+
+@pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+@pytest.mark.parametrize("inside", [True, False], ids=["hooks inside", "hooks outside"])
+@pytest.mark.parametrize("name", ["save_on_cpu", "on disk", "computing"])
+def test_checkpoints_and_hooks_together(name, inside, reentrant, tmp_path):
+    model, x = Model(8), torch.randn(8, 8)
+    want = gradients(model, lambda x: by_hand(model, x), x)
+
+    def hooked(x):
+        with HOOKS[name](tmp_path):
+            return model(x)
+
+    def run(x):
+        with hmp.casts(EVERYTHING):
+            if inside:
+                return checkpoint(hooked, x, use_reentrant=reentrant)
+            with HOOKS[name](tmp_path):
+                return checkpoint(model, x, use_reentrant=reentrant)
+
+    for one, other in zip(gradients(model, run, x, hmp.disable_casts), want, strict=True):
+        same(one, other)
+
+
+def test_the_offload_wrapper_of_torch():
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
+
+    model, x = Model(8), torch.randn(8, 8)
+    want = gradients(model, lambda x: by_hand(model, x), x)
+    wrapped = offload_wrapper(model)
+    with hmp.convert(policy=LISTS):
+        for one, other in zip(gradients(model, lambda x: wrapped(x), x, hmp.disable_casts), want, strict=True):
+            same(one, other)
+
+
+def test_backward_in_another_thread_unpacks_without_lists():
+    model, x, seen = Model(8), torch.randn(8, 8, requires_grad=True), []
+
+    def unpack(tensor):
+        seen.append((hmp.casts_enabled(), torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype))
+        return tensor
+
+    hmp.convert(policy=LISTS)
+    with saved_tensors_hooks(lambda t: t, unpack):
+        result = model(x).sum()
+    worker = threading.Thread(target=result.backward)
+    worker.start()
+    worker.join()
+    assert seen and set(seen) == {(False, F32)}
+    assert x.grad is not None
+
+
+def test_offloaded_activations_are_let_go_of():
+    """What a hook takes away is not kept alive by hmp: neither an activation nor its low-precision copy."""
+    kept = []
+    with hmp.casts(LISTS), saved_tensors_hooks(lambda t: t.clone(), lambda t: t):
+        x = torch.randn(128, 128, requires_grad=True)
+        hidden = torch.sin(x)
+        kept.append(weakref.ref(hidden))
+        result = F.linear(hidden, torch.randn(128, 128, requires_grad=True)).float().sum()
+        del hidden
+    assert kept[0]() is None
+    result.backward()
+    assert x.grad is not None
