@@ -241,6 +241,17 @@ def _install_autograd() -> None:
 
         return make
 
+    def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback that is attached in backward is user Python in backward, in whatever thread it runs: DDP's communication hooks."""
+
+        @functools.wraps(original)
+        def attach(self: Any, callback: Callable[..., Any]) -> Any:
+            return original(self, functools.partial(state.call_under, state.here(), callback))
+
+        return attach
+
+    for name in ("then", "add_done_callback"):
+        patches.rebind(torch._C.Future, name, continuing(vars(torch._C.Future)[name]))
     patches.rebind(torch.autograd.Variable, "_execution_engine", _Engine(torch.autograd.Variable._execution_engine))
     _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # these put their results together with ops that may be listed
