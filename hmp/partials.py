@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import patches
+from . import in_flight, patches
 
 
 def rebind(switches: Mapping[int, Callable[..., Any]]) -> None:
@@ -45,7 +45,8 @@ def _all() -> list[functools.partial[Any]]:
     global _collected
     now = _collections()
     found = None
-    if now is not None and now == _collected:
+    # a list of all objects holds tuples too that another thread is making, which Python then refuses to finish
+    if now is not None and now == _collected and in_flight.alone():
         # no object has grown old since the last search: those that are new are among the young ones
         young = [*gc.get_objects(0), *gc.get_objects(1)]
         if len(young) < _FEW:

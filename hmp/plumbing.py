@@ -90,6 +90,14 @@ def _replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], C
         patches.swap(function, make(patches.plain(function)))
 
 
+def codes() -> set[types.CodeType]:
+    """What a call has for a body that is never cast, or that sets what is, and that began before install(): backward, optimizer steps.
+
+    But for data loading, in which a thread may wait for as long as it likes.
+    """
+    return {code for code in patches.codes() if "/data/" not in code.co_filename} | {torch.autograd.graph._engine_run_backward.__code__}
+
+
 def _install_optimizers() -> None:
     """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
     todo: list[type] = [torch.optim.Optimizer]
