@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -190,23 +192,66 @@ def test_r13_a_backward_that_began_before_convert_runs_user_python_without_casts
     assert seen == [(False, torch.float32)]
 
 
-def test_r15_an_optimizer_step_is_never_cast_whenever_casts_begin() -> None:
-    start = [[k * (i - 3) / 3 for i in range(7)] for k in range(1, 9)]
+def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
+    began, seen = threading.Event(), []
 
-    def trained() -> list[list[float]]:
-        weights = [torch.nn.Parameter(torch.tensor(values)) for values in start]
-        optimizer = torch.optim.Adam(weights, lr=0.01, foreach=False)
-        for step in range(40):
-            for number, weight in enumerate(weights):
-                weight.grad = torch.tensor([0.5 if (step + number) % 3 else -1.0] * 7)
-            optimizer.step()
-        return [weight.tolist() for weight in weights]
+    class Slow(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:
+            began.set()
+            time.sleep(0.3)
+            seen.append((torch.ones(1) * 2.0).dtype)
 
-    expected, found = trained(), []
-    with threads(lambda rng: found.append(trained()), 3):
-        _convert_and_revert(3)
-    assert len(found) > 3
-    assert all(each == expected for each in found)
+    optimizer = Slow([torch.nn.Parameter(torch.ones(1))])
+    thread, errors = _in_thread(optimizer.step)
+    assert began.wait(60)
+    hmp.convert()
+    assert (torch.ones(1) * 2.0).dtype is torch.bfloat16
+    thread.join()
+    assert not errors
+    assert seen == [torch.float32]
+
+
+def test_a_switch_that_has_decided_and_not_called_yet_is_waited_for() -> None:
+    began, ended = threading.Event(), threading.Event()
+
+    def hmp_switch() -> None:
+        began.set()
+        time.sleep(0.3)
+
+    def run() -> None:
+        hmp_switch()
+        ended.set()
+        time.sleep(0.3)
+
+    thread, errors = _in_thread(run)
+    assert began.wait(60)
+    in_flight.wait_for(())
+    assert ended.is_set() and thread.is_alive()
+    thread.join()
+    assert not errors
+
+
+def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The order of the steps in which a policy comes into force while there are other threads."""
+    module = sys.modules["hmp.convert"]
+    tables, be = [state.PROCESS.table], module._be
+    monkeypatch.setattr(module, "_be", lambda casts: (be(casts), tables.append(casts.table)))
+
+    def python(table: Any) -> set[Any]:
+        return {function for function in table if isinstance(function, FunctionType)}
+
+    with threads(lambda rng: time.sleep(0.001), 1):
+        for each in (*POLICIES, *POLICIES[::2]):
+            hmp.convert(policy=each)
+        hmp.revert()
+    assert len(tables) > 2 * 8
+    changes = 0
+    for before, after in itertools.pairwise(tables):
+        builtins = (before.keys() | after.keys()) - python(before) - python(after)
+        if any(before.get(builtin) is not after.get(builtin) for builtin in builtins):
+            changes += 1
+            assert python(before) == python(after)
+    assert changes == 8 + 1
 
 
 def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
