@@ -10,7 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.strategies._internal.utils import clear_strategy_cache
 
 import hmp
 import soak_twin
@@ -105,7 +106,7 @@ class Soak(RuleBasedStateMachine):
 
     # --- what is done
 
-    @rule(steps=st.integers(1, 20), micro=st.sampled_from([1, 1, 3]))
+    @rule(steps=st.integers(1, 40), micro=st.sampled_from([1, 1, 3]))
     def train(self, steps: int, micro: int) -> None:
         self._tell("train", self.in_force(), self.next_step, steps, micro)
         losses = []
@@ -206,11 +207,25 @@ def _others() -> Iterator[None]:
         raise errors[0]
 
 
-def _soak(at_least: int) -> list[tuple[int, ...]]:
-    """Mixes until so many training steps are done. After each round, with hmp reverted: steps so far, tensors, objects, resident bytes."""
+class Measure(NamedTuple):
+    """What there is after so many steps, with hmp reverted."""
+
+    steps: int
+    tensors: int
+    objects: int
+    resident: int  # bytes
+
+
+def _soak(at_least: int, examples: int = 12) -> list[Measure]:
+    """Mixes until so many training steps are done, and measures after every so many examples of Hypothesis'."""
     Soak.steps, measured = 0, []
     options = settings(
-        max_examples=12, stateful_step_count=40, deadline=None, database=None, phases=[Phase.generate], suppress_health_check=list(HealthCheck)
+        max_examples=examples,
+        stateful_step_count=40,
+        deadline=None,
+        database=None,
+        phases=[Phase.generate],  # shrinking what took a race to fail says nothing
+        suppress_health_check=list(HealthCheck),
     )
     ours, theirs = multiprocessing.Pipe()
     process = multiprocessing.get_context("spawn").Process(target=soak_twin.serve, args=(theirs,), daemon=True)
@@ -221,7 +236,7 @@ def _soak(at_least: int) -> list[tuple[int, ...]]:
             while Soak.steps < at_least:
                 with _others():
                     run_state_machine_as_test(seed(len(measured))(Soak), settings=options)
-                measured.append((Soak.steps, *_measure()))
+                measured.append(_measure(Soak.steps))
     finally:
         ours.send(None)
         process.join(30)
@@ -230,23 +245,35 @@ def _soak(at_least: int) -> list[tuple[int, ...]]:
     return measured
 
 
-def _measure() -> tuple[int, int, int]:
+def _measure(steps: int) -> Measure:
+    clear_strategy_cache()  # Hypothesis keeps the latest 1024 strategies, some 30 objects each
     assert hmp.cache_info()[:2] == (0, 0)
-    gc.collect()
     assert state.live == []
+    gc.collect()
     objects = gc.get_objects()
-    tensors = sum(issubclass(type(o), torch.Tensor) for o in objects)
+    tensors = sum(issubclass(type(each), torch.Tensor) for each in objects)
     with open("/proc/self/statm") as file:
-        return tensors, len(objects), int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return Measure(steps, tensors, len(objects), int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
 
 
+needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from Linux's /proc")
+
+
+@needs_proc
 def test_a_short_soak_gives_what_plain_torch_gives(torch_differences: Callable[[], list[str]]) -> None:
-    _soak(300)
+    measured = _soak(200, examples=4)
+    assert len({each.tensors for each in measured}) == 1
     assert torch_differences() == []
 
 
+@needs_proc
 @pytest.mark.slow
 def test_ten_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_differences: Callable[[], list[str]]) -> None:
     measured = _soak(10_000)
-    for each in measured: print(*each)
     assert torch_differences() == []
+    early = next(each for each in measured if each.steps > 2_000)  # what is made once is made by then
+    late = measured[-1]
+    assert late.steps > 4 * early.steps, measured
+    assert late.tensors == early.tensors, measured
+    assert late.objects < early.objects + 200, measured
+    assert late.resident < early.resident + 4 * 2**20, measured
