@@ -106,7 +106,7 @@ class Soak(RuleBasedStateMachine):
 
     # --- what is done
 
-    @rule(steps=st.integers(1, 40), micro=st.sampled_from([1, 1, 3]))
+    @rule(steps=st.integers(1, 120), micro=st.sampled_from([1, 1, 3]))
     def train(self, steps: int, micro: int) -> None:
         self._tell("train", self.in_force(), self.next_step, steps, micro)
         losses = []
@@ -216,7 +216,7 @@ class Measure(NamedTuple):
     resident: int  # bytes
 
 
-def _soak(at_least: int, examples: int = 12) -> list[Measure]:
+def _soak(at_least: int, examples: int = 6) -> list[Measure]:
     """Mixes until so many training steps are done, and measures after every so many examples of Hypothesis'."""
     Soak.steps, measured = 0, []
     options = settings(
@@ -261,7 +261,7 @@ needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="
 
 @needs_proc
 def test_a_short_soak_gives_what_plain_torch_gives(torch_differences: Callable[[], list[str]]) -> None:
-    measured = _soak(200, examples=4)
+    measured = _soak(50, examples=2)
     assert len({each.tensors for each in measured}) == 1
     assert torch_differences() == []
 
@@ -273,7 +273,7 @@ def test_ten_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_dif
     assert torch_differences() == []
     early = next(each for each in measured if each.steps > 2_000)  # what is made once is made by then
     late = measured[-1]
-    assert late.steps > 4 * early.steps, measured
+    assert late.steps > 3 * early.steps, measured
     assert late.tensors == early.tensors, measured
     assert late.objects < early.objects + 200, measured
     assert late.resident < early.resident + 4 * 2**20, measured
