@@ -6,7 +6,7 @@ import contextlib
 import gc
 import threading
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from . import (
     as_found,
     construction,
     fx_graphs,
+    in_flight,
     install,
     jit_trace,
     module_state,
@@ -98,7 +99,10 @@ def convert(
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
     with _lock, _uncollected():
+        was_patched = patches.installed()
         _casts_of(chosen, is_verbose, for_process=True)  # whatever fails, fails here
+        if not was_patched:
+            in_flight.wait_for(plumbing.codes())
         handle = Handle(chosen, is_verbose)
         _converted.append(handle)
         _put_in_force()
@@ -128,12 +132,11 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
+        _follow(Casts(state.NOTHING, None))  # whoever holds a switch calls torch's own op from now on
         for casts in _casts.values():
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
         _casts.clear()
-        switches.focus(PROCESS)  # whoever holds a switch calls torch's own op from now on
         applied.unmark_all()
         _regions_entered = False
         stood = install.standing_switches()
@@ -204,10 +207,36 @@ def _put_in_force() -> None:
     """Has PROCESS follow the latest conversion."""
     if _converted:
         latest = _converted[-1]
-        casts = _casts_of(latest._policy, latest._is_verbose)
-        PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
+        _follow(_casts_of(latest._policy, latest._is_verbose))
     else:
-        PROCESS.table, PROCESS.policy, PROCESS.looks = state.NOTHING, None, state.NOTHING
+        _follow(Casts(state.NOTHING, None))
+
+
+def _follow(casts: Casts) -> None:
+    """Has PROCESS and the switches be as `casts` are, so that each op of each thread runs under what was in force or under `casts`.
+
+    A builtin is one decision. A Python function of many is one because casts are off inside it (R8), where its table holds it: so
+    while there are other threads, such functions have casts off inside before anything casts, and until nothing does.
+    """
+    old = PROCESS
+    if not in_flight.alone():
+        quiet = _quiet(casts.table.keys() - old.table.keys())
+        if quiet:
+            _be(Casts({**old.table, **quiet}, old.policy, old.looks))
+            in_flight.wait_for({patches.code_of(function) for function in quiet})
+        quiet = _quiet(old.table.keys() - casts.table.keys())
+        if quiet:
+            _be(Casts({**quiet, **casts.table}, casts.policy, casts.looks))
+    _be(casts)
+
+
+def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """A table for those that are written in Python: they run as torch has them, and casts are off inside."""
+    return {f: state.without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
+
+
+def _be(casts: Casts) -> None:
+    PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     switches.focus(PROCESS)
 
 

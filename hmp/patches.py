@@ -12,7 +12,7 @@ import logging
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 log = logging.getLogger("hmp")
@@ -56,6 +56,12 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
     new = _calling(old, target)
     _swapped[function] = (old, new)
     function.__code__ = new
+
+
+def codes() -> Iterator[types.CodeType]:
+    """What the functions had for a body that call something else now."""
+    for old, _ in _swapped.values():
+        yield old
 
 
 def swapped(function: Any) -> bool:

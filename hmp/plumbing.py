@@ -91,6 +91,14 @@ def _replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], C
         patches.swap(function, make(patches.plain(function)))
 
 
+def codes() -> set[types.CodeType]:
+    """What a call has for a body that is never cast, or that sets what is, and that began before install(): backward, optimizer steps.
+
+    But for data loading, in which a thread may wait for as long as it likes.
+    """
+    return {code for code in patches.codes() if "/data/" not in code.co_filename} | {torch.autograd.graph._engine_run_backward.__code__}
+
+
 def _install_optimizers() -> None:
     """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
     todo: list[type] = [torch.optim.Optimizer]
@@ -242,6 +250,17 @@ def _install_autograd() -> None:
 
         return make
 
+    def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback that is attached in backward is user Python in backward, in whatever thread it runs: DDP's communication hooks."""
+
+        @functools.wraps(original)
+        def attach(self: Any, callback: Callable[..., Any]) -> Any:
+            return original(self, functools.partial(state.call_under, state.here(), callback))
+
+        return attach
+
+    for name in ("then", "add_done_callback"):
+        patches.rebind(torch._C.Future, name, continuing(vars(torch._C.Future)[name]))
     patches.rebind(torch.autograd.Variable, "_execution_engine", _Engine(torch.autograd.Variable._execution_engine))
     _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # these put their results together with ops that may be listed

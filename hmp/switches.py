@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
+import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -32,7 +33,7 @@ def focus(casts: Casts) -> None:
     with _lock:
         _focus = casts
         NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
-        plain = maker(None, PLAIN, _is_regional())(None, None, None).__code__
+        plain = _plain()
         for key, switches in _made.items():
             cast = casts.table.get(key)
             for switch, _ in switches:
@@ -53,6 +54,11 @@ def is_focused() -> bool:
     return _focus.policy is not None
 
 
+def _plain() -> types.CodeType:
+    code: types.CodeType = maker(None, PLAIN, _is_regional())(None, None, None).__code__
+    return code
+
+
 def _is_regional() -> bool:
     return _focus is not state.PROCESS
 
@@ -67,7 +73,8 @@ def specialise(key: Any, op: Any) -> Any:
             if held.cell_contents is op:
                 found = switch
             if cast is None:
-                continue  # another policy since the call began, and code that knows
+                switch.__code__ = _plain()  # another policy since the call began; all other code knows
+                continue
             call.cell_contents = cast
             look = NO_LOOK if getattr(cast, "failed", None) else _focus.looks.get(key, NO_LOOK)
             made = maker(None if site is None else signature_of(site), look, _is_regional())(None, None, None)

@@ -1,0 +1,167 @@
+"""How a model is spread over the ranks: each mode gives the model to train, its share of a batch, and its full weights."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import hmp
+
+WIDTH, HIDDEN, OUT, ROWS = 64, 192, 16, 8  # each weight is large enough for its casts to be shared
+
+
+class Net(nn.Module):
+    """Two products with a ReLU between, so that plain torch can say with three lines what the model gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(WIDTH, HIDDEN)
+        self.down = nn.Linear(HIDDEN, OUT)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.relu(self.up(x)))
+
+
+class Spread(NamedTuple):
+    """A model on its ranks."""
+
+    model: nn.Module
+    accumulates: bool = False  # two micro-batches a step, the first without communication
+    shares_batch: bool = True  # each rank sees its rows only
+    after_step: Callable[[], None] = lambda: None
+
+
+def ddp(net: Net, **options: Any) -> Spread:
+    return Spread(nn.parallel.DistributedDataParallel(net, **options))
+
+
+def ddp_no_sync(net: Net) -> Spread:
+    return ddp(net)._replace(accumulates=True)
+
+
+def ddp_own_hook(net: Net) -> Spread:
+    """A hook of the user's that computes: its first half runs in backward, its second in a thread of gloo's."""
+
+    def mean(state, bucket):  # type: ignore[no-untyped-def]  # torch refuses annotations that are strings
+        return dist.all_reduce(halved(bucket.buffer()), async_op=True).get_future().then(lambda done: halved(done.value()[0]))
+
+    def halved(tensor: Tensor) -> Tensor:
+        assert not hmp.casts_enabled()  # R13
+        half = tensor * 0.5
+        assert half.dtype is torch.float32
+        return half * (4 / dist.get_world_size()) ** 0.5
+
+    spread = ddp(net)
+    spread.model.register_comm_hook(None, mean)
+    return spread
+
+
+def ddp_power_sgd(net: Net) -> Spread:
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+
+    spread = ddp(net)
+    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=OUT, start_powerSGD_iter=2)
+    spread.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    return spread
+
+
+def _fsdp2(net: Net, **options: Any) -> Spread:
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (net.up, net.down):
+        fully_shard(layer, **options)
+    fully_shard(net, **options)
+    return Spread(net)
+
+
+def fsdp2_mixed(net: Net, **dtypes: torch.dtype) -> Spread:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return _fsdp2(net, mp_policy=MixedPrecisionPolicy(**dtypes))
+
+
+def fsdp2_unsharded(net: Net) -> Spread:
+    """Weights that stay whole after a forward are those of before the step until somebody shards them again: FSDP's own contract."""
+
+    def reshard() -> None:
+        for module in (net, net.up, net.down):
+            module.reshard()
+
+    return _fsdp2(net, reshard_after_forward=False)._replace(after_step=reshard)
+
+
+def fsdp2_no_sync(net: Net) -> Spread:
+    return _fsdp2(net)._replace(accumulates=True)
+
+
+def tensor_parallel(net: Net, **options: Any) -> Spread:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    plan = {"up": ColwiseParallel(**options), "down": RowwiseParallel()}
+    parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    return Spread(net, shares_batch=False)
+
+
+def sequence_parallel(net: Net) -> Spread:
+    """The rows of the batch are sharded outside the products."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
+
+    plan = {
+        "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(0)),
+        "up": ColwiseParallel(input_layouts=Shard(0)),
+        "down": RowwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(net, init_device_mesh("cpu", (dist.get_world_size(),)), plan)
+    return Spread(net, shares_batch=False)
+
+
+def hangs(net: Net) -> Spread:
+    """What no mode may do: one rank waits for the other, which never comes."""
+    if dist.get_rank():
+        time.sleep(10**6)
+    dist.barrier()
+    return Spread(net)
+
+
+MODES: dict[str, Callable[[Net], Spread]] = {
+    "ddp": ddp,
+    "ddp, bucket view": lambda net: ddp(net, gradient_as_bucket_view=True),
+    "ddp, static graph": lambda net: ddp(net, static_graph=True),
+    "ddp, no_sync": ddp_no_sync,
+    "ddp, own hook": ddp_own_hook,
+    "ddp, power SGD": ddp_power_sgd,
+    "fsdp2": _fsdp2,
+    "fsdp2, kept unsharded": fsdp2_unsharded,
+    "fsdp2, no_sync": fsdp2_no_sync,
+    "fsdp2, bf16": lambda net: fsdp2_mixed(net, param_dtype=torch.bfloat16, reduce_dtype=torch.float32),
+    "fsdp2, float32": lambda net: fsdp2_mixed(net, param_dtype=torch.float32),
+    "tensor parallel": tensor_parallel,
+    "sequence parallel": sequence_parallel,
+    "hangs": hangs,
+}
+
+
+def full(tensor: Tensor) -> Tensor:
+    """A whole parameter, on every rank, as it is now."""
+    return (tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor).detach().clone()
+
+
+@contextlib.contextmanager
+def no_sync(model: nn.Module) -> Iterator[None]:
+    """Gradients stay on their rank."""
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        with model.no_sync():
+            yield
+    else:
+        model.set_requires_gradient_sync(False)
+        yield
+        model.set_requires_gradient_sync(True)

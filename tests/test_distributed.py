@@ -1,0 +1,81 @@
+"""Two real processes on gloo: their losses are one process's, the weights that they use are those of now, and nobody waits for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+import hmp
+
+pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+
+KIT = Path(__file__).parent / "distributed_kit"
+STEPS = 20
+BF16 = 2.0**-8  # the unit in the last place of 1.0 is twice that
+
+DDP = ["ddp", "ddp, bucket view", "ddp, static graph", "ddp, no_sync", "ddp, own hook"]  # the hook asks whether casts are off (R13)
+FSDP2 = ["fsdp2", "fsdp2, bf16"]
+DTENSOR = ["tensor parallel"]
+MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_sync", "sequence parallel"]
+
+
+def launched(folder: Path, policies: list[str], modes: list[str], seconds: int = 150) -> list[list[dict[str, Any]]]:
+    """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
+    path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT)])
+    # tensors are tiny: threads of a rank would only wait for those of the other
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    # standalone: a port that is free
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = [str(KIT / "train.py"), str(folder / "rank"), str(seconds), ";".join(policies), ";".join(modes)]
+    with subprocess.Popen(torchrun + script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+        try:
+            said, _ = launcher.communicate(timeout=seconds + 120)
+        except subprocess.TimeoutExpired:
+            launcher.terminate()  # torchrun ends its ranks
+            raise
+    assert launcher.returncode == 0, said
+    return [json.loads((folder / f"rank.{rank}").read_text()) for rank in range(2)]
+
+
+def check(folder: Path, policies: list[str], modes: list[str]) -> None:
+    """Both ranks, under each policy in each mode, against one process and against plain torch with explicit casts."""
+    ranks = launched(folder, policies, modes)
+    for found in ranks:
+        assert [(each["policy"], each["mode"]) for each in found] == [(policy, mode) for policy in policies for mode in modes]
+        for each in found:
+            says = f"{each['policy']}, {each['mode']}: {each}"
+            losses, alone = each["losses"], each["losses alone"]
+            assert len(losses) == len(alone) == STEPS, says
+            assert all(abs(a - b) < BF16 * b for a, b in zip(losses, alone, strict=True)), says
+            assert alone[-1] < 0.6 * alone[0], says  # it learns, so that a wrong gradient shows in the losses
+            assert each["weights differ"] < 0.2 if "power" in each["mode"] else each["weights differ"] < 0.04, says
+            # no weight is stale: bit for bit what explicit casts of the weights give, where a product is not summed over ranks
+            assert each["alone of now"] == 0, says
+            assert each["of now"] < 4 * BF16 if each["mode"] in ("tensor parallel", "sequence parallel") else each["of now"] == 0, says
+            assert each["of before"] > 10 * 4 * BF16, says  # weights of a step ago would have shown
+    assert [each["losses"] for each in ranks[0]] == [each["losses"] for each in ranks[1]]
+
+
+def test_ddp_fsdp2_and_tensor_parallel_train_as_one_process(tmp_path: Path) -> None:
+    check(tmp_path, ["habana", "torch-cpu"], DDP + FSDP2 + DTENSOR)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policies", [["habana", "torch-cpu"], ["habana-o2", "bert", "autocast"]], ids=" ".join)
+def test_every_mode_trains_as_one_process(policies: list[str], tmp_path: Path) -> None:
+    check(tmp_path, policies, DDP + FSDP2 + DTENSOR + MORE)
+
+
+def test_a_rank_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(AssertionError, match=r"(?s)Timeout.*barrier"):
+        launched(tmp_path, ["habana"], ["hangs"], seconds=5)
+    assert time.monotonic() - began < 60
