@@ -18,6 +18,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _registered: dict[tuple[int, str], tuple[Site, Cast]] = {}
+_changes = 0
 
 
 def registered() -> Iterator[tuple[Site, Cast]]:
@@ -35,8 +36,15 @@ def add(owner: Any, name: str, cast: Cast) -> Site:
     site = function_site(owner, name, where, f"{where}.{name}")
     if site is None:
         raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    global _changes
+    _changes += 1
     _registered[(id(owner), name)] = (site, cast)
     return site
+
+
+def changes() -> int:
+    """How often something was registered: compiled code is guarded on it."""
+    return _changes
 
 
 def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:

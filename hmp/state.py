@@ -140,8 +140,15 @@ def here() -> Casts | Off:
     return get() or settle()
 
 
+# True in code that torch.compile traces. It traces what is written here only while hmp has nothing in place (compile_bridge): there
+# is no ContextVar for it, and none is needed.
+_compiling = torch.compiler.is_dynamo_compiling
+
+
 def casts_enabled() -> bool:
     """Whether ops called here and now are cast, for the calling thread or task."""
+    if _compiling():
+        return False
     return here().policy is not None
 
 
@@ -202,20 +209,25 @@ class Region:
     restores what was before.
     """
 
-    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off]) -> None:
+    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off], brings_casts: bool = False) -> None:
         self._name = name
         self._choose = choose
+        self._brings_casts = brings_casts
 
     def __repr__(self) -> str:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> None:
+        if _compiling() and not self._brings_casts:
+            return
         before = get()
         chosen = self._choose(before or settle())
         _found.set((before, Entered(), _found.get()))
         put(chosen)
 
     def __exit__(self, *exc_info: object) -> None:
+        if _compiling() and not self._brings_casts:
+            return
         found = _found.get()
         before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
         put(before)
