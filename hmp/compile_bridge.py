@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import inspect
+import os
 import sys
 import types
 import warnings
@@ -84,21 +85,15 @@ def _number(policy: Policy | None) -> int:
 
 def wrapper(here: Casts | Off, key: Any) -> Callable[..., Any] | None:
     """What is called in place of torch's function `key` under `here` while a frame is traced, None for the function itself."""
-    if key not in here.table:
-        return None
     if isinstance(here, InBackward):
-        return _made_to_fit(key)
-    return _decided(here.policy, registry.changes(), key)
+        return _decided(Policy("no lists"), 0, key) if key in here.table else None
+    return None if here.policy is None else _decided(here.policy, registry.changes(), key)
 
 
-@functools.lru_cache(4096)
-def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any]:
-    return op_wrap(torch_dynamo.op, tables.decide(policy)[key].rule)
-
-
-@functools.cache
-def _made_to_fit(key: Any) -> Callable[..., Any]:
-    return op_wrap(torch_dynamo.op, tables.decide(Policy("no lists"))[key].rule)
+@functools.lru_cache(8192)
+def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
+    decision = tables.decide(policy).get(key)
+    return None if decision is None else op_wrap(torch_dynamo.op, decision.rule)
 
 
 def decided() -> list[Any]:
@@ -116,6 +111,14 @@ def original(value: Any) -> Any:
 def all_switches() -> list[Any]:
     """What stands in the place of torch's builtins."""
     return install.in_place()
+
+
+_OWN_FILES = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<hmp>")
+
+
+def is_own(code: types.CodeType) -> bool:
+    """Whether it is code of hmp's."""
+    return code.co_filename.startswith(_OWN_FILES)
 
 
 def is_user_code(function: Any) -> bool:
@@ -145,6 +148,11 @@ def chosen(region: Region, here: Casts | Off) -> Casts | Off:
     return region._choose(here)
 
 
+def constructor(region: Region) -> Callable[..., Any] | None:
+    """What makes such a region without arguments, None for one that needs them."""
+    return {"disable_casts()": state.disable_casts, "enable_casts()": state.enable_casts}.get(region._name)
+
+
 def in_autocast(here: Casts | Off, enabled: bool) -> Casts | Off:
     """What is in force inside a region of torch.autocast (R17)."""
     return torch_autocast.inside(here, enabled)
@@ -170,6 +178,10 @@ def _region(make: Callable[..., Any]) -> Callable[..., Any]:
 
 def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     return torch_dynamo.constant(tx, torch_dynamo.trace_of(tx).here.policy is not None)
+
+
+def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    return torch_dynamo.function(lambda tx, given, named: _without_casts(tx, [*args, *given], named))
 
 
 def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -205,6 +217,7 @@ def _fill_functions() -> None:
     functions.update(
         {
             state.casts_enabled: _casts_enabled,
+            state.without_casts: _quiet,
             state.call_without_casts: _without_casts,
             state.call_under: _call_under,
             state.disable_casts: _region(state.disable_casts),

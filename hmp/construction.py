@@ -34,7 +34,8 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
-        _mute(cls)
+        if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
+            _mute(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))
     base_init = torch.nn.Module.__init__

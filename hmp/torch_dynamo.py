@@ -24,7 +24,11 @@ from . import patches
 
 # module → names, with the parameters that they must have
 _EXPECTED: dict[str, dict[str, tuple[str, ...] | None]] = {
-    "convert_frame": {"trace_frame": ("code", "globals", "locals")},
+    "convert_frame": {
+        "CatchErrorsWrapper.__call__": ("self", "frame"),
+        "ConvertFrameReturn": None,
+        "trace_frame": ("code", "globals", "locals"),
+    },
     "output_graph": {"OutputGraph.call_user_compiler": ("self", "gm", "example_inputs")},
     "symbolic_convert": {
         "InstructionTranslatorBase._load_const": ("self", "inst"),
@@ -283,6 +287,7 @@ def _variables() -> types.SimpleNamespace:
         def __init__(self, value: Any, **named: Any) -> None:
             super().__init__(target_values=[], **named)
             self.value = value
+            self.constructor = _bridge.constructor(value)
 
         def enter(self, tx: Any) -> Any:
             trace = trace_of(tx)
@@ -295,7 +300,13 @@ def _variables() -> types.SimpleNamespace:
             return Constant.create(None)
 
         def supports_graph_breaks(self) -> bool:
-            return False  # the whole region then runs as Python does, what it calls compiled one by one
+            return self.constructor is not None  # else the region runs as Python does, what it calls compiled one by one
+
+        def module_name(self) -> str:
+            return str(self.constructor.__module__)
+
+        def fn_name(self) -> str:
+            return str(self.constructor.__name__)
 
     return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region)
 
@@ -355,6 +366,11 @@ def in_graph(function: Any) -> Any:
     return _dynamo("variables.torch").TorchInGraphFunctionVariable(function)
 
 
+def function(handler: Callable[..., Any]) -> Any:
+    """A function as Dynamo has it, whose calls are the handler's: it takes the translator and Dynamo's arguments."""
+    return _variables().Function(handler, handler)
+
+
 def held(value: Any) -> Any:
     """An object of hmp's as Dynamo has it."""
     return _variables().Held(value)
@@ -391,6 +407,7 @@ def install(bridge: Any) -> None:
     base = _dynamo("variables.torch").BaseTorchVariable
     autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
     for function, make in (
+        (_dynamo("convert_frame").CatchErrorsWrapper.__call__, _skipping_own_code),
         (_dynamo("convert_frame").trace_frame, _muted_trace),
         (_dynamo("output_graph").OutputGraph.call_user_compiler, _muted_result),
         (_dynamo("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
@@ -409,6 +426,15 @@ def install_export(bridge: Any) -> None:
     export = importlib.import_module("torch.export._trace")
     if hasattr(export, "_strict_export"):
         patches.swap(export._strict_export, bridge.muted(patches.plain(export._strict_export)))
+
+
+def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
+    """hmp's own code, run as Python between two graphs, is no program of the user's to compile."""
+
+    def __call__(self: Any, frame: Any, *args: Any) -> Any:
+        return _dynamo("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
+
+    return __call__
 
 
 def _muted_trace(original: Callable[..., Any]) -> Callable[..., Any]:
