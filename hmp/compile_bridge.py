@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from . import applied, convert, install, op_names, patches, registry, state, switches, tables, torch_autocast, torch_dynamo
+from .errors import HmpError
 from .policy import Policy
 from .state import Casts, InBackward, Off, Region
 from .wrappers import op_wrap
@@ -133,10 +134,15 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
     """What is traced for a call of `function`, which stands in the place of torch's; None for its own code."""
     if function.__code__.co_name == "hmp_switch":
         key = inspect.getclosurevars(function).nonlocals["_key"]
-        return lambda tx, args, kwargs: torch_dynamo.trace_decided(tx, key, args, kwargs)
+
+        def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+            found = wrapper(torch_dynamo.trace_of(tx).here, key)
+            return torch_dynamo.trace_wrapped(tx, found, torch_dynamo.constant(tx, patches.plain(key)), args, kwargs)
+
+        return call
     if function.__code__ is _QUIET:
         inner = inspect.getclosurevars(function).nonlocals["function"]
-        return lambda tx, args, kwargs: _under(tx, lambda here: here.off, torch_dynamo.constant(tx, inner), args, kwargs)
+        return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, torch_dynamo.constant(tx, inner), args, kwargs)
     return None
 
 
@@ -167,7 +173,7 @@ def _under(tx: Any, choose: Callable[[Casts | Off], Casts | Off], function: Any,
 def _region(make: Callable[..., Any]) -> Callable[..., Any]:
     """disable_casts() and its like: a region, or a function decorated with it."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         values = [torch_dynamo.value_of(a) for a in args], {name: torch_dynamo.value_of(a) for name, a in kwargs.items()}
         if args and callable(values[0][0]):
             return torch_dynamo.region(make()).call_function(tx, args, {})
@@ -176,23 +182,23 @@ def _region(make: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     return torch_dynamo.constant(tx, torch_dynamo.trace_of(tx).here.policy is not None)
 
 
-def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    return torch_dynamo.function(lambda tx, given, named: _without_casts(tx, [*args, *given], named))
+def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return torch_dynamo.function(lambda tx, given, named, source: _without_casts(tx, [*args, *given], named))
 
 
-def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     return _under(tx, lambda here: here.off, args[0], args[1:], kwargs)
 
 
-def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     return _under(tx, lambda here: torch_dynamo.value_of(args[0]), args[1], args[2:], kwargs)
 
 
-def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     casts = applied.casts_for(torch_dynamo.value_of(args[0]), torch_dynamo.trace_of(tx).here)
     return torch_dynamo.constant(tx, None) if casts is None else torch_dynamo.held(casts)
 
@@ -200,12 +206,23 @@ def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.autocast's questions: answered as in eager (torch_autocast)."""
 
-    def call(tx: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = torch_dynamo.trace_of(tx).here.policy
         if policy is None or torch_autocast.is_torchs(torch_dynamo.called_from(tx)):
             return torch_dynamo.in_graph(original).call_function(tx, args, kwargs)
         values = [torch_dynamo.value_of(a) for a in args], {name: torch_dynamo.value_of(a) for name, a in kwargs.items()}
         return torch_dynamo.constant(tx, torch_autocast.answer(original, policy, *values[0], **values[1]))
+
+    return call
+
+
+def _decorated(decorated: Any) -> Callable[..., Any]:
+    """A function of the user's with hmp's decorator: one op on a list."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        policy = torch_dynamo.trace_of(tx).here.policy
+        found = None if policy is None else op_wrap(torch_dynamo.op, registry.rule_of(decorated, policy.dtype))
+        return torch_dynamo.trace_wrapped(tx, found, torch_dynamo.wrapped_by(tx, decorated.__wrapped__, source), args, kwargs)
 
     return call
 
@@ -227,6 +244,13 @@ def _fill_functions() -> None:
         }
     )
     functions.update((answer, _answer(original)) for answer, original in torch_autocast.answers().items())
+
+
+def known_functions() -> dict[Any, Callable[..., Any]]:
+    """The functions that stand for more than their code says, those that were decorated meanwhile too."""
+    for each in registry.decorated():
+        functions.setdefault(each, _decorated(each))
+    return functions
 
 
 # --- in place ---------------------------------------------------------------------------------------------------------------
@@ -282,7 +306,18 @@ def _reach_dynamo() -> None:
 
 
 def _reach_export() -> None:
-    torch_dynamo.install_export(sys.modules[__name__])
+    torch_dynamo.install_export(strictly_exporting)
+
+
+def strictly_exporting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Strict export, which traces as torch.compile does, and then once more by torch's names."""
+
+    def strict_export(*args: Any, **kwargs: Any) -> Any:
+        if not functions and state.casts_enabled():
+            raise HmpError(f"hmp cannot put its casts into a strict export of torch {torch.__version__}; export with strict=False")
+        return muted(original)(*args, **kwargs)
+
+    return strict_export
 
 
 _AFTER_IMPORT: dict[str, Callable[[], None]] = {"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export}

@@ -145,11 +145,14 @@ def here() -> Casts | Off:
 _compiling = torch.compiler.is_dynamo_compiling
 
 
+def policy_here() -> Any:
+    """The policy in force for the calling thread or task, None where nothing is cast."""
+    return None if _compiling() else here().policy
+
+
 def casts_enabled() -> bool:
     """Whether ops called here and now are cast, for the calling thread or task."""
-    if _compiling():
-        return False
-    return here().policy is not None
+    return policy_here() is not None
 
 
 def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -49,7 +49,10 @@ _EXPECTED: dict[str, dict[str, tuple[str, ...] | None]] = {
         "GradModeVariable.create": ("tx", "target_value"),
     },
     "variables.functions": {"UserFunctionVariable": None},
-    "variables.higher_order_ops": {"TorchHigherOrderOperatorVariable._call_function": ("self", "tx", "args", "kwargs")},
+    "variables.higher_order_ops": {
+        "AutogradFunctionApplyVariable.trace_backward_graph": ("self", "tx"),
+        "TorchHigherOrderOperatorVariable._call_function": ("self", "tx", "args", "kwargs"),
+    },
     "variables.lists": {"ListVariable": None, "TupleVariable": None},
     "variables.dicts": {"ConstDictVariable": None},
     "variables.torch": {
@@ -269,7 +272,7 @@ def _variables() -> types.SimpleNamespace:
             return types.FunctionType
 
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
-            return self.handler(tx, list(args), dict(kwargs))
+            return self.handler(tx, list(args), dict(kwargs), self.source)
 
     class Held(VariableTracker):  # type: ignore[misc]
         """An object of hmp's that is handed around and not looked into."""
@@ -344,21 +347,26 @@ def trace_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: d
         return _dynamo("variables.functions").UserFunctionVariable(patches.plain(function)).call_function(tx, args, kwargs)
 
 
-def trace_decided(tx: Any, key: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """A call of torch's Python function `key`, met in the code that stands in place of its own."""
+def trace_wrapped(tx: Any, wrapper: Callable[..., Any] | None, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """A call of a Python function that is one op: what it calls is not decided again (R8). No wrapper: it is user code like any."""
     trace = trace_of(tx)
-    wrapper = _bridge.wrapper(trace.here, key)
 
     def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
-        with trace.under(trace.here.off if wrapper is not None else trace.here):
-            return _dynamo("variables.functions").UserFunctionVariable(patches.plain(key)).call_function(tx, args, kwargs)
+        with trace.under(trace.here.off):
+            return function.call_function(tx, args, kwargs)
 
-    return emit(args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)
+    return function.call_function(tx, args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)
 
 
 def constant(tx: Any, value: Any) -> Any:
     """A Python value as Dynamo has it."""
     return _dynamo("variables.base").VariableTracker.build(tx, value)
+
+
+def wrapped_by(tx: Any, function: Any, source: Any) -> Any:
+    """What the function that Dynamo found at `source` wraps, guarded on."""
+    inner = None if source is None else _dynamo("source").AttrSource(source, "__wrapped__")
+    return _dynamo("variables.base").VariableTracker.build(tx, function, inner)
 
 
 def in_graph(function: Any) -> Any:
@@ -416,16 +424,17 @@ def install(bridge: Any) -> None:
         (base.create_with_source.__func__, _with_original),
         (autocast.enter, _autocast_entered),
         (autocast.exit, _autocast_left),
+        (_dynamo("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
     ):
         patches.swap(function, make(patches.plain(function)))
     patches.on_restore(_forget)
 
 
-def install_export(bridge: Any) -> None:
-    """Strict export traces twice: the second time through the graph, by torch's names."""
+def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `make` makes of strict export in its place, until patches.restore()."""
     export = importlib.import_module("torch.export._trace")
     if hasattr(export, "_strict_export"):
-        patches.swap(export._strict_export, bridge.muted(patches.plain(export._strict_export)))
+        patches.swap(export._strict_export, make(patches.plain(export._strict_export)))
 
 
 def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -518,6 +527,17 @@ def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
+def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """autograd.Function.backward is user Python that runs in backward (R13)."""
+
+    def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = trace_of(tx)
+        with trace.under(trace.here.in_backward):
+            return original(self, tx, *args, **kwargs)
+
+    return trace_backward_graph
+
+
 def _settle_tables() -> None:
     """Dynamo's tables, filled at import or at first use from torch's names, hold torch's functions, and know hmp's."""
     torch_variables, rules = _dynamo("variables.torch"), _dynamo("trace_rules")
@@ -533,7 +553,7 @@ def _settle_tables() -> None:
     torch_variables.get_overridable_functions().update(_bridge.decided())
     in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
     in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
-    for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.functions, _variables().Function).items()):
+    for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), _variables().Function).items()):
         if each not in known:
             known[each] = kind
             _added.append(each)
