@@ -154,9 +154,9 @@ def chosen(region: Region, here: Casts | Off) -> Casts | Off:
     return region._choose(here)
 
 
-def constructor(region: Region) -> Callable[..., Any] | None:
-    """What makes such a region without arguments, None for one that needs them."""
-    return {"disable_casts()": state.disable_casts, "enable_casts()": state.enable_casts}.get(region._name)
+def giving(region: Region) -> Callable[[], Region]:
+    """A function that gives back `region`."""
+    return lambda: region
 
 
 def in_autocast(here: Casts | Off, enabled: bool) -> Casts | Off:
@@ -233,6 +233,7 @@ functions: dict[Any, Callable[..., Any]] = {}
 def _fill_functions() -> None:
     functions.update(
         {
+            state.traced_plainly: lambda tx, args, kwargs, source: torch_dynamo.constant(tx, False),
             state.casts_enabled: _casts_enabled,
             state.without_casts: _quiet,
             state.call_without_casts: _without_casts,

@@ -140,14 +140,18 @@ def here() -> Casts | Off:
     return get() or settle()
 
 
-# True in code that torch.compile traces. It traces what is written here only while hmp has nothing in place (compile_bridge): there
-# is no ContextVar for it, and none is needed.
-_compiling = torch.compiler.is_dynamo_compiling
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+def traced_plainly() -> bool:
+    """Whether torch.compile traces this code while hmp has nothing in place (compile_bridge): it knows no ContextVar, and nothing is
+    in force then."""
+    return _compiling()
 
 
 def policy_here() -> Any:
     """The policy in force for the calling thread or task, None where nothing is cast."""
-    return None if _compiling() else here().policy
+    return None if traced_plainly() else here().policy
 
 
 def casts_enabled() -> bool:
@@ -221,7 +225,7 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> None:
-        if _compiling() and not self._brings_casts:
+        if traced_plainly() and not self._brings_casts:
             return
         before = get()
         chosen = self._choose(before or settle())
@@ -229,7 +233,7 @@ class Region:
         put(chosen)
 
     def __exit__(self, *exc_info: object) -> None:
-        if _compiling() and not self._brings_casts:
+        if traced_plainly() and not self._brings_casts:
             return
         found = _found.get()
         before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
@@ -281,6 +285,8 @@ class Region:
 
             @functools.wraps(function)
             def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                if traced_plainly() and not self._brings_casts:
+                    return function(*args, **kwargs)
                 with self:
                     return function(*args, **kwargs)
 

@@ -290,7 +290,6 @@ def _variables() -> types.SimpleNamespace:
         def __init__(self, value: Any, **named: Any) -> None:
             super().__init__(target_values=[], **named)
             self.value = value
-            self.constructor = _bridge.constructor(value)
 
         def enter(self, tx: Any) -> Any:
             trace = trace_of(tx)
@@ -302,14 +301,10 @@ def _variables() -> types.SimpleNamespace:
             trace_of(tx).enter(self.before)
             return Constant.create(None)
 
-        def supports_graph_breaks(self) -> bool:
-            return self.constructor is not None  # else the region runs as Python does, what it calls compiled one by one
-
-        def module_name(self) -> str:
-            return str(self.constructor.__module__)
-
-        def fn_name(self) -> str:
-            return str(self.constructor.__name__)
+        def reconstruct_type(self, codegen: Any) -> None:
+            # where Python runs between two graphs, it enters the region that this function gives
+            name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.giving(self.value))
+            codegen.append_output(codegen.create_load_global(name, add=True))
 
     return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region)
 
