@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from . import applied, convert, install, op_names, patches, registry, state, switches, tables, torch_autocast, torch_dynamo
+from . import applied, compile_calls, convert, install, op_names, patches, registry, state, switches, tables, torch_autocast, torch_dynamo
 from .errors import HmpError
 from .policy import Policy
 from .state import Casts, InBackward, Off, Region
@@ -94,7 +94,7 @@ def wrapper(here: Casts | Off, key: Any) -> Callable[..., Any] | None:
 @functools.lru_cache(8192)
 def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
     decision = tables.decide(policy).get(key)
-    return None if decision is None else op_wrap(torch_dynamo.op, decision.rule)
+    return None if decision is None else op_wrap(compile_calls.op, decision.rule)
 
 
 def decided() -> list[Any]:
@@ -122,9 +122,17 @@ def is_own(code: types.CodeType) -> bool:
     return code.co_filename.startswith(_OWN_FILES)
 
 
-def is_user_code(function: Any) -> bool:
-    """Whether what torch's function calls is decided op by op (R8)."""
-    return function.__name__ in op_names.STRUCTURE
+def trace(modes: Any, mode: Any) -> compile_calls.Trace:
+    """A frame whose compilation begins, in the thread or task that called it."""
+    return compile_calls.Trace(modes, mode, traced())
+
+
+def called(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call of torch's becomes that Dynamo has met."""
+    key = torch_dynamo.named_by(tx, fn, args[0] if args else None)
+    if isinstance(key, types.FunctionType) and key.__name__ in op_names.STRUCTURE:
+        return compile_calls.call_body(tx, key, args, kwargs)
+    return compile_calls.call(tx, fn, key, wrapper(torch_dynamo.trace_of(tx).here, key), args, kwargs)
 
 
 # --- what stands for more than its code says --------------------------------------------------------------------------------
@@ -137,7 +145,7 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
             found = wrapper(torch_dynamo.trace_of(tx).here, key)
-            return torch_dynamo.trace_wrapped(tx, found, torch_dynamo.constant(tx, patches.plain(key)), args, kwargs)
+            return compile_calls.call_composite(tx, torch_dynamo.constant(tx, patches.plain(key)), found, args, kwargs)
 
         return call
     if function.__code__ is _QUIET:
@@ -176,8 +184,8 @@ def _region(make: Callable[..., Any]) -> Callable[..., Any]:
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         values = [torch_dynamo.value_of(a) for a in args], {name: torch_dynamo.value_of(a) for name, a in kwargs.items()}
         if args and callable(values[0][0]):
-            return torch_dynamo.region(make()).call_function(tx, args, {})
-        return torch_dynamo.region(make(*values[0], **values[1]))
+            return torch_dynamo.variables().Region(make()).call_function(tx, args, {})
+        return torch_dynamo.variables().Region(make(*values[0], **values[1]))
 
     return call
 
@@ -187,7 +195,7 @@ def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any
 
 
 def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return torch_dynamo.function(lambda tx, given, named, source: _without_casts(tx, [*args, *given], named))
+    return torch_dynamo.variables().Function(None, lambda tx, given, named, source: _without_casts(tx, [*args, *given], named))
 
 
 def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
@@ -200,7 +208,7 @@ def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = 
 
 def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     casts = applied.casts_for(torch_dynamo.value_of(args[0]), torch_dynamo.trace_of(tx).here)
-    return torch_dynamo.constant(tx, None) if casts is None else torch_dynamo.held(casts)
+    return torch_dynamo.constant(tx, None) if casts is None else torch_dynamo.variables().Held(casts)
 
 
 def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,8 +229,10 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = torch_dynamo.trace_of(tx).here.policy
-        found = None if policy is None else op_wrap(torch_dynamo.op, registry.rule_of(decorated, policy.dtype))
-        return torch_dynamo.trace_wrapped(tx, found, torch_dynamo.wrapped_by(tx, decorated.__wrapped__, source), args, kwargs)
+        found = None if policy is None else op_wrap(compile_calls.op, registry.rule_of(decorated, policy.dtype))
+        return compile_calls.call_composite(
+            tx, torch_dynamo.constant(tx, decorated.__wrapped__, source, "__wrapped__"), found, args, kwargs
+        )
 
     return call
 
@@ -272,7 +282,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         def exec_module(module: types.ModuleType) -> None:
             del loader.exec_module  # as it was
             state.call_without_casts(execute, module)
-            if self in sys.meta_path:
+            if then is not None and self in sys.meta_path:
                 then()
 
         loader.exec_module = exec_module

@@ -237,10 +237,9 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if isinstance(here, Paused) and not here.disabled:
             before = here = here.on  # void
         caller = sys._getframe(2)  # above the body that stands in place of torch's
+        chosen = inside(here, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
-        else:
-            chosen = inside(here, self._enabled or self in _asked_to_enable)
         _entered.set(((self, Entered() if chosen is not here else None, before), *_entered.get()))
         if chosen is not here:
             state.put(chosen)

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 import hmp
 from compile_kit import BF16, EACH_BACKEND, F32, HALF, LOW, same_results
-
 from trap_kit import policy
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
