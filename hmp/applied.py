@@ -16,7 +16,7 @@ import torch
 
 from . import patches, state
 from .errors import HmpError
-from .state import Casts
+from .state import Casts, Off
 
 _KEY = "_hmp_applied"
 
@@ -41,6 +41,12 @@ class Mark:
 
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
+_changes = 0
+
+
+def _count_change() -> None:
+    global _changes
+    _changes += 1
 
 
 def mark(module: torch.nn.Module, casts: Casts) -> None:
@@ -59,11 +65,13 @@ def mark(module: torch.nn.Module, casts: Casts) -> None:
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.plain(set_state)))
     vars(module)[_KEY] = Mark(casts, module)
+    _count_change()
 
 
 def unmark(module: torch.nn.Module) -> None:
     """Undoes `mark` for `module`; nothing where there is no mark."""
     vars(module).pop(_KEY, None)
+    _count_change()
 
 
 def unmark_all() -> None:
@@ -80,18 +88,34 @@ def any_marked() -> bool:
     return any(each.module() is not None for each in _marks)
 
 
+def casts_here(module: torch.nn.Module) -> Casts | None:
+    """What a call of `module` puts in force here, None for nothing."""
+    return casts_for(module, state.here()) if _KEY in module.__dict__ else None
+
+
+def casts_for(module: torch.nn.Module, here: Casts | Off) -> Casts | None:
+    """What a call of `module` puts in force where `here` is, None for nothing."""
+    found: Mark | None = module.__dict__.get(_KEY)
+    if found is None or found.casts.policy is None:  # no mark, or one that revert() has put out of force
+        return None
+    return None if here.disabled else found.casts  # disable_casts() around the call wins: inside it torch is exactly torch
+
+
+def changes() -> int:
+    """How often a model was applied to, or no longer: compiled code is guarded on it."""
+    return _changes
+
+
 def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     if getattr(call_impl, "hmp_follows_marks", False):
         return call_impl  # a base class's
 
     @functools.wraps(call_impl)
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        found: Mark | None = self.__dict__.get(_KEY)
-        if found is None or found.casts.policy is None:  # no mark, or one that revert() has put out of force
+        casts = casts_here(self)
+        if casts is None:
             return call_impl(self, *args, **kwargs)
-        if state.here().disabled:
-            return call_impl(self, *args, **kwargs)  # disable_casts() around the call wins: inside it torch is exactly torch
-        return state.call_under(found.casts, call_impl, self, *args, **kwargs)
+        return state.call_under(casts, call_impl, self, *args, **kwargs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl

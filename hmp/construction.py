@@ -36,7 +36,8 @@ def install() -> None:
         else:
             own.__get__(None, cls)(**kwargs)
         names_taken.unbind(cls, is_switch)
-        _mute(cls)
+        if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
+            _mute(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))
     base_init = torch.nn.Module.__init__

@@ -15,6 +15,7 @@ import torch
 from . import (
     applied,
     as_found,
+    compile_bridge,
     construction,
     fx_graphs,
     in_flight,
@@ -165,7 +166,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
         torch_autocast.say_if_enabled()
         return casts
 
-    return Region(f"casts({chosen.name!r})", choose)
+    return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
@@ -301,6 +302,8 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             patches.on_restore(as_found.forget_foreign)
         install.install(site for decision in decisions.values() for site in decision.sites)
         torch_autocast.install()
+        if fresh:
+            compile_bridge.put_in_place()
     except BaseException:
         if fresh:
             patches.restore()

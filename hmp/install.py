@@ -58,6 +58,11 @@ def originals() -> dict[int, Any]:
     return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
 
 
+def in_place() -> list[Callable[..., Any]]:
+    """The switches that stand in the place of torch's builtins; each has the function that it stands for as `__wrapped__`."""
+    return list(_switches.values())
+
+
 def _fill_tables() -> None:
     """torch's tables that are keyed by function and filled at their first use must hold torch's own functions."""
     overrides.get_default_nowrap_functions()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, ParamSpec, TypeVar
 
 from . import state
-from .call_rules import user_rule
+from .call_rules import CallRule, user_rule
 from .errors import HmpError
 from .rules import CASTS, Cast
 from .sites import NAMESPACES, Site, function_site
@@ -18,6 +19,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _registered: dict[tuple[int, str], tuple[Site, Cast]] = {}
+_changes = 0
 
 
 def registered() -> Iterator[tuple[Site, Cast]]:
@@ -35,8 +37,15 @@ def add(owner: Any, name: str, cast: Cast) -> Site:
     site = function_site(owner, name, where, f"{where}.{name}")
     if site is None:
         raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    global _changes
+    _changes += 1
     _registered[(id(owner), name)] = (site, cast)
     return site
+
+
+def changes() -> int:
+    """How often something was registered: compiled code is guarded on it."""
+    return _changes
 
 
 def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
@@ -49,7 +58,7 @@ def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        policy = state.here().policy
+        policy = state.policy_here()
         if policy is None:
             return function(*args, **kwargs)
         low = policy.dtype
@@ -57,7 +66,22 @@ def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
             by_policy[low] = op_wrap(function, user_rule(function, name, cast, low))
         return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
 
+    _rules[wrapper] = lambda low: user_rule(function, name, cast, low)
     return wrapper
+
+
+# Decorated function → the low dtype → its rule.
+_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], CallRule]] = weakref.WeakKeyDictionary()
+
+
+def decorated() -> list[Any]:
+    """The functions that have one of hmp's decorators."""
+    return list(_rules)
+
+
+def rule_of(function: Any, low: Any) -> CallRule:
+    """The rule for a decorated function."""
+    return _rules[function](low)
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:

@@ -140,9 +140,23 @@ def here() -> Casts | Off:
     return get() or settle()
 
 
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+
+
+def traced_plainly() -> bool:
+    """Whether torch.compile traces this code while hmp has nothing in place (compile_bridge): it knows no ContextVar, and nothing is
+    in force then."""
+    return _compiling()
+
+
+def policy_here() -> Any:
+    """The policy in force for the calling thread or task, None where nothing is cast."""
+    return None if traced_plainly() else here().policy
+
+
 def casts_enabled() -> bool:
     """Whether ops called here and now are cast, for the calling thread or task."""
-    return here().policy is not None
+    return policy_here() is not None
 
 
 def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -202,20 +216,25 @@ class Region:
     restores what was before.
     """
 
-    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off]) -> None:
+    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off], brings_casts: bool = False) -> None:
         self._name = name
         self._choose = choose
+        self._brings_casts = brings_casts
 
     def __repr__(self) -> str:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> None:
+        if traced_plainly() and not self._brings_casts:
+            return
         before = get()
         chosen = self._choose(before or settle())
         _found.set((before, Entered(), _found.get()))
         put(chosen)
 
     def __exit__(self, *exc_info: object) -> None:
+        if traced_plainly() and not self._brings_casts:
+            return
         found = _found.get()
         before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
         put(before)
@@ -266,6 +285,8 @@ class Region:
 
             @functools.wraps(function)
             def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                if traced_plainly() and not self._brings_casts:
+                    return function(*args, **kwargs)
                 with self:
                     return function(*args, **kwargs)
 

@@ -44,6 +44,11 @@ def focus(casts: Casts) -> None:
         NAMES["FOCUS"] = casts
 
 
+def keys() -> list[Any]:
+    """torch's functions that switches were made for."""
+    return list(_made)
+
+
 def renew() -> None:
     """Tells switches that are new of the casts that the others are made for."""
     focus(_focus)

@@ -202,8 +202,31 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
 
 
 def _is_torch(frame: types.FrameType) -> bool:
-    name: str = frame.f_globals.get("__name__") or ""
-    return name == "torch" or name.startswith("torch.")
+    return is_torchs(frame.f_globals.get("__name__") or "")
+
+
+def is_torchs(module: str) -> bool:
+    """Whether code of the module gets torch's own answers."""
+    return module == "torch" or module.startswith("torch.")
+
+
+def answers() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What stands in the place of torch.autocast's questions, and the questions themselves."""
+    return dict(_answers)
+
+
+def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any) -> Any:
+    """What user code is told under `policy` by one of torch.autocast's questions."""
+    if original.__name__ in _QUESTIONS:
+        return True
+    device_type = _DTYPES[original.__name__]
+    really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
+    return original(*args, **kwargs) if really else policy.dtype
+
+
+def inside(here: Casts | Off, enabled: bool) -> Casts | Off:
+    """What is in force inside a region of torch.autocast that is entered where `here` is."""
+    return _resumed(here) if enabled else _paused(here)
 
 
 def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -214,10 +237,9 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         if isinstance(here, Paused) and not here.disabled:
             before = here = here.on  # void
         caller = sys._getframe(2)  # above the body that stands in place of torch's
+        chosen = inside(here, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
-        else:
-            chosen = _resumed(here) if self._enabled or self in _asked_to_enable else _paused(here)
         _entered.set(((self, Entered() if chosen is not here else None, before), *_entered.get()))
         if chosen is not here:
             state.put(chosen)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import warnings
@@ -56,6 +57,34 @@ def torch_stays_torch() -> Iterator[None]:
     _reported.update(differences)
     if differences:
         pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def torch_has_compiled() -> None:
+    """What torch.compile changes in torch at its first use, before hmp is in place, is not hmp's doing."""
+    _note_changes_of("aot_eager")
+
+
+@pytest.fixture(scope="session")
+def inductor_has_compiled(torch_has_compiled: None) -> None:
+    """The same of torch's own backend, which takes longer."""
+    _note_changes_of("inductor")
+
+
+def _note_changes_of(backend: str) -> None:
+    importlib.import_module("torch.export._trace")
+    compiled = torch.compile(lambda x: (x @ x).sum(), backend=backend)
+    compiled(torch.ones(2, 2, requires_grad=True)).backward()
+    _reported.update((*TORCH.differences(), *ALL_OF_TORCH.differences()))
+
+
+@pytest.fixture
+def fresh_compiler(torch_has_compiled: None) -> Iterator[None]:
+    """Nothing is compiled when the test begins, and nothing is left when it ends."""
+    torch._dynamo.reset()
+    yield
+    sys.modules["hmp"].revert()
+    torch._dynamo.reset()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

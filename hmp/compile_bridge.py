@@ -1,0 +1,334 @@
+"""torch.compile and strict torch.export see hmp: compiled code holds the casts of eager, and is guarded on what is in force.
+
+While a frame is traced each call of an op goes through the wrapper that eager has for it (torch_dynamo.Call), so that there is no
+second set of rules. torch._dynamo takes seconds to import: the bridge is put in place when somebody else imports it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import inspect
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from . import applied, compile_calls, convert, install, op_names, patches, registry, state, switches, tables, torch_autocast, torch_dynamo
+from .errors import HmpError
+from .policy import Policy
+from .state import Casts, InBackward, Off, Region
+from .wrappers import op_wrap
+
+module = __name__  # where Dynamo's guards find `key`
+region_type = Region
+
+
+class Muted(Off):
+    """No casts, because what runs holds its casts already; `traced` is what a frame that is compiled in there is traced under."""
+
+    __slots__ = ("traced",)
+
+    def __init__(self, traced: Casts | Off) -> None:
+        super().__init__(traced.on)
+        self.traced = traced
+
+
+def traced() -> Casts | Off:
+    """What is in force for the program that is being compiled here."""
+    here = state.here()
+    return here.traced if isinstance(here, Muted) else here
+
+
+def muted(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, whose calls cast nothing, and which may compile what was in force where it was called."""
+    return lambda *args, **kwargs: state.call_under(Muted(traced()), function, *args, **kwargs)
+
+
+def muted_graph(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph that casts nothing more."""
+    return functools.wraps(graph)(state.without_casts(graph))
+
+
+# --- what compiled code is guarded on ---------------------------------------------------------------------------------------
+
+
+# Numbers of policies by their contents: the same lists are the same number again.
+_numbers: dict[Policy, int] = {}
+_number_of: dict[int, tuple[Policy, int]] = {}  # id → policy, kept alive, and number: a policy takes a while to hash
+
+
+def key() -> tuple[Any, ...]:
+    """What compiled code depends on, in the calling thread or task: the policy, whether it is on, and what was registered or applied."""
+    here = traced()
+    if not here.disabled:
+        return (0, _number(here.policy), registry.changes(), applied.changes())
+    how = 3 if isinstance(here, torch_autocast.Paused) else 2 if isinstance(here, InBackward) else 1
+    return (how, _number(here.on.policy), registry.changes(), applied.changes())
+
+
+def _number(policy: Policy | None) -> int:
+    if policy is None:
+        return 0
+    known = _number_of.get(id(policy))
+    if known is None:
+        known = _number_of[id(policy)] = policy, _numbers.setdefault(policy, len(_numbers) + 1)
+    return known[1]
+
+
+# --- what wrappers are ------------------------------------------------------------------------------------------------------
+
+
+def wrapper(here: Casts | Off, key: Any) -> Callable[..., Any] | None:
+    """What is called in place of torch's function `key` under `here` while a frame is traced, None for the function itself."""
+    if isinstance(here, InBackward):
+        return _decided(Policy("no lists"), 0, key) if key in here.table else None
+    return None if here.policy is None else _decided(here.policy, registry.changes(), key)
+
+
+@functools.lru_cache(8192)
+def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
+    decision = tables.decide(policy).get(key)
+    return None if decision is None else op_wrap(compile_calls.op, decision.rule)
+
+
+def decided() -> list[Any]:
+    """torch's functions that have a switch."""
+    return list(switches.keys())
+
+
+def original(value: Any) -> Any:
+    """torch's function, for what stands in its place."""
+    if isinstance(value, types.FunctionType) and value.__code__.co_name == "hmp_switch":
+        return getattr(value, "__wrapped__", value)
+    return value
+
+
+def all_switches() -> list[Any]:
+    """What stands in the place of torch's builtins."""
+    return install.in_place()
+
+
+_OWN_FILES = (os.path.dirname(os.path.abspath(__file__)) + os.sep, "<hmp>")
+
+
+def is_own(code: types.CodeType) -> bool:
+    """Whether it is code of hmp's."""
+    return code.co_filename.startswith(_OWN_FILES)
+
+
+def trace(modes: Any, mode: Any) -> compile_calls.Trace:
+    """A frame whose compilation begins, in the thread or task that called it."""
+    return compile_calls.Trace(modes, mode, traced())
+
+
+def called(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call of torch's becomes that Dynamo has met."""
+    key = torch_dynamo.named_by(tx, fn, args[0] if args else None)
+    if isinstance(key, types.FunctionType) and key.__name__ in op_names.STRUCTURE:
+        return compile_calls.call_body(tx, key, args, kwargs)
+    return compile_calls.call(tx, fn, key, wrapper(torch_dynamo.trace_of(tx).here, key), args, kwargs)
+
+
+# --- what stands for more than its code says --------------------------------------------------------------------------------
+
+
+def handler(function: types.FunctionType) -> Callable[..., Any] | None:
+    """What is traced for a call of `function`, which stands in the place of torch's; None for its own code."""
+    if function.__code__.co_name == "hmp_switch":
+        key = inspect.getclosurevars(function).nonlocals["_key"]
+
+        def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+            found = wrapper(torch_dynamo.trace_of(tx).here, key)
+            return compile_calls.call_composite(tx, torch_dynamo.constant(tx, patches.plain(key)), found, args, kwargs)
+
+        return call
+    if function.__code__ is _QUIET:
+        inner = inspect.getclosurevars(function).nonlocals["function"]
+        return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, torch_dynamo.constant(tx, inner), args, kwargs)
+    return None
+
+
+_QUIET = state.without_casts(lambda: None).__code__
+
+
+def chosen(region: Region, here: Casts | Off) -> Casts | Off:
+    """What is in force inside `region`, entered where `here` is."""
+    return region._choose(here)
+
+
+def giving(region: Region) -> Callable[[], Region]:
+    """A function that gives back `region`."""
+    return lambda: region
+
+
+def in_autocast(here: Casts | Off, enabled: bool) -> Casts | Off:
+    """What is in force inside a region of torch.autocast (R17)."""
+    return torch_autocast.inside(here, enabled)
+
+
+def _under(tx: Any, choose: Callable[[Casts | Off], Casts | Off], function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    trace = torch_dynamo.trace_of(tx)
+    with trace.under(choose(trace.here)):
+        return function.call_function(tx, args, kwargs)
+
+
+def _region(make: Callable[..., Any]) -> Callable[..., Any]:
+    """disable_casts() and its like: a region, or a function decorated with it."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        values = [torch_dynamo.value_of(a) for a in args], {name: torch_dynamo.value_of(a) for name, a in kwargs.items()}
+        if args and callable(values[0][0]):
+            return torch_dynamo.variables().Region(make()).call_function(tx, args, {})
+        return torch_dynamo.variables().Region(make(*values[0], **values[1]))
+
+    return call
+
+
+def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return torch_dynamo.constant(tx, torch_dynamo.trace_of(tx).here.policy is not None)
+
+
+def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return torch_dynamo.variables().Function(None, lambda tx, given, named, source: _without_casts(tx, [*args, *given], named))
+
+
+def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return _under(tx, lambda here: here.off, args[0], args[1:], kwargs)
+
+
+def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return _under(tx, lambda here: torch_dynamo.value_of(args[0]), args[1], args[2:], kwargs)
+
+
+def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    casts = applied.casts_for(torch_dynamo.value_of(args[0]), torch_dynamo.trace_of(tx).here)
+    return torch_dynamo.constant(tx, None) if casts is None else torch_dynamo.variables().Held(casts)
+
+
+def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
+    """torch.autocast's questions: answered as in eager (torch_autocast)."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        policy = torch_dynamo.trace_of(tx).here.policy
+        if policy is None or torch_autocast.is_torchs(torch_dynamo.called_from(tx)):
+            return torch_dynamo.in_graph(original).call_function(tx, args, kwargs)
+        values = [torch_dynamo.value_of(a) for a in args], {name: torch_dynamo.value_of(a) for name, a in kwargs.items()}
+        return torch_dynamo.constant(tx, torch_autocast.answer(original, policy, *values[0], **values[1]))
+
+    return call
+
+
+def _decorated(decorated: Any) -> Callable[..., Any]:
+    """A function of the user's with hmp's decorator: one op on a list."""
+
+    def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+        policy = torch_dynamo.trace_of(tx).here.policy
+        found = None if policy is None else op_wrap(compile_calls.op, registry.rule_of(decorated, policy.dtype))
+        return compile_calls.call_composite(
+            tx, torch_dynamo.constant(tx, decorated.__wrapped__, source, "__wrapped__"), found, args, kwargs
+        )
+
+    return call
+
+
+functions: dict[Any, Callable[..., Any]] = {}
+
+
+def _fill_functions() -> None:
+    functions.update(
+        {
+            state.traced_plainly: lambda tx, args, kwargs, source: torch_dynamo.constant(tx, False),
+            state.casts_enabled: _casts_enabled,
+            state.without_casts: _quiet,
+            state.call_without_casts: _without_casts,
+            state.call_under: _call_under,
+            state.disable_casts: _region(state.disable_casts),
+            state.enable_casts: _region(state.enable_casts),
+            convert.casts: _region(convert.casts),
+            applied.casts_here: _applied_to,
+        }
+    )
+    functions.update((answer, _answer(original)) for answer, original in torch_autocast.answers().items())
+
+
+def known_functions() -> dict[Any, Callable[..., Any]]:
+    """The functions that stand for more than their code says, those that were decorated meanwhile too."""
+    for each in registry.decorated():
+        functions.setdefault(each, _decorated(each))
+    return functions
+
+
+# --- in place ---------------------------------------------------------------------------------------------------------------
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Puts the bridge in place as soon as somebody has imported what it reaches into."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """torch's own module, whose import is followed by the bridge's."""
+        then = _AFTER_IMPORT.get(name)
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if then is not None else None
+        loader: Any = spec.loader if spec is not None else None
+        if loader is None:
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            del loader.exec_module  # as it was
+            state.call_without_casts(execute, module)
+            if then is not None and self in sys.meta_path:
+                then()
+
+        loader.exec_module = exec_module
+        return spec
+
+
+def put_in_place() -> None:
+    """Puts the bridge in place, now or when torch._dynamo is imported, until patches.restore()."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    patches.on_restore(lambda: sys.meta_path.remove(finder))
+    for name, then in _AFTER_IMPORT.items():
+        if name in sys.modules:
+            then()
+
+
+def _reach_dynamo() -> None:
+    missing = torch_dynamo.unknown()
+    if not missing:
+        _fill_functions()
+        patches.on_restore(functions.clear)
+        torch_dynamo.install(sys.modules[__name__])
+        return
+    warnings.warn(
+        f"hmp does not know the torch.compile of torch {torch.__version__} ({missing[0]} is missing or has changed): while hmp is in "
+        "place, compiled functions and models run uncompiled, with the casts of eager",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    stance = torch.compiler.set_stance("force_eager")
+    patches.on_restore(lambda: stance.__exit__(None, None, None))
+
+
+def _reach_export() -> None:
+    torch_dynamo.install_export(strictly_exporting)
+
+
+def strictly_exporting(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Strict export, which traces as torch.compile does, and then once more by torch's names."""
+
+    def strict_export(*args: Any, **kwargs: Any) -> Any:
+        if not functions and state.casts_enabled():
+            raise HmpError(f"hmp cannot put its casts into a strict export of torch {torch.__version__}; export with strict=False")
+        return muted(original)(*args, **kwargs)
+
+    return strict_export
+
+
+_AFTER_IMPORT: dict[str, Callable[[], None]] = {"torch._dynamo": _reach_dynamo, "torch.export._trace": _reach_export}

@@ -1,0 +1,55 @@
+"""What the tests of torch.compile share: a backend that counts graphs, and the dtypes and values of what a function gives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from trap_kit import policy
+
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+BACKENDS = ("eager", "aot_eager")
+EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
+# low and wide ops whose dtype tells which policy is in force
+LOW = policy(bf16=["mul", "matmul", "linear", "relu"], fp32=["softmax"], name="low")
+OTHER = policy(bf16=["softmax", "add"], fp32=["relu"], name="other")
+HALF = policy(bf16=["mul", "matmul"], dtype=F16, name="half")
+
+
+class Graphs:
+    """A backend that runs graphs as they are, and keeps them."""
+
+    def __init__(self) -> None:
+        self.all: list[torch.fx.GraphModule] = []
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        self.all.append(graph)
+        return graph.forward
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    def calls(self) -> list[str]:
+        """The names of what the latest graph calls, in order."""
+        nodes = [node for node in self.all[-1].graph.nodes if node.op.startswith("call")]
+        return [node.target if isinstance(node.target, str) else node.target.__name__ for node in nodes]
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    """The tensors of a result, which is one or a tuple of some."""
+    return list(result) if isinstance(result, (tuple, list)) else [result]
+
+
+def dtypes(result: Any) -> list[torch.dtype]:
+    """The dtypes of the tensors of a result."""
+    return [t.dtype for t in tensors(result)]
+
+
+def same_results(found: Any, expected: Any, tolerance: float = 0.0) -> None:
+    """Both hold tensors of the same dtypes, and of values that are no further apart than `tolerance`."""
+    assert dtypes(found) == dtypes(expected)
+    for one, other in zip(tensors(found), tensors(expected), strict=True):
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance, equal_nan=True)

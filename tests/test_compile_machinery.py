@@ -1,0 +1,146 @@
+"""The bridge to torch.compile: when it is there, what it leaves behind, strict export, and a torch that hmp does not know."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+
+import pytest
+import torch
+import torch._dynamo
+import torch._dynamo.convert_frame
+from torch._dynamo.variables import torch_function
+
+import hmp
+from compile_kit import BF16, F32, LOW, Graphs, dtypes, same_results
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+X = torch.ones(3, 3)
+
+
+def alone(tmp_path, script: str) -> None:
+    """Runs a script in a process of its own, where torch has compiled nothing yet."""
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script) + "\nprint('done')\n")
+    path = os.pathsep.join([os.path.dirname(os.path.dirname(hmp.__file__)), os.path.dirname(__file__)])
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment)
+    assert run.stdout.strip() == "done", run.stderr
+
+
+def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_path):
+    alone(
+        tmp_path,
+        """
+        import sys
+        import torch, hmp
+
+        hmp.convert()
+        assert "torch._dynamo" not in sys.modules
+        finders = len(sys.meta_path)
+
+        def ops(x):
+            return x.matmul(x), 1 / x, torch.nn.functional.softmax(x, -1), x.unflatten(0, (1, 3))
+
+        x = torch.ones(3, 3)
+        low, wide = torch.bfloat16, torch.float32
+        compiled = torch.compile(ops, backend="aot_eager", fullgraph=True)
+        assert [t.dtype for t in compiled(x)] == [low, wide, wide, wide]
+        hmp.revert()
+        assert len(sys.meta_path) == finders - 1
+        # Dynamo's tables were filled while hmp stood in torch's places
+        assert [t.dtype for t in compiled(x)] == [wide] * 4
+        tables = [torch._dynamo.trace_rules.get_torch_obj_rule_map(), torch._dynamo.variables.tensor.all_tensor_attrs]
+        tables += [torch._dynamo.variables.builtin.BUILTIN_TO_TENSOR_FN_MAP]
+        for table in tables:
+            for each in (*table, *table.values()):
+                assert getattr(getattr(each, "__code__", None), "co_filename", "") != "<hmp>", each
+        """,
+    )
+
+
+def test_nothing_stays_in_dynamo_after_revert(torch_differences):
+    code = torch._dynamo.convert_frame.trace_frame.__code__
+    hmp.convert(policy=LOW)
+    assert torch._dynamo.convert_frame.trace_frame.__code__ is not code
+    torch.compile(lambda x: x @ x, backend="eager", fullgraph=True)(X)
+    hmp.revert()
+    assert torch._dynamo.convert_frame.trace_frame.__code__ is code
+    assert torch_differences() == []
+
+
+def test_weights_that_a_cache_holds_are_cast_in_the_graph():
+    weight = torch.nn.Parameter(torch.randn(3, 3))
+    hmp.convert(policy=LOW)
+    with torch.no_grad():
+        expected = torch.nn.functional.linear(X, weight)
+        entries = hmp.cache_info().entries
+        graphs = Graphs()
+        compiled = torch.compile(lambda x: torch.nn.functional.linear(x, weight), backend=graphs, fullgraph=True)
+        same_results(compiled(X), expected)
+        assert graphs.calls() == ["bfloat16", "bfloat16", "linear"]
+        weight.mul_(2)
+        same_results(compiled(X), expected * 2)
+        assert hmp.cache_info().entries == entries
+
+
+class Model(torch.nn.Module):
+    """Has islands and composites."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        with hmp.disable_casts():
+            wide = self.linear(x)
+        return wide, torch.softmax(self.linear(x), -1), x.mul(x) + 1
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_exported_programs_hold_the_casts_of_where_they_were_exported(strict):
+    model = Model()
+    off = torch.export.export(model, (X,), strict=strict)
+    hmp.convert(policy=LOW)
+    expected = model(X)
+    on = torch.export.export(model, (X,), strict=strict)
+    with hmp.disable_casts():
+        off_too = torch.export.export(model, (X,), strict=strict)
+        assert dtypes(on.module()(X)) == [F32, F32, BF16]
+    for program, wanted in ((on, [F32, F32, BF16]), (off_too, [F32, F32, F32]), (off, [F32, F32, F32])):
+        assert dtypes(program.run_decompositions().module()(X)) == wanted
+    hmp.revert()
+    same_results(on.module()(X), expected)
+
+
+@pytest.fixture
+def unknown_torch(monkeypatch):
+    monkeypatch.delattr(torch_function, "SymbolicTorchFunctionState")
+
+
+def test_a_torch_that_hmp_does_not_know_runs_uncompiled_with_a_warning(unknown_torch):
+    compiled = torch.compile(lambda x: (x @ x, torch.softmax(x @ x, -1)), fullgraph=True)
+    with pytest.warns(RuntimeWarning, match=r"hmp does not know the torch\.compile of torch .*SymbolicTorchFunctionState"):
+        hmp.convert(policy=LOW)
+    for _ in range(2):
+        assert dtypes(compiled(X)) == [BF16, F32]
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == [F32, F32]
+    with pytest.raises(hmp.HmpError, match="strict=False"):
+        torch.export.export(Model(), (X,), strict=True)
+    assert dtypes(torch.export.export(Model(), (X,), strict=False).module()(X)) == [F32, F32, BF16]
+
+
+def test_a_torch_that_hmp_does_not_know_compiles_again_after_revert(monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.delattr(torch_function, "SymbolicTorchFunctionState")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            hmp.convert(policy=LOW)
+    hmp.revert()
+    graphs = Graphs()
+    torch.compile(lambda x: x @ x, backend=graphs)(X)
+    assert len(graphs) == 1

@@ -1,0 +1,222 @@
+"""torch.compile(fullgraph=True): functions, methods, operators, in-place ops and composites have the dtypes and values of explicit casts.
+
+The oracle is plain torch with the casts written out, run before hmp does anything.
+"""
+
+from __future__ import annotations
+
+import operator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from compile_kit import BF16, EACH_BACKEND, F32, HALF, LOW, same_results
+from trap_kit import policy
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+X, Y = torch.linspace(-2, 2, 16).reshape(4, 4), torch.linspace(1, 3, 16).reshape(4, 4)
+LISTS = policy(
+    bf16=["mul", "matmul", "linear", "relu", "mm", "baddbmm", "layer_norm", "conv1d", "batch_norm", "dropout", "leaky_relu"],
+    fp32=["softmax", "truediv", "exp", "cross_entropy", "embedding"],
+    promote=["cat", "stack", "sub", "addcmul"],
+    name="lists",
+)
+
+
+def low(t: torch.Tensor) -> torch.Tensor:
+    return t.to(BF16)
+
+
+def wide(t: torch.Tensor) -> torch.Tensor:
+    return t.to(F32)
+
+
+# name → (what is compiled, the same with the casts written out)
+CASES = {
+    "function": (lambda x, y: torch.mul(x, y), lambda x, y: low(x) * low(y)),
+    "function of torch.nn.functional": (lambda x, y: F.linear(x, y), lambda x, y: F.linear(low(x), low(y))),
+    "forwarded function": (lambda x, y: F.leaky_relu(x), lambda x, y: F.leaky_relu(low(x))),
+    "keywords": (lambda x, y: torch.mm(input=x, mat2=y), lambda x, y: torch.mm(low(x), low(y))),
+    "method": (lambda x, y: x.matmul(y), lambda x, y: low(x) @ low(y)),
+    "operator": (lambda x, y: x @ y, lambda x, y: low(x) @ low(y)),
+    "operator module": (lambda x, y: operator.mul(x, y), lambda x, y: low(x) * low(y)),
+    "reflected operator": (lambda x, y: 2 * x, lambda x, y: 2 * low(x)),
+    "reflected composite": (lambda x, y: 1 / y.bfloat16(), lambda x, y: 1 / wide(low(y))),
+    "wide": (lambda x, y: low(x).softmax(-1), lambda x, y: wide(low(x)).softmax(-1)),
+    "wide operator": (lambda x, y: low(x) / low(y), lambda x, y: wide(low(x)) / wide(low(y))),
+    "explicit dtype": (lambda x, y: torch.softmax(x, -1, dtype=torch.float64), lambda x, y: torch.softmax(x, -1, dtype=torch.float64)),
+    "widest": (lambda x, y: torch.cat([low(x), y]), lambda x, y: torch.cat([wide(low(x)), y])),
+    "widest of keywords": (lambda x, y: torch.stack(tensors=(low(x), y), dim=1), lambda x, y: torch.stack((wide(low(x)), y), 1)),
+    "in place": (lambda x, y: x.clone().mul_(low(y)), lambda x, y: x * wide(low(y))),
+    "augmented": (lambda x, y: operator.imul(low(x), y), lambda x, y: low(x).mul_(y)),
+    "in-place flag": (lambda x, y: F.relu(x.clone(), inplace=True), lambda x, y: F.relu(x)),
+    "set item": (lambda x, y: _set_item(low(x), y), lambda x, y: _set_item(low(x), low(y))),
+    "mixed inputs": (lambda x, y: torch.bmm(low(x)[None], y[None]), lambda x, y: torch.bmm(low(x)[None], low(y)[None])),
+    "out=": (lambda x, y: torch.mm(x, y, out=torch.empty(4, 4)), lambda x, y: wide(torch.mm(low(x), low(y)))),
+    "float64 is left alone": (lambda x, y: x.double() @ y.double(), lambda x, y: x.double() @ y.double()),
+    "integers are left alone": (lambda x, y: x.int() * y.int(), lambda x, y: x.int() * y.int()),
+    "overflowing scalar": (lambda x, y: low(x) * 3.4e38 * 2, lambda x, y: _saturated(low(x), 3.4e38)),
+    "norm": (lambda x, y: F.layer_norm(x, (4,), y[0], y[1]), lambda x, y: F.layer_norm(low(x), (4,), y[0], y[1])),
+    "attention": (
+        lambda x, y: F.scaled_dot_product_attention(low(x)[None], y[None], y[None]),
+        lambda x, y: F.scaled_dot_product_attention(low(x)[None], low(y)[None], low(y)[None]),
+    ),
+    "einsum of mixed inputs": (lambda x, y: torch.einsum("ij,kj->ik", low(x), y), lambda x, y: torch.einsum("ij,kj->ik", low(x), low(y))),
+    "composite in the graph": (
+        lambda x, y: F.cross_entropy(low(x), torch.tensor([0, 1, 2, 3])),
+        lambda x, y: F.cross_entropy(wide(low(x)), torch.tensor([0, 1, 2, 3])),
+    ),
+    "unlisted": (lambda x, y: torch.tanh(x) + torch.sigmoid(low(y)), lambda x, y: torch.tanh(x) + torch.sigmoid(low(y))),
+}
+
+
+def _set_item(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    into[0] = value[1]
+    return into
+
+
+def _saturated(x: torch.Tensor, scalar: float) -> torch.Tensor:
+    limit = torch.finfo(BF16).max
+    for factor in (scalar, 2.0):
+        product = wide(x) * factor
+        x = low(product.clamp(-limit, limit)) if factor > limit else low(x) * factor
+    return x
+
+
+@EACH_BACKEND
+def test_compiled_ops_have_the_casts_of_the_lists(backend):
+    functions = [function for function, _ in CASES.values()]
+
+    def every_case(x, y):
+        return [function(x.clone(), y.clone()) for function in functions]
+
+    expected = [by_hand(X.clone(), Y.clone()) for _, by_hand in CASES.values()]
+    hmp.convert(policy=LISTS)
+    results = torch.compile(every_case, backend=backend, fullgraph=True)(X, Y)
+    for name, found, wanted in zip(CASES, results, expected, strict=True):
+        assert found.dtype is wanted.dtype, name
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@EACH_BACKEND
+def test_compiled_methods_alone_are_cast(backend):
+    """Nothing in the function is looked up among torch's names."""
+
+    def methods(x):
+        return x.matmul(x).relu().softmax(-1)
+
+    expected = (low(X) @ low(X)).relu().float().softmax(-1)
+    hmp.convert(policy=LOW)
+    same_results(torch.compile(methods, backend=backend, fullgraph=True)(X), expected)
+
+
+@EACH_BACKEND
+def test_compiled_float16_policy(backend):
+    expected = X.half() * Y.half()
+    hmp.convert(policy=HALF)
+    same_results(torch.compile(lambda x, y: x * y, backend=backend, fullgraph=True)(X, Y), expected)
+
+
+@EACH_BACKEND
+def test_r9_compiled_running_statistics_move_in_float32(backend):
+    image = torch.randn(4, 3, 8)
+    norm, plain = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)
+    expected = plain(low(image))
+    hmp.convert(policy=LISTS)
+    found = torch.compile(norm, backend=backend, fullgraph=True)(image)
+    same_results(found, expected)
+    same_results(norm.running_mean, plain.running_mean, 1e-6)
+    assert norm.num_batches_tracked == 1
+
+
+@EACH_BACKEND
+def test_r12_compiled_masks_stay_finite(backend):
+    def masked(scores, mask):
+        return torch.softmax(scores.bfloat16() + mask, -1)
+
+    mask = torch.tensor([[0.0, torch.finfo(F32).min]]).expand(2, 2)
+    hmp.convert(policy=policy(bf16=["add"], fp32=["softmax"]))
+    found = torch.compile(masked, backend=backend, fullgraph=True)(torch.ones(2, 2), mask)
+    same_results(found, torch.tensor([[1.0, 0.0], [1.0, 0.0]]))
+
+
+@EACH_BACKEND
+def test_compiled_dynamic_shapes(backend):
+    def dynamic(x):
+        return (x @ x.t()).softmax(-1) * x.shape[0]
+
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(dynamic, backend=backend, fullgraph=True, dynamic=True)
+    for rows in (3, 5, 8):
+        x = torch.randn(rows, 4)
+        wanted = (low(x) @ low(x).t()).float().softmax(-1).to(BF16) * rows
+        same_results(compiled(x), wanted)
+
+
+@EACH_BACKEND
+def test_compiled_gradients_are_those_of_the_casts(backend):
+    def loss(x, w):
+        return F.relu(F.linear(x, w)).softmax(-1).pow(2).sum()
+
+    def by_hand(x, w):
+        return F.relu(F.linear(low(x), low(w))).float().softmax(-1).pow(2).sum()
+
+    grads = []
+    for function, lists in ((by_hand, None), (loss, LOW)):
+        x, w = X.clone().requires_grad_(), Y.clone().requires_grad_()
+        if lists is not None:
+            hmp.convert(policy=lists)
+            function = torch.compile(function, backend=backend, fullgraph=True)
+        function(x, w).backward()
+        grads.append((x.grad, w.grad))
+    same_results(grads[1], grads[0])
+
+
+class Square(torch.autograd.Function):
+    """A function of the user's, whose backward uses a listed op."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.mul(x, x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return torch.mul(x, grad.float() * 2.001)
+
+
+@EACH_BACKEND
+def test_r13_compiled_autograd_function_runs_backward_without_lists(backend):
+    expected = X * (torch.ones_like(X) * 2.001)
+    hmp.convert(policy=LOW)
+    x = X.clone().requires_grad_()
+    out = torch.compile(lambda x: Square.apply(x), backend=backend, fullgraph=True)(x)
+    assert out.dtype is BF16
+    out.float().sum().backward()
+    same_results(x.grad, expected)
+
+
+@EACH_BACKEND
+def test_r14_compiled_checkpoint_holds_its_casts(backend):
+    from torch.utils.checkpoint import checkpoint
+
+    def block(x):
+        return F.relu(x @ x)
+
+    def run(x):
+        return checkpoint(block, x, use_reentrant=False)
+
+    grads = []
+    for function in (lambda x: F.relu(low(x) @ low(x)), None):
+        x = X.clone().requires_grad_()
+        if function is None:
+            hmp.convert(policy=LOW)
+            function = torch.compile(run, backend=backend, fullgraph=True)
+        out = function(x)
+        with hmp.disable_casts():
+            out.float().sum().backward()
+        grads.append((out.detach(), x.grad))
+    same_results(grads[1], grads[0])

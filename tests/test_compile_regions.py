@@ -1,0 +1,186 @@
+"""Regions inside compiled code act as in eager: hmp's, torch.autocast's, decorated functions, graph breaks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch._dynamo
+
+import hmp
+from autocast_kit import real_state
+from compile_kit import BF16, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+X = torch.ones(3, 3)
+REGION = hmp.casts(HALF)
+
+
+@hmp.disable_casts
+def off(x):
+    return torch.mul(x, x)
+
+
+@hmp.casts(HALF)
+def half(x):
+    return torch.mul(x, x)
+
+
+@hmp.bf16_function
+def own(x, y):
+    return torch.softmax(x * y, -1)
+
+
+def nested(x):
+    with hmp.disable_casts():
+        a = torch.mul(x, x)
+        with hmp.enable_casts():
+            b = x * x
+            with hmp.disable_casts():
+                c = x.mul(x)
+        d = x * 2
+    return a, b, c, d, 2 * x
+
+
+def policies(x):
+    with hmp.casts(HALF):
+        a = x * x
+        with hmp.disable_casts():
+            b = x * x
+    with REGION:
+        c = x * x
+    return a, b, c, x * x
+
+
+def decorated(x):
+    return off(x), half(x), own(x, x), x * x
+
+
+def asking(x):
+    return x * x if hmp.casts_enabled() else x.double()
+
+
+def raising(x):
+    try:
+        with hmp.disable_casts():
+            raise ValueError
+    except ValueError:
+        return x * x
+
+
+def autocast_off(x):
+    with torch.autocast("cpu", enabled=False):
+        a = x * x
+        with torch.autocast("cpu"):
+            b = x * x
+        with hmp.enable_casts():
+            c = x * x
+    return a, b, c, x * x
+
+
+def asking_autocast(x):
+    y = x * x
+    if torch.is_autocast_enabled("cpu"):
+        return y.to(torch.get_autocast_dtype("cpu"))
+    return y.double()
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize(
+    ("function", "expected", "expected_off"),
+    [
+        (nested, [F32, BF16, F32, F32, BF16], [F32, BF16, F32, F32, F32]),
+        (policies, [F16, F32, F16, BF16], [F16, F32, F16, F32]),
+        (decorated, [F32, F16, BF16, BF16], [F32, F16, F32, F32]),
+        (asking, [BF16], [torch.float64]),
+        (raising, [BF16], [F32]),
+        (autocast_off, [F32, BF16, BF16, BF16], [F32, F32, BF16, F32]),
+        (asking_autocast, [BF16], [torch.float64]),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_regions_in_compiled_code(function, expected, expected_off, backend):
+    hmp.convert(policy=LOW)
+    before = real_state()
+    compiled = torch.compile(function, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert dtypes(compiled(X)) == dtypes(function(X)) == expected
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == dtypes(function(X)) == expected_off
+    assert real_state() == before
+
+
+@pytest.mark.parametrize("function", [nested, raising, asking, off, own], ids=lambda function: function.__name__)
+def test_regions_in_compiled_code_do_nothing_without_hmp(function):
+    compiled = torch.compile(lambda x: function(x, x) if function is own else function(x), backend="eager", fullgraph=True)
+    assert BF16 not in dtypes(compiled(X))
+
+
+def test_regions_leave_nothing_in_the_graph():
+    def products(x):
+        with hmp.disable_casts():
+            wide = x @ x
+        return wide, x @ x
+
+    hmp.convert(policy=LOW)
+    graphs = Graphs()
+    torch.compile(products, backend=graphs, fullgraph=True)(X)
+    assert graphs.calls() == ["matmul", "bfloat16", "bfloat16", "matmul"]
+
+
+@EACH_BACKEND
+def test_graph_breaks_inside_and_outside_regions(backend):
+    def broken(x):
+        with hmp.disable_casts():
+            a = x * x
+            torch._dynamo.graph_break()
+            b = x * x
+        torch._dynamo.graph_break()
+        return a, b, inner(x), x * x
+
+    def inner(x):
+        torch._dynamo.graph_break()
+        return x * x
+
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(broken, backend=backend)
+    for _ in range(2):
+        assert dtypes(compiled(X)) == [F32, F32, BF16, BF16]
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == [F32, F32, F32, F32]
+
+
+def test_a_graph_break_under_another_policy_keeps_it():
+    def broken(x):
+        with hmp.casts(HALF):
+            a = x * x
+            torch._dynamo.graph_break()
+            return a, x * x
+
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(broken, backend="eager")
+    assert dtypes(compiled(X)) == dtypes(compiled(X)) == [F16, F16]
+
+
+def test_functions_that_are_not_compiled_follow_the_region_that_they_are_called_in():
+    @torch._dynamo.disable
+    def eager(x):
+        return x * x
+
+    def calling(x):
+        with hmp.disable_casts():
+            a = eager(x)
+        return a, eager(x)
+
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(calling, backend="eager")
+    assert dtypes(compiled(X)) == dtypes(compiled(X)) == [F32, BF16]
+
+
+def test_higher_order_ops_hold_the_casts_of_where_they_stand():
+    def branches(x):
+        with hmp.disable_casts():
+            a = torch.cond(x.sum() > 0, lambda x: x * x, lambda x: x.mul(x), (x,))
+        return a, torch.cond(x.sum() > 0, lambda x: x * x, lambda x: x.mul(x), (x,))
+
+    hmp.convert(policy=LOW)
+    assert dtypes(torch.compile(branches, backend="eager", fullgraph=True)(X)) == [F32, BF16]

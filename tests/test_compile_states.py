@@ -1,0 +1,171 @@
+"""Compiled code follows the state around each call, and is compiled once for each state that there was."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BF16, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+X = torch.ones(3, 3)
+ON, OFF, OTHERS, HALVES = [BF16, F32, BF16], [F32, F32, F32], [F32, BF16, F32], [F16, F32, F32]
+
+
+def ops(x):
+    return x.mul(x), torch.softmax(x, -1), torch.nn.functional.relu(x)
+
+
+def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
+    graphs = Graphs()
+    compiled = torch.compile(ops, backend=graphs, fullgraph=True)
+    hmp.convert(policy=LOW)
+    for _ in range(3):
+        assert dtypes(compiled(X)) == ON
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == OFF
+            with hmp.enable_casts():
+                assert dtypes(compiled(X)) == ON
+        hmp.convert(policy=OTHER)
+        assert dtypes(compiled(X)) == OTHERS
+        with hmp.casts(HALF):
+            assert dtypes(compiled(X)) == HALVES
+        hmp.convert(policy=LOW)
+    assert len(graphs) == 4
+
+
+@EACH_BACKEND
+def test_compiled_before_the_first_conversion_and_after_the_last(backend):
+    compiled = torch.compile(ops, backend=backend, fullgraph=True)
+    assert dtypes(compiled(X)) == OFF
+    with hmp.convert(policy=LOW):
+        assert dtypes(compiled(X)) == ON
+    assert dtypes(compiled(X)) == OFF
+    with hmp.convert(policy=OTHER):
+        assert dtypes(compiled(X)) == OTHERS
+        with hmp.convert(policy=LOW):
+            assert dtypes(compiled(X)) == ON
+        assert dtypes(compiled(X)) == OTHERS
+    assert dtypes(compiled(X)) == OFF
+
+
+def test_a_policy_with_the_same_contents_is_the_same_state():
+    graphs = Graphs()
+    compiled = torch.compile(ops, backend=graphs, fullgraph=True)
+    hmp.convert(policy=LOW)
+    compiled(X)
+    with hmp.casts(LOW.replace()):
+        assert dtypes(compiled(X)) == ON
+    assert len(graphs) == 1
+
+
+def test_threads_have_their_own_state():
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(ops, backend="eager", fullgraph=True)
+    found = {}
+
+    def call(number):
+        with hmp.disable_casts() if number % 2 else contextlib.nullcontext():
+            found[number] = dtypes(compiled(X))
+
+    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
+
+
+def test_eager_code_of_other_threads_is_cast_while_one_compiles():
+    hmp.convert(policy=LOW)
+    wrong, stop = [], threading.Event()
+
+    def eager():
+        while not stop.is_set():
+            if dtypes(ops(X)) != ON:
+                wrong.append(1)
+
+    thread = threading.Thread(target=eager)
+    thread.start()
+    torch.compile(ops, backend="aot_eager", fullgraph=True)(X)
+    stop.set()
+    thread.join()
+    assert not wrong
+
+
+@EACH_BACKEND
+def test_a_graph_casts_nothing_more_when_it_runs(backend):
+    """The graph of the eager backend calls torch.nn.functional.relu and Tensor.mul by name, with casts on."""
+
+    def mixed(x):
+        with hmp.disable_casts():
+            wide = torch.nn.functional.relu(x).mul(2)
+        return wide, torch.nn.functional.relu(x).mul(2)
+
+    hmp.convert(policy=LOW)
+    compiled = torch.compile(mixed, backend=backend, fullgraph=True)
+    for _ in range(2):
+        assert dtypes(compiled(X)) == [F32, BF16]
+
+
+class Squares(torch.nn.Module):
+    def forward(self, x):
+        return x @ x
+
+
+def test_modules_compiled_in_place():
+    module = Squares()
+    module.compile(backend="eager", fullgraph=True)
+    hmp.convert(policy=LOW)
+    assert module(X).dtype is BF16
+    with hmp.disable_casts():
+        assert module(X).dtype is F32
+
+
+@EACH_BACKEND
+def test_models_that_are_applied_to(backend):
+    model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+    compiled = torch.compile(lambda x: (model[0](x), model(x), torch.mul(x, x)), backend=backend, fullgraph=True)
+    linear_only = LOW.replace(bf16=frozenset({"linear"}))
+    halves = linear_only.replace(dtype=F16)
+    assert dtypes(compiled(X)) == [F32, F32, F32]
+    hmp.apply(model, linear_only)
+    assert dtypes(compiled(X)) == [F32, BF16, F32]
+    hmp.apply(model[1], halves)
+    assert dtypes(compiled(X)) == [F32, F16, F32]
+    with hmp.disable_casts():
+        assert dtypes(compiled(X)) == [F32, F32, F32]
+    hmp.remove(model)
+    assert dtypes(compiled(X)) == [F32, F16, F32]
+    hmp.remove(model[1])
+    assert dtypes(compiled(X)) == [F32, F32, F32]
+
+
+@EACH_BACKEND
+def test_a_compiled_model_that_is_applied_to(backend):
+    model = torch.nn.Linear(3, 3)
+    hmp.apply(model, LOW)
+    compiled = torch.compile(model, backend=backend, fullgraph=True)
+    assert compiled(X).dtype is BF16
+    with hmp.disable_casts():
+        assert compiled(X).dtype is F32
+    assert compiled(X).dtype is BF16
+
+
+def test_functions_registered_later_are_cast_in_code_compiled_before():
+    graphs = Graphs()
+    compiled = torch.compile(lambda x: own(x), backend=graphs, fullgraph=True)
+    hmp.convert(policy=LOW)
+    assert compiled(X).dtype is F32
+    hmp.register(__import__(__name__), "own", "bf16")
+    assert compiled(X).dtype is BF16
+    assert compiled(X).dtype is BF16
+    assert len(graphs) == 2
+
+
+def own(x):
+    return x.neg()
