@@ -60,9 +60,9 @@ def _of_types(classes: set[type], *generations: int | None) -> list[Any]:
 
 def _chosen(objects: Iterable[Any], classes: set[type]) -> Living:
     """The partials among `objects`, and the instances of `classes`."""
-    wanted = {functools.partial, *classes}
-    # by type and not with isinstance(), which would ask a proxy for its class
-    chosen = [o for o in objects if type(o) in wanted]
+    wanted = {id(functools.partial), *map(id, classes)}
+    # by type and not with isinstance(), which would ask a proxy for its class; by id, which asks no metaclass for a hash
+    chosen = [o for o in objects if id(type(o)) in wanted]
     return Living([o for o in chosen if type(o) is functools.partial], [o for o in chosen if type(o) is not functools.partial])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import contextlib
+import functools
 import gc
 import inspect
 import logging
@@ -47,14 +48,16 @@ def unreachable() -> list[Unreachable]:
     with unfrozen():
         gc.collect()  # what is garbage calls nothing
         objects = gc.get_objects()
-    users = {kind for kind in set(map(type, objects)) if _is_users(kind)}
+    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
     found: set[Unreachable] = set()
     known: dict[tuple[int, int], frozenset[str]] = {}
+    line_of_global = functools.cache(_line_of_global)  # parses a source
+    lines: dict[int, int | None] = {}
     for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # once where it has two names
         if isinstance(module, types.ModuleType) and name.partition(".")[0] not in SKIPPED:
             for key, value in list(vars(module).items()):
                 for op in _held_in(value, originals, known):
-                    found.add(Unreachable(name, key, _line_of_global(name, key), op))
+                    found.add(Unreachable(name, key, line_of_global(name, key), op))
     for each in objects:
         if type(each) is types.FunctionType:
             held = (each.__defaults__, each.__kwdefaults__, each.__closure__)
@@ -62,22 +65,28 @@ def unreachable() -> list[Unreachable]:
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
                     for op in _held_in(value, originals, known):
                         found.add(Unreachable(each.__module__, f"{each.__qualname__}, {what}", each.__code__.co_firstlineno, op))
-        elif type(each) in users or (isinstance(each, type) and _is_users(each)):
+        elif id(type(each)) in users or (isinstance(each, type) and _is_users(each)):
             cls = each if isinstance(each, type) else type(each)
             for key, value in _attributes(each):
                 for op in _held_in(value, originals, known):
-                    found.add(Unreachable(cls.__module__, f"{cls.__qualname__}.{key}", _line_of_class(cls), op))
+                    if id(cls) not in lines:
+                        lines[id(cls)] = _line_of_class(cls)
+                    found.add(Unreachable(cls.__module__, f"{cls.__qualname__}.{key}", lines[id(cls)], op))
     return sorted(found, key=lambda each: (each.module, each.line or 0, each.name, each.op))
 
 
 def tell_unreachable() -> None:
-    """Logs what `unreachable()` lists."""
-    for each in unreachable():
+    """Logs what `unreachable()` lists, the first of it where that is long."""
+    found = unreachable()
+    for each in found[:_TOLD]:
         log.warning("%s; it is not cast", each)
+    if found[_TOLD:]:
+        log.warning("... and %d more such references; hmp.unreachable() lists them", len(found) - _TOLD)
 
 
+_TOLD = 20
 _NOTHING = (None, None, None)
-_LEVELS = 4  # containers inside one another
+_LEVELS = 3  # containers inside one another
 
 
 def _is_users(owner: Any) -> bool:
@@ -92,22 +101,26 @@ def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int],
         owner = getattr(value, "__module__", None) or "torch"
         name = value.__qualname__ if hasattr(value, "__objclass__") else value.__name__
         return frozenset({f"{owner}.{name}"})
-    if not level or type(value) not in _CONTAINERS:
+    if not level or id(type(value)) not in _CONTAINERS:
         return _NO_NAMES
     key = (id(value), level)
     if key not in known:
         known[key] = _NO_NAMES  # for what holds itself
-        referents = [each for each in gc.get_referents(value) if id(each) in originals or type(each) in _CONTAINERS]
+        referents = [each for each in gc.get_referents(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
         known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
     return known[key]
 
 
 _NO_NAMES: frozenset[str] = frozenset()
+# Classes by id: what a class of somebody's says of its equality and hash is not asked.
 _CONTAINERS = frozenset(
-    {
-        dict, list, tuple, set, frozenset, staticmethod, collections.OrderedDict, collections.defaultdict, collections.deque,
-        types.CellType, types.MappingProxyType, types.SimpleNamespace,
-    }
+    map(
+        id,
+        (
+            dict, list, tuple, set, frozenset, staticmethod, collections.OrderedDict, collections.defaultdict, collections.deque,
+            types.CellType, types.MappingProxyType, types.SimpleNamespace,
+        ),
+    )
 )  # fmt: skip
 
 
