@@ -50,7 +50,7 @@ class Soak(RuleBasedStateMachine):
         assert self.twin.poll(60)
         return self.twin.recv()
 
-    @initialize(kind=st.sampled_from(["sgd", "adamw", "fused"]))
+    @initialize(kind=st.sampled_from(["radam", "sgd", "fused"]))
     def begin(self, kind: str) -> None:
         self.conversions: list[tuple[Any, str]] = []
         self.regions: list[tuple[str, Any, str | None]] = []  # kind, entered region, policy of a "casts" until a revert voids it
