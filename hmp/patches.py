@@ -58,10 +58,10 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
     function.__code__ = new
 
 
-def codes() -> Iterator[types.CodeType]:
-    """What the functions had for a body that call something else now."""
-    for old, _ in _swapped.values():
-        yield old
+def bodies() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """The functions that call something else now, and the code that each had before."""
+    for function, (old, _) in _swapped.items():
+        yield function, old
 
 
 def swapped(function: Any) -> bool:

@@ -96,7 +96,8 @@ def codes() -> set[types.CodeType]:
 
     But for data loading, in which a thread may wait for as long as it likes.
     """
-    return {code for code in patches.codes() if "/data/" not in code.co_filename} | {torch.autograd.graph._engine_run_backward.__code__}
+    found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
+    return found | {torch.autograd.graph._engine_run_backward.__code__}
 
 
 def _install_optimizers() -> None:

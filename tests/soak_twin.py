@@ -51,7 +51,9 @@ def fresh(kind: str) -> tuple[Net, torch.optim.Optimizer]:
     net = Net()
     if kind == "sgd":
         return net, torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    return net, torch.optim.AdamW(net.parameters(), lr=0.01, fused=kind == "fused")
+    if kind == "radam":
+        return net, torch.optim.RAdam(net.parameters(), lr=0.01, foreach=False)  # in Python, by `*` and `/`
+    return net, torch.optim.AdamW(net.parameters(), lr=0.01, fused=True)
 
 
 def batch(step: int) -> tuple[Tensor, Tensor]:

@@ -50,7 +50,7 @@ class Soak(RuleBasedStateMachine):
         assert self.twin.poll(60)
         return self.twin.recv()
 
-    @initialize(kind=st.sampled_from(["sgd", "adamw", "fused"]))
+    @initialize(kind=st.sampled_from(["radam", "sgd", "fused"]))
     def begin(self, kind: str) -> None:
         self.conversions: list[tuple[Any, str]] = []
         self.regions: list[tuple[str, Any, str | None]] = []  # kind, entered region, policy of a "casts" until a revert voids it
@@ -273,7 +273,7 @@ def test_ten_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_dif
     assert torch_differences() == []
     early = next(each for each in measured if each.steps > 2_000)  # what is made once is made by then
     late = measured[-1]
-    assert late.steps > 3 * early.steps, measured
+    assert late.steps > 2 * early.steps, measured
     assert late.tensors == early.tensors, measured
     assert late.objects < early.objects + 200, measured
     assert late.resident < early.resident + 4 * 2**20, measured
