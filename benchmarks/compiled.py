@@ -30,7 +30,8 @@ class _Process:
 
     def ask(self, question: str) -> dict[str, float]:
         """What the process answers."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         print(question, file=self._process.stdin, flush=True)
         answer: dict[str, float] = json.loads(self._process.stdout.readline() or "null")
         if answer is None:
