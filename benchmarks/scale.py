@@ -25,6 +25,8 @@ class Scale:
     depths: tuple[int, ...]
     widths: tuple[int, ...]
     depth_rounds: int
+    compiled: tuple[int, int]  # blocks and their width
+    compiled_rounds: int
 
 
 SMALLEST = Scale(
@@ -42,6 +44,8 @@ SMALLEST = Scale(
     depths=(2, 4),
     widths=(16, 32),
     depth_rounds=1,
+    compiled=(1, 16),
+    compiled_rounds=1,
 )
 QUICK = Scale(
     call_rounds=25,
@@ -58,6 +62,8 @@ QUICK = Scale(
     depths=(2, 8, 32, 96),
     widths=(16, 64, 256),
     depth_rounds=5,
+    compiled=(1, 128),
+    compiled_rounds=15,
 )
 FULL = Scale(
     call_rounds=41,
@@ -74,4 +80,6 @@ FULL = Scale(
     depths=(2, 4, 8, 16, 32, 64, 96),
     widths=(16, 32, 64, 128, 256, 512),
     depth_rounds=15,
+    compiled=(4, 256),
+    compiled_rounds=31,
 )

@@ -252,7 +252,7 @@ def install(bridge: Any) -> None:
         (_dynamo("output_graph").OutputGraph.call_user_compiler, _muted_result),
         (_dynamo("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
         (state.__init__, _with_trace),
-        (base.__init__, _of_original),
+        (base.__init__, lambda original: lambda self, value, **named: original(self, bridge.original(value), **named)),
         (base.create_with_source.__func__, _with_original),
         (autocast.enter, _autocast_entered),
         (autocast.exit, _autocast_left),
@@ -320,10 +320,6 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
         self.hmp = _bridge.trace(self.mode_stack, variables().Mode(_Mark()))
 
     return __init__
-
-
-def _of_original(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, value, **named: original(self, _bridge.original(value), **named)
 
 
 def _with_original(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -104,6 +104,7 @@ def all_of_torch_stays_torch() -> Iterator[None]:
     hmp = sys.modules.get("hmp")
     if hmp is not None and hasattr(hmp, "revert"):
         hmp.revert()
-    differences = [line for line in ALL_OF_TORCH.differences() if line not in _reported]
+    # a strict export leaves its graphs among the globals of a module of torch's, with hmp and without
+    differences = [line for line in ALL_OF_TORCH.differences() if line not in _reported and "__compiled_fn_" not in line]
     if differences:
         pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)

@@ -1,0 +1,108 @@
+"""Whole models under torch.compile(fullgraph=True): dtypes and values of eager hmp, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BF16, LOW
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+
+
+def bert(attention: str) -> torch.nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    quiet = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return BertForMaskedLM(BertConfig(**sizes, **quiet, attn_implementation=attention))
+
+
+def llama() -> torch.nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    return LlamaForCausalLM(LlamaConfig(**sizes, num_key_value_heads=1, use_cache=False))
+
+
+def encoder() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(32, 2, 64, dropout=0.0, batch_first=True)
+    return torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+
+def convolutional() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3),
+        torch.nn.BatchNorm2d(8),
+        torch.nn.ReLU(),
+        torch.nn.AdaptiveAvgPool2d(1),
+        torch.nn.Flatten(),
+        torch.nn.Linear(8, 4),
+    )
+
+
+TOKENS = {"input_ids": torch.arange(16).reshape(2, 8)}
+MODELS = {
+    "BERT": (lambda: bert("sdpa"), TOKENS),
+    "BERT, eager attention": (lambda: bert("eager"), TOKENS),
+    "Llama": (llama, TOKENS),
+    "TransformerEncoder": (encoder, {"src": torch.linspace(-1, 1, 2 * 8 * 32).reshape(2, 8, 32)}),
+    "convolutional": (convolutional, {"input": torch.linspace(-1, 1, 2 * 3 * 8 * 8).reshape(2, 3, 8, 8)}),
+}
+
+
+def run(model: torch.nn.Module, call, inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """The output, and every gradient in a row."""
+    model.zero_grad()
+    out = call(**inputs)
+    out = getattr(out, "logits", out)
+    out.float().pow(2).mean().backward()
+    return out.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+def check(name: str, backend: str, policy: str, tolerance: float) -> None:
+    make, inputs = MODELS[name]
+    model = make()
+    hmp.convert(policy=policy)
+    expected, gradient = run(model, model, inputs)
+    found, found_gradient = run(model, torch.compile(model, backend=backend, fullgraph=True), inputs)
+    assert found.dtype is expected.dtype
+    assert (found.float() - expected.float()).norm() <= tolerance * expected.float().norm()
+    assert (found_gradient - gradient).norm() <= tolerance * gradient.norm()
+
+
+@pytest.mark.parametrize("name", ["TransformerEncoder", "convolutional"])
+def test_compiled_models_compute_what_eager_does(name):
+    check(name, "aot_eager", "habana", 1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["habana", "torch-cpu", "habana-o2"])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", MODELS)
+def test_every_compiled_model_computes_what_eager_does(name, backend, policy):
+    check(name, backend, policy, 1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_models_compiled_by_inductor_are_within_bf16_tolerance(name, inductor_has_compiled):
+    check(name, "inductor", "habana", 3e-2)
+
+
+def test_inductor_has_the_dtypes_of_eager(inductor_has_compiled):
+    def ops(x):
+        with hmp.disable_casts():
+            wide = x @ x
+        return wide, x @ x, torch.softmax(x @ x, -1)
+
+    x = torch.randn(8, 8)
+    hmp.convert(policy=LOW)
+    expected = ops(x)
+    for mode in ("default", "reduce-overhead"):
+        compiled = torch.compile(ops, fullgraph=True, mode=mode)
+        for found, wanted in zip(compiled(x), expected, strict=True):
+            assert found.dtype is wanted.dtype
+            torch.testing.assert_close(found, wanted, rtol=2e-2, atol=2e-2)
+    assert expected[1].dtype is BF16
