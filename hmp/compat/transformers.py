@@ -1,0 +1,124 @@
+"""HMPCallback: hmp under transformers' own Trainer, which stays as it is."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hmp
+from hmp import HmpError, Policy
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+except ImportError as error:
+    raise ImportError("hmp.compat.transformers needs transformers and accelerate: pip install 'hmp-torch[transformers]'") from error
+
+log = logging.getLogger("hmp")
+
+POLICY_FILE = "hmp_policy.json"
+_LOW = (torch.bfloat16, torch.float16)
+
+
+class HMPCallback(TrainerCallback, ExportableState):
+    """Casts inside the model of a Trainer: `Trainer(..., callbacks=[HMPCallback("habana")])`.
+
+    Every call of the model runs under the policy, in training, evaluation and prediction, and gives its floating tensors in float32;
+    the optimizer, and whatever is called outside the model, runs without casts. `policy` is a Policy, a preset's name, a folder, or what
+    `Policy.to_dict()` gave. The model stays so after the Trainer, until `detach()`.
+
+    Checkpoints hold the policy, in trainer_state.json and for people in hmp_policy.json; a run that goes on from one under another policy
+    says so in the log.
+    """
+
+    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "habana") -> None:
+        if isinstance(policy, Mapping):
+            policy = Policy.from_dict(policy)
+        self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        self._model: torch.nn.Module | None = None
+        self._hook: Any = None
+
+    def attach(self, model: torch.nn.Module) -> None:
+        """Has every call of `model` run under the policy from now on. A Trainer that is given the callback does this."""
+        if self._model is not None and self._model is not model:
+            self.detach()
+        hmp.apply(model, self.policy)
+        for key in [key for key, hook in model._forward_hooks.items() if hook is _in_float32]:
+            del model._forward_hooks[key]  # another callback's
+        self._model, self._hook = model, model.register_forward_hook(_in_float32)
+
+    def detach(self) -> None:
+        """Leaves the model as it was; `hmp.revert()` takes hmp's patches off torch."""
+        if self._model is not None:
+            hmp.remove(self._model)
+            self._hook.remove()
+        self._model = self._hook = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
+        return HMPCallback(copy.deepcopy(self.policy, memo))
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps of the callback: the policy."""
+        return {"args": {"policy": self.policy.to_dict()}, "attributes": {}}
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The Trainer is made: its model is attached to."""
+        if kwargs.get("model") is not None:  # a Trainer with model_init= makes its model when it trains
+            self.attach(kwargs["model"])
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A run begins, maybe from a checkpoint: its model may be a new one, its policy another one."""
+        model = kwargs["model"]
+        if model is not self._model:
+            self.attach(model)
+        before = _policy_in(state)
+        if before is not None and before != self.policy:
+            log.warning(
+                "the checkpoint was written under policy %r (%s), this run goes on under %r (%s); its numbers will differ. "
+                "To go on as before give HMPCallback(Policy.from_dict(...)) the policy in the checkpoint's %s",
+                before.name, before.fingerprint, self.policy.name, self.policy.fingerprint, POLICY_FILE,
+            )  # fmt: skip
+
+    def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A batch was evaluated: without casts, where the callback was added to a Trainer that exists."""
+        if self._model is None:
+            raise HmpError(
+                "HMPCallback was added after the Trainer was made, and this evaluation began without casts; "
+                "give it to the Trainer, Trainer(..., callbacks=[HMPCallback()]), or call attach(trainer.model) first"
+            )
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """A checkpoint was written: the policy is put beside it."""
+        folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        if args.should_save and folder.is_dir():
+            (folder / POLICY_FILE).write_text(json.dumps(self.policy.to_dict(), indent=1) + "\n", encoding="utf-8")
+
+
+def _policy_in(state: TrainerState) -> Policy | None:
+    """The policy that a run's state was saved with; None where it was saved without one."""
+    callbacks: Any = state.stateful_callbacks  # annotated as what it is made of
+    kept = (callbacks or {}).get(HMPCallback.__name__)
+    if isinstance(kept, list):
+        kept = kept[-1]
+    return None if kept is None else Policy.from_dict(kept["args"]["policy"])
+
+
+def _in_float32(module: torch.nn.Module, args: Any, output: Any) -> Any:
+    """A module's output with its low-precision tensors in float32, as accelerate gives it under its own mixed precision."""
+    if isinstance(output, torch.Tensor):
+        return output.float() if output.dtype in _LOW else output
+    if isinstance(output, Mapping):
+        values = {key: _in_float32(module, args, value) for key, value in output.items()}
+        # a ModelOutput's fields are its items, its attributes and its constructor's arguments
+        return type(output)(**values) if hasattr(output, "to_tuple") else type(output)(values)  # type: ignore[call-arg]
+    if isinstance(output, (list, tuple)):
+        items = [_in_float32(module, args, item) for item in output]
+        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
+    return output

@@ -1,0 +1,236 @@
+"""HMPCallback scopes the model of transformers' own Trainer, in training, evaluation and prediction."""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments
+from transformers.modeling_outputs import BaseModelOutput
+
+import hmp
+from hmp.compat.transformers import POLICY_FILE, HMPCallback
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+@pytest.fixture(autouse=True)
+def reverted() -> Iterator[None]:
+    yield
+    hmp.revert()
+
+
+def model() -> BertForSequenceClassification:
+    torch.manual_seed(0)
+    config = BertConfig(vocab_size=99, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64)
+    return BertForSequenceClassification(config)
+
+
+def examples() -> list[dict[str, torch.Tensor]]:
+    made = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(0, 99, (8,), generator=made), "labels": torch.tensor(i % 2)} for i in range(16)]
+
+
+def trainer(folder: Path, *callbacks: TrainerCallback, of: Any = None, **arguments: Any) -> Trainer:
+    settings = {"max_steps": 4, "logging_steps": 1, "save_strategy": "no", "learning_rate": 1e-3} | arguments
+    made = TrainingArguments(
+        str(folder), per_device_train_batch_size=4, report_to=[], disable_tqdm=True, use_cpu=True, seed=3, **settings
+    )  # fmt: skip
+    return Trainer(of or model(), made, train_dataset=examples(), eval_dataset=examples(), callbacks=list(callbacks))
+
+
+def dtypes_of(model: torch.nn.Module) -> list[torch.dtype]:
+    """Where the dtypes of a linear layer's results are noted from now on."""
+    seen: list[torch.dtype] = []
+    model.bert.encoder.layer[0].attention.self.query.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    return seen
+
+
+def losses(trained: Trainer) -> list[float]:
+    return [float(entry["loss"]) for entry in trained.state.log_history if "loss" in entry]
+
+
+def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tmp_path: Path) -> None:
+    own = trainer(tmp_path, bf16=True)
+    own.train()
+    ours = trainer(tmp_path, HMPCallback("torch-cpu"))
+    ours.train()
+    plain = trainer(tmp_path)
+    plain.train()
+    assert losses(ours) == losses(own)
+    assert losses(ours) != losses(plain)
+    for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
+        assert mine.dtype is F32
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("call", ["train", "evaluate", "predict"])
+def test_every_way_of_calling_the_model_is_cast_and_gives_float32(tmp_path: Path, call: str) -> None:
+    made = trainer(tmp_path, HMPCallback())
+    seen = dtypes_of(made.model)
+    logits: list[torch.dtype] = []
+    made.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
+    getattr(made, call)(*([examples()] if call == "predict" else []))
+    assert set(seen) == {BF16}
+    assert set(logits) == {F32}
+
+
+def test_what_runs_outside_the_model_is_not_cast(tmp_path: Path) -> None:
+    class Look(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            enabled.append(hmp.casts_enabled())
+            outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    enabled: list[bool] = []
+    outside: list[torch.dtype] = []
+    trainer(tmp_path, HMPCallback(), Look()).train()
+    assert enabled == [False] * 4
+    assert set(outside) == {F32}
+
+
+def test_another_trainer_in_the_process_is_not_touched(tmp_path: Path) -> None:
+    trainer(tmp_path, HMPCallback()).train()
+    other = trainer(tmp_path)
+    seen = dtypes_of(other.model)
+    other.train()
+    assert set(seen) == {F32}
+
+
+def test_a_second_trainer_with_the_same_model_follows_its_own_policy(tmp_path: Path) -> None:
+    first = trainer(tmp_path, HMPCallback())
+    first.train()
+    everything_wide = hmp.Policy("wide", fp32=frozenset({"linear"}))
+    second = trainer(tmp_path, HMPCallback(everything_wide), of=first.model)
+    seen = dtypes_of(second.model)
+    second.train()
+    assert set(seen) == {F32}
+    assert [hook.__name__ for hook in second.model._forward_hooks.values()].count("_in_float32") == 1
+
+
+def test_gradient_checkpointing_gives_the_same_losses(tmp_path: Path) -> None:
+    plain = trainer(tmp_path, HMPCallback())
+    plain.train()
+    checkpointed = trainer(tmp_path, HMPCallback(), gradient_checkpointing=True)
+    checkpointed.train()
+    assert losses(checkpointed) == losses(plain)
+
+
+def test_model_init_makes_a_model_that_is_cast(tmp_path: Path) -> None:
+    made = trainer(tmp_path, HMPCallback())
+    again = Trainer(args=made.args, model_init=model, train_dataset=examples(), callbacks=[HMPCallback()])
+    noted: list[list[torch.dtype]] = []
+
+    class Note(TrainerCallback):
+        def on_train_begin(self, *args: Any, model: torch.nn.Module, **kwargs: Any) -> None:
+            noted.append(dtypes_of(model))
+
+    again.add_callback(Note())
+    again.train()
+    assert set(noted[0]) == {BF16}
+
+
+def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    policy = hmp.Policy.load("habana").replace(name="mine", fp32=frozenset({"softmax", "gelu"}), bf16=frozenset({"linear"}))
+    first = trainer(tmp_path, HMPCallback(policy), save_strategy="steps", save_steps=2)
+    first.train()
+    kept = tmp_path / "checkpoint-2"
+    assert hmp.Policy.from_dict(json.loads((kept / POLICY_FILE).read_text())) == policy
+    assert policy.fingerprint in (kept / "trainer_state.json").read_text()
+
+    with caplog.at_level(logging.WARNING, "hmp"):
+        same = trainer(tmp_path / "same", HMPCallback(policy))
+        same.train(resume_from_checkpoint=str(kept))
+    assert "checkpoint was written" not in caplog.text
+    assert losses(same) == losses(first)
+
+    with caplog.at_level(logging.WARNING, "hmp"):
+        trainer(tmp_path / "other", HMPCallback("bert")).train(resume_from_checkpoint=str(kept))
+    bert = hmp.Policy.load("bert")
+    assert f"written under policy 'mine' ({policy.fingerprint}), this run goes on under 'bert' ({bert.fingerprint})" in caplog.text
+
+
+def test_a_restored_callback_goes_on_under_the_checkpoints_policy(tmp_path: Path) -> None:
+    first = trainer(tmp_path, HMPCallback(), save_strategy="steps", save_steps=2)
+    first.train()
+    second = trainer(tmp_path / "second", HMPCallback("bert"), restore_callback_states_from_checkpoint=True)
+    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    (callback,) = [c for c in second.callback_handler.callbacks if isinstance(c, HMPCallback)]
+    assert callback.policy == hmp.Policy.load("habana")
+    assert losses(second) == losses(first)
+
+
+def test_a_callback_that_comes_too_late_for_an_evaluation_says_so(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    made.add_callback(HMPCallback())
+    with pytest.raises(hmp.HmpError, match=r"added after the Trainer was made.*call attach\(trainer\.model\) first"):
+        made.evaluate()
+
+
+def test_attach_serves_a_trainer_that_exists(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    callback = HMPCallback()
+    made.add_callback(callback)
+    callback.attach(made.model)
+    seen = dtypes_of(made.model)
+    made.evaluate()
+    assert set(seen) == {BF16}
+
+
+def test_detach_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    made = trainer(tmp_path, callback := HMPCallback())
+    callback.detach()
+    seen = dtypes_of(made.model)
+    made.model(**{name: value[None] for name, value in examples()[0].items()})
+    assert seen == [F32]
+    assert len(made.model._forward_hooks) == 0
+    callback.detach()  # nothing more to do
+
+
+def test_a_copy_of_the_callback_is_attached_to_nothing(tmp_path: Path) -> None:
+    callback = HMPCallback("bert")
+    trainer(tmp_path, callback)
+    copied = copy.deepcopy(callback)
+    assert copied.policy == callback.policy
+    assert copied._model is None
+
+
+class Pair(NamedTuple):
+    low: torch.Tensor
+    count: int
+
+
+def test_outputs_of_every_shape_come_in_float32() -> None:
+    class Many(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, Any]:
+            low = F.linear(x, x)
+            return {"one": low, "more": [low, (low, 3)], "pair": Pair(low, 7), "out": BaseModelOutput(low), "half": x.half(), "n": None}
+
+    x = torch.randn(3, 3)
+    many = Many()
+    HMPCallback().attach(many)
+    out = many(x)
+    want = F.linear(x.bfloat16(), x.bfloat16()).float()
+    for found in (out["one"], out["more"][0], out["more"][1][0], out["pair"].low, out["out"].last_hidden_state, out["out"][0]):
+        assert found.dtype is F32
+        assert torch.equal(found, want)
+    assert out["half"].dtype is F32
+    assert out["more"][1][1] == 3
+    assert out["pair"].count == 7
+    assert isinstance(out["out"], BaseModelOutput)
+    assert out["n"] is None
+
+
+def test_without_transformers_the_command_that_brings_it_is_named() -> None:
+    script = "import sys; sys.modules['transformers'] = None; import hmp.compat.transformers"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 1
+    assert "pip install 'hmp-torch[transformers]'" in ran.stderr
