@@ -101,7 +101,9 @@ def _pin_memory(original: _Function) -> _Function:
     return pin_memory
 
 
-def _tensor_hpu(self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format) -> torch.Tensor:
+def _tensor_hpu(
+    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> torch.Tensor:
     """The tensor on the device that stands for "hpu"."""
     return self.to(_hpu(device), non_blocking=non_blocking, memory_format=memory_format)
 

@@ -23,16 +23,22 @@ def install(replaced: Replacements) -> None:
     library = torch.library.Library("aten", "IMPL")
     replaced.on_undo(library._destroy)
 
-    def empty(size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Any:
+    def empty(
+        size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
+    ) -> Any:
         return aten.empty.memory_format(size, dtype=dtype, layout=layout, device=_target(device), memory_format=memory_format)
 
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
         return aten.empty_strided.default(size, stride, dtype=dtype, layout=layout, device=_target(device))
 
-    def tril_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    def tril_indices(
+        row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> Any:
         return aten.tril_indices.default(row, col, offset, dtype=dtype, layout=layout, device=_target(device))
 
-    def triu_indices(row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
+    def triu_indices(
+        row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    ) -> Any:
         return aten.triu_indices.default(row, col, offset, dtype=dtype, layout=layout, device=_target(device))
 
     library.impl("empty.memory_format", empty, "HPU")
@@ -43,7 +49,5 @@ def install(replaced: Replacements) -> None:
 
 def _target(device: Any) -> Any:
     if target() is None:
-        raise HmpError(
-            'nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, or python -m hmp run --device-map hpu=cpu'
-        )
+        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
     return mapped(device)

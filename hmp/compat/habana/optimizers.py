@@ -44,7 +44,7 @@ class FusedAdamW(torch.optim.Optimizer):
         super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns what `closure`, called with gradients enabled, returned."""
         loss = None
         if closure is not None:

@@ -6,13 +6,15 @@ from typing import Any
 
 import torch
 
+from hmp import HmpError
+
 from .device_map import SOURCE, mapped, target
 
 
 def standing(device: Any = None) -> torch.device:
-    """The device that stands for `device`: an index, "hpu", "hpu:1", or None for the current one. RuntimeError where nothing does."""
+    """The device that stands for `device`: an index, "hpu", "hpu:1", or None for the current one. HmpError where nothing does."""
     if target() is None:
-        raise RuntimeError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map')
+        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
     if isinstance(device, int):
         device = torch.device(SOURCE, device)
     here = mapped(torch.device(SOURCE if device is None else device))
