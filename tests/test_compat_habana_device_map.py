@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from torch_snapshot import Snapshot, all_of_torch
 
 import hmp
 from hmp.compat import habana
+from torch_snapshot import Snapshot, all_of_torch
 
 HPU = torch.device("hpu")
 X = torch.ones(2, 3)
@@ -245,7 +245,7 @@ def test_without_a_map_hpu_says_what_is_missing() -> None:
     with habana.install(None):
         assert not torch.hpu.is_available()
         for call in (lambda: torch.zeros(2, device="hpu"), torch.hpu.synchronize):
-            with pytest.raises(hmp.HmpError, match='nothing stands for the device "hpu" here; give .* a device_map, such as "cpu"'):
+            with pytest.raises(hmp.HmpError, match=r'nothing stands for the device "hpu" here; give .* a device_map, such as "cpu"'):
                 call()
 
 
@@ -289,3 +289,15 @@ def test_a_patch_on_top_is_left_standing_and_maps_nothing() -> None:
             torch.as_tensor([1.0], device="hpu")
     finally:
         torch.as_tensor = torchs
+
+
+def test_only_what_takes_a_device_is_replaced_and_no_mode_is_entered() -> None:
+    owners = (torch, torch.Tensor, nn.Module, torch.nn.functional, torch._C._VariableFunctionsClass)
+    before = [dict(vars(owner)) for owner in owners]
+    with habana.install("cpu"):
+        changed = {name for owner, old in zip(owners, before, strict=True) for name, value in vars(owner).items() if old.get(name) is not value}
+        modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    sparse = {"sparse_coo_tensor", "sparse_compressed_tensor"} | {f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc")}
+    data = {"tensor", "as_tensor", "asarray", "new_tensor"} | sparse
+    assert changed == data | {"to", "pin_memory", "is_pinned", "hpu", "is_hpu", "Generator"}
+    assert modes == (0, 0)

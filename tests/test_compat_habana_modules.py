@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -142,6 +143,40 @@ def test_streams_events_and_devices_on_the_cpu() -> None:
     torch.hpu.set_device(0)
     assert torch.hpu.current_device() == 0
     assert torch.hpu.get_device_name() == "cpu"
+
+
+def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -> None:
+    backend = torch.distributed.Backend
+    tables = ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins")
+    before = {name: getattr(backend, name) for name in tables}
+    contents = {name: value.copy() for name, value in before.items()}
+    for _ in range(2):
+        with habana.install("cpu"):
+            with pytest.raises((ValueError, AttributeError)):
+                _ = backend.HCCL
+            importlib.import_module("habana_frameworks.torch.distributed.hccl")
+            assert backend("hccl") == backend.HCCL == "hccl"
+            assert "hccl" in backend.backend_list
+            assert backend.backend_capability["hccl"] == ["cpu"]
+        assert not hasattr(backend, "HCCL")
+        assert all(getattr(backend, name) is before[name] for name in tables)
+        assert {name: value.copy() for name, value in before.items()} == contents
+
+
+@pytest.mark.usefixtures("shim")
+def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
+
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    for name in names:
+        monkeypatch.setenv(name, "9")  # so that it is undone, whoever sets it
+        monkeypatch.delenv(name)
+    assert initialize_distributed_hpu() == (1, 0, 0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert initialize_distributed_hpu() == (2, 1, 0)
+    assert initialize_distributed_hpu(world_size=4, rank=3, local_rank=1) == (4, 3, 1) == initialize_distributed_hpu()
+    assert [os.environ[name] for name in names] == ["4", "3", "1"]
 
 
 REAL = {

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import hmp
+from hmp.cli import spawned
 
-__all__ = ["add", "run"]
+__all__ = ["add", "prepare", "run"]
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +57,8 @@ def run(options: argparse.Namespace) -> int:
     script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
     try:
         _check(script, options.is_module)
-        _prepare(options)
+        prepare(options)
+        spawned.pass_on(options)
     except hmp.HmpError as error:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
@@ -81,7 +83,7 @@ def _check(script: str, is_module: bool) -> None:
             raise hmp.HmpError(f"-m {script}: there is no such module; give the name of one that python -m runs, or a file without -m")
 
 
-def _prepare(options: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace) -> None:
     """Installs the shim and converts, as far as the options ask for it. HmpError where that cannot be."""
     converts = [name for name in ("policy", "bf16", "fp32", "opt_level") if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
