@@ -156,13 +156,10 @@ def test_options_convert_and_the_scripts_own_convert_replaces_that(casts: Callab
 @pytest.mark.slow
 def test_every_option_does_what_convert_does_with_it(casts: Callable[..., tuple[int, list[str], str]]) -> None:
     assert casts("casts.py") == (0, ["float32 float32 float32"], "")
-    assert casts("--policy", "habana", "casts.py")[:2] == (0, ["bfloat16 float32 float32"])
     assert casts("--opt-level", "O2", "casts.py")[:2] == (0, ["bfloat16 float32 float32"])
-    assert casts("--fp32", "exp.txt", "casts.py")[:2] == (0, ["float32 float32 float32"])
     status, lines, log = casts("--bf16", "exp.txt", "--fp32", "div.txt", "--verbose", "casts.py")
     assert (status, lines) == (0, ["bfloat16 bfloat16 float32"])
     assert "policy 'custom': bf16 2, fp32 1" in log
-    assert casts("--device-map", "hpu=cpu", "casts.py")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -256,26 +253,29 @@ def bf16_list(folder: Path) -> list[str]:
 
 
 RANKS = """\
-import os, torch, hmp
-torch.distributed.init_process_group("gloo")
-ranks = torch.ones(1) * torch.distributed.get_rank()
-torch.distributed.all_reduce(ranks)
-dtype = torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype
-torch.distributed.destroy_process_group()
-print(f"{ranks.item():g} {dtype} {__name__}", flush=True)
+import os, torch
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    ranks = torch.ones(1) * torch.distributed.get_rank()
+    torch.distributed.all_reduce(ranks)
+    assert ranks == 1
+    torch.distributed.destroy_process_group()
+print(torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype, __name__, flush=True)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
-def test_launchers_start_hmp_run_as_a_module(launcher: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("torch.distributed.run --standalone --nproc-per-node 2", 2),
+        # on CPUs accelerate starts several through MPI alone
+        ("accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no", 1),
+    ],
+)
+def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_path: Path) -> None:
+    pytest.importorskip(launcher.partition(".")[0])
     (tmp_path / "ranks.py").write_text(RANKS)
-    if launcher == "torchrun":
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    else:
-        pytest.importorskip("accelerate")
-        command = ["-m", "accelerate.commands.launch", "--cpu", "--multi_cpu", "--num_processes", "2", "--num_machines", "1"]
-        command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0"]
-    done = python(*command, "-m", "hmp", "run", "--policy", "bert", "ranks.py", cwd=tmp_path)
+    done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["1 torch.bfloat16 __main__"] * 2, done.stderr
+    assert done.stdout.splitlines() == ["torch.bfloat16 __main__"] * processes

@@ -295,7 +295,9 @@ def test_only_what_takes_a_device_is_replaced_and_no_mode_is_entered() -> None:
     owners = (torch, torch.Tensor, nn.Module, torch.nn.functional, torch._C._VariableFunctionsClass)
     before = [dict(vars(owner)) for owner in owners]
     with habana.install("cpu"):
-        changed = {name for owner, old in zip(owners, before, strict=True) for name, value in vars(owner).items() if old.get(name) is not value}
+        changed = {
+            name for owner, old in zip(owners, before, strict=True) for name, value in vars(owner).items() if old.get(name) is not value
+        }
         modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
     sparse = {"sparse_coo_tensor", "sparse_compressed_tensor"} | {f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc")}
     data = {"tensor", "as_tensor", "asarray", "new_tensor"} | sparse
