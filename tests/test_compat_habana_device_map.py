@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 import hmp
 from hmp.compat import habana
+from hmp.compat.habana import device_map
 from torch_snapshot import Snapshot, all_of_torch
 
 HPU = torch.device("hpu")
@@ -116,6 +117,42 @@ def test_values_are_those_of_the_same_call_on_the_mapped_device() -> None:
     assert (strided.stride(), strided.dtype) == ((1, 2), torch.float16)
     channels = torch.empty(1, 2, 3, 4, device="hpu", memory_format=torch.channels_last)
     assert channels.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "hpu:3")
+        file = checkpoint()
+    with habana.install("cpu"):
+        assert torch.equal(torch.load(file)["x"], X)
+    file.seek(0)
+    with pytest.raises(REFUSALS):
+        torch.load(file)
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "wanted"),
+    [
+        ("cuda", "hpu", "cuda"),
+        ("cuda", "hpu:1", "cuda:1"),
+        ("cuda", torch.device("hpu", 2), "cuda:2"),
+        ("cuda:1", "hpu", "cuda:1"),
+        ("cuda:1", "hpu:2", "cuda:1"),
+        ("cpu", "hpu:2", "cpu"),
+        ("cuda", "cpu", "cpu"),
+        ("cuda", torch.device("meta"), torch.device("meta")),
+        ("cuda", "hpux", "hpux"),
+        ("cuda", None, None),
+        ("cuda", 1, 1),
+    ],
+    ids=str,
+)
+def test_an_index_is_kept_where_the_mapped_device_has_several(
+    target: str, device: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_map, "_target", torch.device(target))
+    found = device_map.mapped(device)
+    assert found is device if device == wanted else found == torch.device(wanted)
 
 
 @pytest.mark.usefixtures("on_cpu")

@@ -150,6 +150,7 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
     tables = ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins")
     before = {name: getattr(backend, name) for name in tables}
     contents = {name: value.copy() for name, value in before.items()}
+    start = torch.distributed.init_process_group
     for _ in range(2):
         with habana.install("cpu"):
             with pytest.raises((ValueError, AttributeError)):
@@ -158,6 +159,8 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
             assert backend("hccl") == backend.HCCL == "hccl"
             assert "hccl" in backend.backend_list
             assert backend.backend_capability["hccl"] == ["cpu"]
+            assert torch.distributed.init_process_group is not start
+        assert torch.distributed.init_process_group is torch.distributed.distributed_c10d.init_process_group is start
         assert not hasattr(backend, "HCCL")
         assert all(getattr(backend, name) is before[name] for name in tables)
         assert {name: value.copy() for name, value in before.items()} == contents

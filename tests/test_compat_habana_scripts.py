@@ -84,7 +84,7 @@ from habana_frameworks.torch.utils.library_loader import load_habana_module
 load_habana_module()
 assert ht.hpu.is_available() and ht.hpu.device_count() > 0
 torch.manual_seed(0)
-torch.distributed.init_process_group(backend="hccl")
+torch.distributed.init_process_group(backend="hccl", device_id=torch.device("hpu:0"))
 assert torch.distributed.get_backend() == "hccl"
 rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
 device = torch.device("hpu")

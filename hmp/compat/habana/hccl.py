@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed
 
+from .device_map import mapped
 from .replacements import IN_PLACE
 from .standing import standing
 
@@ -26,6 +29,23 @@ def on_import() -> None:
         IN_PLACE.put(backend, table, getattr(backend, table).copy())
     IN_PLACE.put(backend, _NAME.upper(), _NAME)
     backend.register_backend(_NAME, _process_group, devices=[standing().type])
+    start = _on_mapped_device(torch.distributed.init_process_group)
+    for module in (torch.distributed, torch.distributed.distributed_c10d):
+        IN_PLACE.put(module, "init_process_group", start)
+
+
+def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """init_process_group, whose `device_id` may be an "hpu"; the CPU takes none."""
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        given = kwargs.get("device_id")
+        device = mapped(given)
+        if device is not given:
+            kwargs["device_id"] = None if device.type == "cpu" else device
+        return original(*args, **kwargs)
+
+    return init_process_group
 
 
 def _process_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
