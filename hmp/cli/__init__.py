@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import benchmark, demo, diff, lists
+from hmp.cli import benchmark, demo, diff, lists, run
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo, lists, diff, benchmark)
+_SUBCOMMANDS = (demo, run, lists, diff, benchmark)
 _WRONG_USE = 2
 
 

@@ -1,0 +1,177 @@
+"""``hmp run [OPTIONS] script.py ARGS``: an unmodified script under hmp."""
+
+from __future__ import annotations
+
+import argparse
+import builtins
+import contextlib
+import importlib.machinery
+import importlib.util
+import io
+import os
+import runpy
+import sys
+import types
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import hmp
+from hmp.cli import spawned
+
+__all__ = ["add", "prepare", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run an unmodified script under hmp",
+        usage="hmp run [OPTION ...] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
+        description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
+        "are its own. With --policy, --bf16, --fp32 or --opt-level its ops are cast as by hmp.convert(), which the script may call "
+        "itself: the later call counts. Exit status 2 if the options or the script cannot be used.",
+    )
+    parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as in python -m")
+    parser.add_argument("--policy", metavar="NAME", help="cast by a preset, or by a folder of list files")
+    parser.add_argument("--bf16", metavar="FILE", help="cast, with this BF16 list")
+    parser.add_argument("--fp32", metavar="FILE", help="cast, with this FP32 list")
+    parser.add_argument("--opt-level", choices=("O1", "O2"), help="cast, by the lists (O1), or products low and all else float32 (O2)")
+    parser.add_argument("--verbose", action="store_true", help="log the policy and every distinct cast once")
+    parser.add_argument(
+        "--habana",
+        action="store_true",
+        help="make habana_frameworks importable and 'hpu' a device, where Habana's software is not installed",
+    )
+    parser.add_argument("--device-map", metavar="hpu=DEVICE", help="what 'hpu' stands for: hpu=cpu, hpu=cuda or hpu=auto; implies --habana")
+    # one argument and all that follows it, a "--" too
+    parser.add_argument(
+        "command", metavar="SCRIPT [ARGUMENT ...]", nargs=argparse.PARSER, help="a Python file, with -m a module; its arguments"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0 where the script ended without one of its own, 2 if the options or the script cannot be used."""
+    script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
+    try:
+        _check(script, options.is_module)
+        prepare(options)
+        spawned.pass_on(options)
+    except hmp.HmpError as error:
+        print(f"hmp run: {error}", file=sys.stderr)
+        return 2
+    try:
+        _launch(script, arguments, options.is_module)
+    except SystemExit:
+        raise
+    except BaseException:
+        _show_from_script_on()
+        raise  # python itself prints it, and ends as it does after it
+    return 0
+
+
+def _check(script: str, is_module: bool) -> None:
+    """HmpError where there is nothing to run."""
+    if not is_module:
+        if not os.path.exists(script):
+            raise hmp.HmpError(f"{script}: no such file; give a Python script, or -m and a module's name")
+        return
+    with _path(os.getcwd()):
+        if importlib.util.find_spec(script.partition(".")[0]) is None:
+            raise hmp.HmpError(f"-m {script}: there is no such module; give the name of one that python -m runs, or a file without -m")
+
+
+def prepare(options: argparse.Namespace) -> None:
+    """Installs the shim and converts, as far as the options ask for it. HmpError where that cannot be."""
+    converts = [name for name in ("policy", "bf16", "fp32", "opt_level") if getattr(options, name) is not None]
+    if options.policy is not None and converts != ["policy"]:
+        others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
+        raise hmp.HmpError(f"--policy and {others} exclude each other; give one of them")
+    if options.verbose and not converts:
+        raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
+    with contextlib.ExitStack() as undo:
+        if options.habana or options.device_map is not None:
+            from hmp.compat import habana  # here: other runs do without
+
+            undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
+        if converts:
+            level, bf16, fp32 = options.opt_level or "O1", options.bf16 or "", options.fp32 or ""
+            hmp.convert(level, bf16, fp32, options.verbose, policy=options.policy)
+        undo.pop_all()  # all of it stays
+
+
+def _launch(script: str, arguments: list[str], is_module: bool) -> None:
+    """Runs the script in a `__main__` of its own, with `sys.argv` and `sys.path` as python would set them."""
+    _formerly.append(sys.modules["__main__"])  # whose functions are still running
+    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    if sys.version_info < (3, 14):
+        main.__annotations__ = {}
+    sys.argv = ["-m" if is_module else script, *arguments]
+    if is_module:
+        _set_path(os.getcwd())
+        _run_module(script)
+    elif os.path.isdir(script) or zipfile.is_zipfile(script):
+        _set_path(os.path.abspath(script))
+        _run_module("__main__")
+    else:
+        _set_path(os.path.dirname(os.path.realpath(script)))
+        _run_file(os.path.join(os.getcwd(), script), main)
+
+
+# The two whose frames are the last of hmp's: what is below them is as in a python without hmp.
+
+
+def _run_module(name: str) -> None:
+    # what python -m calls, and for "__main__" what it calls with a folder or an archive
+    runpy._run_module_as_main(name, alter_argv=name != "__main__")  # type: ignore[attr-defined]
+
+
+def _run_file(path: str, main: types.ModuleType) -> None:
+    main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
+    if sys.version_info < (3, 15):
+        main.__dict__["__cached__"] = None
+    with io.open_code(path) as file:
+        source = file.read()
+    exec(compile(source, path, "exec", dont_inherit=True), vars(main))
+
+
+_LAST = (_run_module.__code__, _run_file.__code__)
+_formerly: list[types.ModuleType] = []
+
+
+def _show_from_script_on() -> None:
+    """Has the traceback that python is about to print begin at the script; a hook that the script has set prints it."""
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> Any:
+        found = trace
+        while found is not None and found.tb_frame.f_code not in _LAST:
+            found = found.tb_next
+        trace = found.tb_next if found is not None else trace
+        return hook(kind, error.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def _set_path(first: str) -> None:
+    """Puts `first` where python puts the script's folder. hmp stays importable, for processes that the script starts."""
+    if getattr(sys.flags, "safe_path", False):
+        return
+    home = str(Path(hmp.__file__).resolve().parent.parent)
+    former, sys.path[0] = sys.path[0], first
+    if former == home and home not in sys.path:
+        sys.path.append(home)
+
+
+@contextlib.contextmanager
+def _path(first: str) -> Iterator[None]:
+    before = list(sys.path)
+    _set_path(first)
+    try:
+        yield
+    finally:
+        sys.path[:] = before

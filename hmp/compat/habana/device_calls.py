@@ -1,0 +1,184 @@
+"""The functions of torch that take a device and refuse "hpu" before its kernels are asked: they get the mapped device.
+
+None of them is an op that a list can name, so that hmp's own patches, put in place before or after these, stand elsewhere.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.utils._device
+from torch import serialization
+from torch.amp import autocast_mode
+
+from .device_map import SOURCE, mapped
+from .replacements import Replacements
+
+_Function = Callable[..., Any]
+
+
+def install(replaced: Replacements) -> None:
+    """Puts everything of this module in place, until `replaced.undo()`."""
+    # a set of torch's own functions, filled at its first use
+    torch.utils._device._device_constructors()
+    for owner, name, position in _TAKING:
+        if hasattr(owner, name):
+            replaced.put(owner, name, _mapping(getattr(owner, name), position))
+    replaced.put(torch.Tensor, "to", _to(torch.Tensor.to))
+    replaced.put(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
+    replaced.put(torch.Tensor, "hpu", _tensor_hpu)
+    replaced.put(torch.Tensor, "is_hpu", property(_is_hpu))
+    replaced.put(torch.nn.Module, "hpu", _module_hpu)
+    replaced.put(torch, "Generator", _mapping_type(torch.Generator))
+    replaced.put(autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__))
+    for name in ("custom_fwd", "custom_bwd"):
+        decorator = _for_device_type(getattr(autocast_mode, name))
+        replaced.put(autocast_mode, name, decorator)
+        replaced.put(torch.amp, name, decorator)
+    _install_loading(replaced)
+
+
+# owner, function, at which position it takes a device that is not given by keyword (None: by keyword only)
+_TAKING: tuple[tuple[Any, str, int | None], ...] = (
+    (torch, "tensor", None),
+    (torch, "as_tensor", None),
+    (torch, "asarray", None),
+    (torch, "sparse_coo_tensor", None),
+    (torch, "sparse_compressed_tensor", None),
+    (torch, "sparse_csr_tensor", None),
+    (torch, "sparse_csc_tensor", None),
+    (torch, "sparse_bsr_tensor", None),
+    (torch, "sparse_bsc_tensor", None),
+    (torch.nested, "nested_tensor", None),
+    (torch.nested, "as_nested_tensor", 2),
+    (torch.Tensor, "new_tensor", None),
+    (torch.Tensor, "is_pinned", 1),
+    # behind torch.set_default_device and `with torch.device(...)`
+    (torch.utils._device.DeviceContext, "__init__", 1),
+    # behind the storages' .hpu()
+    (torch.storage._StorageBase, "to", None),
+)
+
+
+def _mapping(original: _Function, position: int | None) -> _Function:
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = mapped(kwargs["device"])
+        elif position is not None and len(args) > position:
+            args = (*args[:position], mapped(args[position]), *args[position + 1 :])
+        return original(*args, **kwargs)
+
+    return call
+
+
+def _to(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            first = args[0]
+            if type(first) is torch.device or type(first) is str:
+                return original(self, mapped(first), *args[1:], **kwargs)
+        elif "device" in kwargs:
+            kwargs["device"] = mapped(kwargs["device"])
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _pin_memory(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def pin_memory(self: Any, device: Any = None) -> Any:
+        pinning = mapped(device)
+        if pinning is device:
+            return original(self) if device is None else original(self, device)
+        # what is on the CPU already needs no pages pinned to get there
+        return self if pinning.type == "cpu" else original(self)
+
+    return pin_memory
+
+
+def _tensor_hpu(
+    self: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = torch.preserve_format
+) -> torch.Tensor:
+    """The tensor on the device that stands for "hpu"."""
+    return self.to(_hpu(device), non_blocking=non_blocking, memory_format=memory_format)
+
+
+def _is_hpu(self: torch.Tensor) -> bool:
+    """Whether the tensor's device says that it is an "hpu": it does not where another device stands for it."""
+    return self.device.type == SOURCE
+
+
+def _module_hpu(self: torch.nn.Module, device: Any = None) -> torch.nn.Module:
+    """The module, moved to the device that stands for "hpu"."""
+    return self.to(_hpu(device))
+
+
+def _hpu(device: Any) -> torch.device:
+    return torch.device(SOURCE, device) if isinstance(device, int) else torch.device(SOURCE if device is None else device)
+
+
+def _mapping_type(original: type[torch.Generator]) -> type:
+    """A type that makes what `original` makes, on the mapped device; its instances are `original`'s, for isinstance too."""
+
+    class MappingType(type(original)):  # type: ignore[misc]  # some releases of torch give Generator a metaclass
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if cls is not Generator:
+                return super().__call__(*args, **kwargs)
+            return make(*args, **kwargs)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original) if cls is Generator else super().__instancecheck__(instance)
+
+        def __subclasscheck__(cls, subclass: type) -> bool:
+            return issubclass(subclass, original) if cls is Generator else super().__subclasscheck__(subclass)
+
+    make = _mapping(original, 0)
+    Generator = MappingType("Generator", (original,), {"__doc__": original.__doc__, "__module__": original.__module__})
+    return Generator
+
+
+def _autocast(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def init(self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None) -> None:
+        device = mapped(device_type)
+        if device is not device_type:
+            # "hpu" computes in bfloat16 where no dtype is given; CUDA would in float16
+            device_type, dtype = device.type, torch.bfloat16 if dtype is None else dtype
+        original(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
+
+
+def _for_device_type(original: _Function) -> _Function:
+    @functools.wraps(original)
+    def decorator(*args: Any, **kwargs: Any) -> Any:
+        device = mapped(kwargs.get("device_type"))
+        if isinstance(device, torch.device):
+            kwargs["device_type"] = device.type
+        return original(*args, **kwargs)
+
+    return decorator
+
+
+def _install_loading(replaced: Replacements) -> None:
+    """torch.load puts on the mapped device what a map_location, or a checkpoint that was saved on Gaudi, places on "hpu"."""
+    registry: list[Any] = serialization._package_registry
+    before = list(registry)
+
+    def restore(storage: Any, location: str) -> Any:
+        device = mapped(location)
+        return None if device is location else serialization.default_restore_location(storage, str(device))
+
+    serialization.register_package(0, lambda storage: None, restore)
+    (entry,) = [each for each in registry if each not in before]
+    replaced.on_undo(functools.partial(_remove, registry, entry))
+
+
+def _remove(registry: list[Any], entry: Any) -> None:
+    if entry in registry:
+        registry.remove(entry)

@@ -1,0 +1,207 @@
+"""`torch.hpu` and `habana_frameworks.torch.hpu`: the device that stands for "hpu", asked in Habana's words."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+
+from . import device_map
+from .graphs import ModuleCacher, make_graphed_callables, wrap_in_hpu_graph
+from .memory import (
+    max_memory_allocated,
+    max_memory_reserved,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    memory_summary,
+    reset_accumulated_memory_stats,
+    reset_max_memory_allocated,
+    reset_peak_memory_stats,
+)
+from .nothing import does_nothing
+from .random import (
+    get_rng_state,
+    get_rng_state_all,
+    initial_seed,
+    manual_seed,
+    manual_seed_all,
+    seed,
+    seed_all,
+    set_rng_state,
+    set_rng_state_all,
+)
+from .standing import module, standing
+from .streams import Event, Stream, current_stream, default_stream, set_stream, stream
+
+__all__ = [
+    "Event",
+    "ModuleCacher",
+    "Stream",
+    "_is_in_bad_fork",
+    "_lazy_init",
+    "current_device",
+    "current_stream",
+    "default_stream",
+    "device",
+    "device_count",
+    "disable_dynamic_shape",
+    "empty_cache",
+    "enable_dynamic_shape",
+    "get_amp_supported_dtype",
+    "get_autocast_hpu_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_device_properties",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_autocast_hpu_enabled",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "make_graphed_callables",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "memory_summary",
+    "reset_accumulated_memory_stats",
+    "reset_max_memory_allocated",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "setDeterministic",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+    "wrap_in_hpu_graph",
+]
+
+enable_dynamic_shape = does_nothing("enable_dynamic_shape", "shapes may always change")
+disable_dynamic_shape = does_nothing("disable_dynamic_shape", "shapes may always change")
+setDeterministic = does_nothing("setDeterministic", "use torch.use_deterministic_algorithms")
+
+
+def is_available() -> bool:
+    """Whether a device stands for "hpu"."""
+    return device_map.target() is not None
+
+
+def device_count() -> int:
+    """How many devices stand for "hpu": one, if it is the CPU or if the device map names an index; none without a map."""
+    here = device_map.target()
+    if here is None:
+        return 0
+    count: int = 1 if here.type == "cpu" or here.index is not None else module().device_count()
+    return count
+
+
+def current_device() -> int:
+    """The index of the current device, counted among those that stand for "hpu"."""
+    here = standing()
+    index: int = 0 if here.type == "cpu" or here.index is not None else module().current_device()
+    return index
+
+
+def set_device(device: Any) -> None:
+    """Makes a device the current one; of the CPU there is only one."""
+    here = standing(device)
+    if here.type != "cpu":
+        module().set_device(here)
+
+
+class device(contextlib.ContextDecorator):
+    """A region in which a device is the current one."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = standing(device)
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        if self._device.type != "cpu":
+            self._before = module().current_device()
+            module().set_device(self._device)
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._device.type != "cpu":
+            module().set_device(self._before)
+
+
+def synchronize(device: Any = None) -> None:
+    """Waits until everything that was started on the device is done."""
+    here = standing(device)
+    if here.type != "cpu":
+        module().synchronize(here)
+
+
+def empty_cache() -> None:
+    """Gives memory that is held for later back to the device."""
+    if standing().type != "cpu":
+        module().empty_cache()
+
+
+def get_device_name(device: Any = None) -> str:
+    """The name of the device that stands for "hpu", such as "cpu" or its product name."""
+    here = standing(device)
+    return "cpu" if here.type == "cpu" else str(module().get_device_name(here))
+
+
+def get_device_properties(device: Any = None) -> Any:
+    """What torch knows of the device; of the CPU nothing, which raises."""
+    here = standing(device)
+    if here.type == "cpu":
+        raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
+    return module().get_device_properties(here)
+
+
+def get_device_capability(device: Any = None) -> Any:
+    """The capability of the device; of the CPU the empty string."""
+    here = standing(device)
+    return "" if here.type == "cpu" else module().get_device_capability(here)
+
+
+def is_bf16_supported() -> bool:
+    """Whether the device computes in bfloat16."""
+    return standing().type != "cuda" or bool(module().is_bf16_supported())
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """The dtypes that torch.autocast takes."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_autocast_hpu_enabled() -> bool:
+    """Whether torch.autocast is enabled for the device that stands for "hpu", or hmp casts."""
+    return torch.is_autocast_enabled(standing().type)
+
+
+def get_autocast_hpu_dtype() -> torch.dtype:
+    """The dtype of torch.autocast for that device."""
+    return torch.get_autocast_dtype(standing().type)
+
+
+def init() -> None:
+    """Nothing: the device that stands for "hpu" initialises itself."""
+
+
+def is_initialized() -> bool:
+    """Whether a device stands for "hpu"."""
+    return is_available()
+
+
+# torch calls these two
+def _lazy_init() -> None:
+    pass
+
+
+def _is_in_bad_fork() -> bool:
+    return False

@@ -1,0 +1,23 @@
+"""What is said once: through the logger `hmp`, until the shim is taken away."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+log = logging.getLogger("hmp")
+
+_said: set[str] = set()
+
+
+def say_once(key: str, message: str) -> None:
+    """Logs a warning, unless one was logged under that key before; of a distributed run's processes only rank 0 speaks."""
+    if key not in _said:
+        _said.add(key)
+        if os.environ.get("RANK", "0") == "0" or os.environ.get("HMP_LOG_ALL_RANKS") == "1":
+            log.warning("%s", message)
+
+
+def forget_said() -> None:
+    """Everything may be said again."""
+    _said.clear()

@@ -1,0 +1,67 @@
+"""The shim and convert() in every order: casts happen, devices are mapped, and either goes without the other."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.compat import habana
+
+
+@pytest.fixture(autouse=True)
+def no_shim_is_left() -> Iterator[None]:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # hmp and the shim say so where they stand in each other's way
+        yield
+        habana.uninstall()
+
+
+def is_mapped() -> bool:
+    try:
+        made = (
+            torch.zeros(1, device="hpu"),
+            torch.tensor([1.0], device="hpu"),
+            torch.ones(1).to("hpu"),
+            torch.full_like(made_of, 1.0, device="hpu"),
+        )
+    except (RuntimeError, ImportError):
+        return False
+    return all(each.device.type == "cpu" for each in made)
+
+
+made_of = torch.ones(2, 2)
+
+
+def is_cast() -> bool:
+    return F.linear(made_of, made_of).dtype is torch.bfloat16
+
+
+STEPS = ("install", "convert", "uninstall", "revert")
+ORDERS = [
+    order
+    for order in itertools.permutations(STEPS)
+    if order.index("install") < order.index("uninstall") and order.index("convert") < order.index("revert")
+]
+
+
+@pytest.mark.parametrize("policy", ["habana", "habana-o2"])
+@pytest.mark.parametrize("order", ORDERS, ids=" ".join)
+def test_r16_in_every_order(order: tuple[str, ...], policy: str, torch_differences: Callable[[], list[str]]) -> None:
+    mapped = cast = False
+    for step in order:
+        if step == "install":
+            mapped, _ = True, habana.install("cpu")
+        elif step == "convert":
+            cast, _ = True, hmp.convert(policy=policy)
+        elif step == "uninstall":
+            mapped, _ = False, habana.uninstall()
+        else:
+            cast, _ = False, hmp.revert()
+        assert (is_mapped(), is_cast()) == (mapped, cast), step
+    assert torch_differences() == []

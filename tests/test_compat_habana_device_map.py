@@ -1,0 +1,342 @@
+"""Under a device map every call of torch's that takes a device takes "hpu", and what it makes is on the mapped device."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import hmp
+from hmp.compat import habana
+from hmp.compat.habana import device_map
+from torch_snapshot import Snapshot, all_of_torch
+
+HPU = torch.device("hpu")
+X = torch.ones(2, 3)
+
+
+@pytest.fixture
+def on_cpu() -> Iterator[None]:
+    with habana.install("cpu"):
+        yield
+
+
+def checkpoint() -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save({"x": X}, file)
+    file.seek(0)
+    return file
+
+
+def with_default(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    torch.set_default_device("hpu")
+    try:
+        return make()
+    finally:
+        torch.set_default_device(None)
+
+
+def in_context(make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    with HPU:
+        return make()
+
+
+REFUSALS = (RuntimeError, AttributeError, AssertionError, ImportError)
+# each refuses "hpu" in a torch without Habana's plugin
+CALLS: dict[str, Callable[[], Any]] = {
+    "torch.empty": lambda: torch.empty(2, device="hpu"),
+    "torch.zeros with an index": lambda: torch.zeros(2, device="hpu:0"),
+    "torch.randn": lambda: torch.randn(2, 3, device=HPU),
+    "torch.randn that needs a gradient": lambda: torch.randn(2, 3, device=HPU, requires_grad=True),
+    "torch.full": lambda: torch.full((2,), 1.5, device="hpu"),
+    "torch.arange": lambda: torch.arange(3, device="hpu"),
+    "torch.eye": lambda: torch.eye(3, device="hpu"),
+    "torch.randint": lambda: torch.randint(3, (2,), device="hpu"),
+    "torch.randperm": lambda: torch.randperm(3, device="hpu"),
+    "torch.empty_strided": lambda: torch.empty_strided((2,), (1,), device="hpu"),
+    "torch.tril_indices": lambda: torch.tril_indices(3, 3, device="hpu"),
+    "torch.triu_indices": lambda: torch.triu_indices(3, 3, device="hpu"),
+    "torch.hann_window": lambda: torch.hann_window(3, device="hpu"),
+    "torch.fft.fftfreq": lambda: torch.fft.fftfreq(3, device="hpu"),
+    "torch.zeros_like": lambda: torch.zeros_like(X, device="hpu"),
+    "torch.full_like": lambda: torch.full_like(X, 2.0, device="hpu"),
+    "torch.tensor": lambda: torch.tensor([1.0], device="hpu"),
+    "torch.as_tensor": lambda: torch.as_tensor([1.0], device=HPU),
+    "torch.asarray": lambda: torch.asarray([1.0], device="hpu"),
+    "torch.sparse_coo_tensor": lambda: torch.sparse_coo_tensor([[0]], [1.0], (2,), device="hpu", check_invariants=True),
+    "torch.nested.nested_tensor": lambda: torch.nested.nested_tensor([X], device="hpu"),
+    "Tensor.new_zeros": lambda: X.new_zeros(2, device="hpu"),
+    "Tensor.new_tensor": lambda: X.new_tensor([1.0], device="hpu"),
+    "Tensor.to": lambda: X.to("hpu"),
+    "Tensor.to with an index": lambda: X.to("hpu:0", non_blocking=True),
+    "Tensor.to by keyword": lambda: X.to(device=HPU, dtype=torch.bfloat16),
+    "Tensor.hpu": lambda: X.hpu(non_blocking=True),
+    "Module.to": lambda: nn.Linear(2, 2).to("hpu").weight,
+    "Module.to with a dtype": lambda: nn.Linear(2, 2).to(HPU, torch.bfloat16).weight,
+    "Module.hpu": lambda: nn.Linear(2, 2).hpu().weight,
+    "nn.Linear": lambda: nn.Linear(2, 2, device="hpu").weight,
+    "torch.Generator": lambda: torch.Generator("hpu"),
+    "torch.Generator by keyword": lambda: torch.Generator(device=HPU),
+    "torch.set_default_device": lambda: with_default(lambda: torch.zeros(2)),
+    "torch.set_default_device and data": lambda: with_default(lambda: torch.tensor([1.0])),
+    "with torch.device": lambda: in_context(lambda: nn.Linear(2, 2).weight),
+    "with torch.device and data": lambda: in_context(lambda: torch.tensor([1.0])),
+    "torch.load": lambda: torch.load(checkpoint(), map_location="hpu")["x"],
+    "torch.load with a device": lambda: torch.load(checkpoint(), map_location=torch.device("hpu:0"))["x"],
+    "storages": lambda: X.untyped_storage().hpu(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_lands_on_the_mapped_device(name: str) -> None:
+    with pytest.raises(REFUSALS):
+        CALLS[name]()
+    with habana.install("cpu"):
+        assert CALLS[name]().device == torch.device("cpu")
+    with pytest.raises(REFUSALS):
+        CALLS[name]()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_values_are_those_of_the_same_call_on_the_mapped_device() -> None:
+    torch.manual_seed(3)
+    found = torch.randn(4, device="hpu"), torch.arange(2, 9, 3, device="hpu"), torch.tril_indices(3, 4, -1, device="hpu")
+    seeded = torch.rand(3, generator=torch.Generator("hpu").manual_seed(5), device="hpu")
+    torch.manual_seed(3)
+    wanted = torch.randn(4), torch.arange(2, 9, 3), torch.tril_indices(3, 4, -1)
+    assert all(map(torch.equal, found, wanted))
+    assert torch.equal(seeded, torch.rand(3, generator=torch.Generator().manual_seed(5)))
+    strided = torch.empty_strided((2, 3), (1, 2), dtype=torch.float16, device="hpu")
+    assert (strided.stride(), strided.dtype) == ((1, 2), torch.float16)
+    channels = torch.empty(1, 2, 3, 4, device="hpu", memory_format=torch.channels_last)
+    assert channels.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_checkpoint_that_was_saved_on_hpu_is_loaded_on_the_mapped_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "hpu:3")
+        file = checkpoint()
+    with habana.install("cpu"):
+        assert torch.equal(torch.load(file)["x"], X)
+    file.seek(0)
+    with pytest.raises(REFUSALS):
+        torch.load(file)
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "wanted"),
+    [
+        ("cuda", "hpu", "cuda"),
+        ("cuda", "hpu:1", "cuda:1"),
+        ("cuda", torch.device("hpu", 2), "cuda:2"),
+        ("cuda:1", "hpu", "cuda:1"),
+        ("cuda:1", "hpu:2", "cuda:1"),
+        ("cpu", "hpu:2", "cpu"),
+        ("cuda", "cpu", "cpu"),
+        ("cuda", torch.device("meta"), torch.device("meta")),
+        ("cuda", "hpux", "hpux"),
+        ("cuda", None, None),
+        ("cuda", 1, 1),
+    ],
+    ids=str,
+)
+def test_an_index_is_kept_where_the_mapped_device_has_several(
+    target: str, device: Any, wanted: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_map, "_target", torch.device(target))
+    found = device_map.mapped(device)
+    assert found is device if device == wanted else found == torch.device(wanted)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_torch_device_stays_the_type_that_it_is() -> None:
+    device = torch.device("hpu", 1)
+    assert type(device) is torch.device
+    assert (device.type, device.index) == ("hpu", 1)
+    assert pickle.loads(pickle.dumps(device)) == copy.deepcopy(device) == device
+    assert torch.device("cpu").type == "cpu"
+    # what a program sees under a map, as documented
+    moved = X.to(HPU)
+    assert moved.device != HPU
+    assert not moved.is_hpu
+    assert moved is X
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_generator_stays_a_type() -> None:
+    generator = torch.Generator()
+    assert isinstance(generator, torch.Generator)
+    assert issubclass(type(generator), torch.Generator)
+    assert not isinstance(X, torch.Generator)
+
+    class Mine(torch.Generator):
+        pass
+
+    assert isinstance(Mine(), torch.Generator)
+    assert not isinstance(generator, Mine)
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_to_that_names_no_hpu_is_torchs_own() -> None:
+    assert X.to(torch.float64).dtype is torch.float64
+    assert X.to("meta").device.type == "meta"
+    assert X.to(torch.empty(0, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    assert X.to(device=None, dtype=torch.float16).dtype is torch.float16
+    assert X.to("cpu", torch.float64, copy=True).dtype is torch.float64
+    with pytest.raises(RuntimeError, match="Expected one of"):
+        X.to("gpu")
+
+
+def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
+    layer = nn.Linear(3, 2)
+    with habana.install("cpu"):
+        with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
+            assert layer(X).dtype is torch.bfloat16
+            assert torch.hpu.is_autocast_hpu_enabled()
+            with torch.autocast("hpu", enabled=False):
+                assert layer(X).dtype is torch.float32
+        with torch.autocast("hpu"):
+            assert layer(X).dtype is torch.hpu.get_autocast_hpu_dtype() is torch.bfloat16
+        with torch.autocast("cpu", torch.float16):
+            assert layer(X).dtype is torch.float16
+    with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
+        assert layer(X).dtype is torch.float32
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_custom_fwd_for_hpu_casts_its_inputs() -> None:
+    seen = []
+
+    class Function(torch.autograd.Function):
+        @staticmethod
+        @torch.amp.custom_fwd(device_type="hpu", cast_inputs=torch.float32)
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            seen.append((x.dtype, torch.is_autocast_enabled("cpu")))
+            return x.clone()
+
+        @staticmethod
+        @torch.amp.custom_bwd(device_type="hpu")
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            return gradient
+
+    with torch.autocast("hpu"):
+        Function.apply(torch.ones(2, dtype=torch.bfloat16, requires_grad=True)).sum().backward()
+    assert seen == [(torch.float32, False)]
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.filterwarnings("ignore")  # torch's own, about pinning without an accelerator
+def test_pinning_for_hpu_needs_no_accelerator() -> None:
+    assert X.pin_memory("hpu") is X
+    assert not X.is_pinned("hpu")
+    loader = DataLoader([X, X], pin_memory=True, pin_memory_device="hpu")
+    assert next(iter(loader)).shape == (1, 2, 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [("cpu", "cpu"), ("hpu=cpu", "cpu"), ({"hpu": "cpu"}, "cpu"), ("auto", None), ("hpu=auto", None), (None, "")],
+    ids=str,
+)
+def test_forms_of_a_device_map(given: Any, wanted: str | None) -> None:
+    if wanted is None:
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        wanted = "cpu" if accelerator is None else accelerator.type
+    with habana.install(given) as shim:
+        assert shim.device == (torch.device(wanted) if wanted else None)
+        assert torch.hpu.is_available() is bool(wanted)
+        assert torch.hpu.device_count() == (0 if not wanted else max(1, torch.accelerator.device_count()) if wanted != "cpu" else 1)
+
+
+FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("gpu=cpu", "device map 'gpu=cpu': 'gpu' is not mapped, only 'hpu' is; "),
+        ({"cuda": "cpu"}, "device map 'cuda=cpu': 'cuda' is not mapped, only 'hpu' is; "),
+        ("hpu=tpu", "device map 'hpu=tpu': 'tpu' is no torch device; "),
+        ("hpu=", "device map 'hpu=': '' is no torch device; "),
+        ("hpu", "device map 'hpu': there is no 'hpu' on this machine; "),
+        ("meta", "device map 'meta': there is no 'meta' on this machine; "),
+        ("hpu=cpu:1", "device map 'hpu=cpu:1': there are 1 'cpu' devices, counted from 0; "),
+        (7, "device map 7 is of type int; "),
+    ],
+)
+def test_a_device_map_that_cannot_be_used_says_so(given: Any, message: str) -> None:
+    with pytest.raises(hmp.HmpError) as error:
+        habana.install(given)
+    assert str(error.value) == message + FORMS
+    assert not hasattr(torch, "hpu")
+
+
+def test_without_a_map_hpu_says_what_is_missing() -> None:
+    with habana.install(None):
+        assert not torch.hpu.is_available()
+        for call in (lambda: torch.zeros(2, device="hpu"), torch.hpu.synchronize):
+            with pytest.raises(hmp.HmpError, match=r'nothing stands for the device "hpu" here; give .* a device_map, such as "cpu"'):
+                call()
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.distributed.reduce_op warns when it is looked at
+def test_uninstall_leaves_all_of_torch_as_it_was() -> None:
+    before, hpu = Snapshot(all_of_torch()), habana.install("cpu")
+    changed = before.differences()
+    assert any("Tensor.to" in line for line in changed), changed
+    hpu.uninstall()
+    assert before.differences() == []
+    hpu.uninstall()
+
+
+def test_the_latest_installation_counts_until_it_is_taken_away() -> None:
+    first = habana.install(None)
+    with habana.install("cpu"):
+        assert torch.zeros(1, device="hpu").device.type == "cpu"
+        first.uninstall()
+        assert torch.zeros(1, device="hpu").device.type == "cpu"
+    assert not hasattr(torch, "hpu")
+    habana.install("cpu")
+    habana.install(None)
+    habana.uninstall()
+    assert not hasattr(torch, "hpu")
+    habana.uninstall()
+
+
+def test_a_patch_on_top_is_left_standing_and_maps_nothing() -> None:
+    torchs, shim = torch.as_tensor, habana.install("cpu")
+    ours = torch.as_tensor
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    torch.as_tensor = theirs
+    try:
+        with pytest.warns(RuntimeWarning, match=r"torch\.as_tensor was patched by somebody else on top of hmp\.compat\.habana"):
+            shim.uninstall()
+        assert torch.as_tensor is theirs
+        with pytest.raises(RuntimeError):
+            torch.as_tensor([1.0], device="hpu")
+    finally:
+        torch.as_tensor = torchs
+
+
+def test_only_what_takes_a_device_is_replaced_and_no_mode_is_entered() -> None:
+    owners = (torch, torch.Tensor, nn.Module, torch.nn.functional, torch._C._VariableFunctionsClass)
+    before = [dict(vars(owner)) for owner in owners]
+    with habana.install("cpu"):
+        changed = {
+            name for owner, old in zip(owners, before, strict=True) for name, value in vars(owner).items() if old.get(name) is not value
+        }
+        modes = torch._C._len_torch_function_stack(), torch._C._len_torch_dispatch_stack()
+    sparse = {"sparse_coo_tensor", "sparse_compressed_tensor"} | {f"sparse_{kind}_tensor" for kind in ("csr", "csc", "bsr", "bsc")}
+    data = {"tensor", "as_tensor", "asarray", "new_tensor"} | sparse
+    assert changed == data | {"to", "pin_memory", "is_pinned", "hpu", "is_hpu", "Generator"}
+    assert modes == (0, 0)

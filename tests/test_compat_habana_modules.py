@@ -1,0 +1,255 @@
+"""The names that programs import from Habana's package: there with the shim, gone after it, and Habana's own where they are installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp.compat import habana
+
+NAMES = """habana_frameworks.torch habana_frameworks.torch.core habana_frameworks.torch.distributed habana_frameworks.torch.hpex
+habana_frameworks.torch.hpex.hmp habana_frameworks.torch.hpex.normalization habana_frameworks.torch.hpex.optimizers
+habana_frameworks.torch.hpu habana_frameworks.torch.hpu.graphs habana_frameworks.torch.hpu.random habana_frameworks.torch.utils
+habana_frameworks.torch.utils.debug habana_frameworks.torch.utils.library_loader""".split()
+
+
+@pytest.fixture
+def shim() -> Iterator[habana.Shim]:
+    with habana.install("cpu") as shim:
+        yield shim
+
+
+def imported() -> list[str]:
+    return [name for name in sys.modules if name.split(".")[0] == "habana_frameworks" or name == "torch.hpu"]
+
+
+def test_every_name_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
+    for name in NAMES:
+        module = importlib.import_module(name)
+        assert module.__name__ == name
+        assert importlib.util.find_spec(name) is module.__spec__
+    assert set(imported()) == {*NAMES, "habana_frameworks", "torch.hpu"}
+    shim.uninstall()
+    assert imported() == []
+    assert importlib.util.find_spec("habana_frameworks") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("habana_frameworks.torch.core")
+
+
+@pytest.mark.usefixtures("shim")
+def test_known_idioms_find_what_they_ask_for() -> None:
+    import habana_frameworks.torch as ht
+    import habana_frameworks.torch.core as htcore
+    import habana_frameworks.torch.hpu as hthpu
+    from habana_frameworks.torch.hpex import hmp as theirs
+    from habana_frameworks.torch.hpu import random as hpu_random
+    from habana_frameworks.torch.utils.library_loader import is_habana_available, load_habana_module
+
+    assert ht.hpu is hthpu is torch.hpu is torch.get_device_module("hpu")
+    assert ht.core is htcore
+    assert theirs.convert is hmp.convert
+    assert theirs.disable_casts is hmp.disable_casts
+    assert ht.hpu.is_available() is is_habana_available() is torch.hpu.is_initialized() is True
+    assert htcore.hpu.device_count() == 1
+    assert htcore.is_lazy() is False
+    assert load_habana_module() is None
+    assert hpu_random.get_rng_state is torch.hpu.get_rng_state
+
+
+@pytest.mark.usefixtures("shim")
+def test_what_there_is_not_is_an_import_error() -> None:
+    with pytest.raises(ModuleNotFoundError, match=r"habana_frameworks\.torch\.hpex\.kernels"):
+        importlib.import_module("habana_frameworks.torch.hpex.kernels")
+    with pytest.raises(ImportError, match="FusedRMSNorm"):
+        exec("from habana_frameworks.torch.hpex.normalization import FusedRMSNorm")
+    assert importlib.util.find_spec("habana_frameworks.mediapipe") is None
+
+
+@pytest.mark.usefixtures("shim")
+def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    import habana_frameworks.torch as ht
+    import habana_frameworks.torch.utils.debug as htdebug
+
+    model = torch.nn.Linear(2, 2)
+    with caplog.at_level(logging.WARNING, "hmp"):
+        for _ in range(3):
+            ht.core.mark_step()
+            ht.core.mark_step(sync=True)
+            assert ht.hpu.wrap_in_hpu_graph(model, disable_tensor_cache=True) is model
+            assert ht.hpu.ModuleCacher()(model=model, inplace=True) is model
+            htdebug.dump_something("x")
+    assert [record.getMessage() for record in caplog.records] == [
+        "mark_step() does nothing without Habana's software: ops run when they are called, and no graph waits to be started. Said once",
+        "wrap_in_hpu_graph() does nothing without Habana's software: the model runs op by op. Said once",
+        "ModuleCacher() does nothing without Habana's software: the model runs op by op. Said once",
+        "dump_something() does nothing without Habana's software: it looks into Habana's graph compiler. Said once",
+    ]
+
+
+@pytest.mark.usefixtures("shim")
+def test_random_state_of_hpu_is_that_of_the_mapped_device() -> None:
+    torch.hpu.manual_seed(7)
+    assert torch.hpu.initial_seed() == 7
+    state, states = torch.hpu.get_rng_state(), torch.hpu.get_rng_state_all()
+    first = torch.rand(3, device="hpu")
+    torch.hpu.set_rng_state(state, "hpu:0")
+    assert torch.equal(torch.rand(3, device="hpu"), first)
+    torch.hpu.set_rng_state_all(states)
+    assert torch.equal(torch.rand(3), first)
+    torch.hpu.manual_seed_all(7)
+    assert torch.equal(torch.rand(3), first)
+    torch.hpu.seed_all()
+    assert torch.hpu.initial_seed() != 7
+
+
+@pytest.mark.usefixtures("shim")
+def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
+    before = torch.hpu.memory_stats()
+    assert {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize"} <= before.keys()
+    large = torch.ones(40_000_000)
+    assert torch.hpu.memory_allocated() > before["InUse"] + 100_000_000
+    del large
+    assert torch.hpu.memory_stats("hpu")["MaxInUse"] == torch.hpu.max_memory_allocated(0) > before["InUse"] + 100_000_000
+    assert 0 < torch.hpu.memory_allocated() < torch.hpu.max_memory_allocated() < before["Limit"]
+    assert torch.hpu.memory_summary().startswith("Limit ")
+    if sys.platform == "linux":
+        high = torch.hpu.max_memory_allocated()
+        torch.hpu.reset_peak_memory_stats()
+        assert torch.hpu.max_memory_allocated() < high - 100_000_000
+
+
+@pytest.mark.usefixtures("shim")
+def test_streams_events_and_devices_on_the_cpu() -> None:
+    start, end = torch.hpu.Event(enable_timing=True), torch.hpu.Event(enable_timing=True)
+    with pytest.raises(RuntimeError, match="must be recorded"):
+        start.elapsed_time(end)
+    with torch.hpu.stream(torch.hpu.Stream()), torch.hpu.device(0):
+        start.record()
+        time.sleep(0.01)
+        torch.hpu.default_stream().record_event(end)
+    torch.hpu.current_stream().wait_stream(torch.hpu.Stream())
+    torch.hpu.synchronize()
+    assert start.elapsed_time(end) >= 10
+    torch.hpu.set_device(0)
+    assert torch.hpu.current_device() == 0
+    assert torch.hpu.get_device_name() == "cpu"
+
+
+def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -> None:
+    backend = torch.distributed.Backend
+    tables = ("backend_list", "backend_capability", "backend_type_map", "default_device_backend_map", "_plugins")
+    before = {name: getattr(backend, name) for name in tables}
+    contents = {name: value.copy() for name, value in before.items()}
+    start = torch.distributed.init_process_group
+    for _ in range(2):
+        with habana.install("cpu"):
+            with pytest.raises((ValueError, AttributeError)):
+                _ = backend.HCCL
+            importlib.import_module("habana_frameworks.torch.distributed.hccl")
+            assert backend("hccl") == backend.HCCL == "hccl"
+            assert "hccl" in backend.backend_list
+            assert backend.backend_capability["hccl"] == ["cpu"]
+            assert torch.distributed.init_process_group is not start
+        assert torch.distributed.init_process_group is torch.distributed.distributed_c10d.init_process_group is start
+        assert not hasattr(backend, "HCCL")
+        assert all(getattr(backend, name) is before[name] for name in tables)
+        assert {name: value.copy() for name, value in before.items()} == contents
+
+
+@pytest.mark.usefixtures("shim")
+def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
+
+    names = ("WORLD_SIZE", "RANK", "LOCAL_RANK")
+    for name in names:
+        monkeypatch.setenv(name, "9")  # so that it is undone, whoever sets it
+        monkeypatch.delenv(name)
+    assert initialize_distributed_hpu() == (1, 0, 0)
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
+    assert initialize_distributed_hpu() == (2, 1, 0)
+    assert initialize_distributed_hpu(world_size=4, rank=3, local_rank=1) == (4, 3, 1) == initialize_distributed_hpu()
+    assert [os.environ[name] for name in names] == ["4", "3", "1"]
+
+
+REAL = {
+    "__init__.py": "",
+    "torch/__init__.py": "",
+    "torch/core.py": "def mark_step():\n    return 'real'\n",
+    "torch/hpex/__init__.py": "",
+}
+
+
+@pytest.fixture
+def real_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A package of Habana's name, as of release 1.12 or later."""
+    for name, text in REAL.items():
+        file = tmp_path / "habana_frameworks" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield tmp_path / "habana_frameworks"
+    habana.uninstall()
+    for name in imported():
+        del sys.modules[name]
+
+
+ASIDE = (
+    "habana_frameworks is installed here: Habana's own package is used, and hmp's stand-in for it steps aside (only "
+    "habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12, is hmp's); call hmp.compat.habana.install() and "
+    "give --habana or --device-map only where it is not installed"
+)
+
+
+@pytest.mark.usefixtures("real_package")
+def test_where_habanas_package_is_it_is_used_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    to = torch.Tensor.to
+    with caplog.at_level(logging.WARNING, "hmp"):
+        shim, again = habana.install("cpu"), habana.install()
+    assert [record.getMessage() for record in caplog.records] == [ASIDE]
+    assert (shim.aside, shim.device, again.aside) == (True, None, True)
+    assert importlib.import_module("habana_frameworks.torch.core").mark_step() == "real"
+    assert importlib.util.find_spec("habana_frameworks.torch.hpu") is None
+    assert torch.Tensor.to is to
+    assert not hasattr(torch, "hpu")
+
+
+@pytest.mark.usefixtures("real_package")
+def test_of_habanas_package_only_the_removed_module_is_hmps() -> None:
+    with habana.install():
+        from habana_frameworks.torch.hpex import hmp as theirs
+
+        assert theirs.convert is hmp.convert
+    assert "habana_frameworks.torch.hpex.hmp" not in sys.modules
+    assert "habana_frameworks.torch.hpex" in sys.modules
+
+
+def test_habanas_own_hmp_wins(real_package: Path) -> None:
+    (real_package / "torch" / "hpex" / "hmp.py").write_text("convert = 'real'\n")
+    with habana.install():
+        assert importlib.import_module("habana_frameworks.torch.hpex.hmp").convert == "real"
+
+
+def test_another_package_of_habanas_without_torch_leaves_the_rest_to_the_shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "habana_frameworks" / "mediapipe").mkdir(parents=True)
+    (tmp_path / "habana_frameworks" / "mediapipe" / "__init__.py").write_text("here = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    try:
+        with habana.install("cpu") as shim:
+            assert not shim.aside
+            assert importlib.import_module("habana_frameworks.mediapipe").here
+            assert importlib.import_module("habana_frameworks.torch.core").is_lazy() is False
+        assert sorted(imported()) == ["habana_frameworks", "habana_frameworks.mediapipe"]
+    finally:
+        for name in imported():
+            del sys.modules[name]
