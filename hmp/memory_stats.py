@@ -1,0 +1,93 @@
+"""What a device says of its memory, under the names that Habana's memory_stats() uses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .errors import HmpError
+
+NAMES = (
+    "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
+    "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs",
+)  # fmt: skip
+GIGABYTE = 1 << 30  # Optimum's
+
+Stats = dict[str, int | None]
+
+# name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not keep it
+_CUDA = {
+    "InUse": "allocated_bytes.all.current",
+    "MaxInUse": "allocated_bytes.all.peak",
+    "NumAllocs": "allocation.all.allocated",
+    "NumFrees": "allocation.all.freed",
+    "ActiveAllocs": "active.all.current",
+    "TotalSystemAllocs": "segment.all.allocated",  # a segment is one cudaMalloc
+    "TotalSystemFrees": "segment.all.freed",
+    "TotalActiveAllocs": "active.all.allocated",
+}
+
+_STATUS = Path("/proc/self/status")
+
+
+def memory_stats(device: torch.device | str | int) -> Stats:
+    """Habana's ten statistics of `device`: sizes in bytes, the others counts; None for what the device does not say.
+
+    Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and
+    TotalActiveAllocs. For "cuda" they are those of torch's caching allocator and for "hpu" Habana's own; for "cpu" Limit is the
+    machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and there are no counts.
+    Raises HmpError for a CUDA device or an HPU that is not there.
+    """
+    where = torch.device(device)
+    if where.type == "cpu":
+        return _from_os()
+    if where.type == "cuda":
+        if not torch.cuda.is_available():
+            raise HmpError(f"memory_stats({str(where)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
+        return _from_cuda(torch.cuda.memory_stats(where), torch.cuda.get_device_properties(where).total_memory)
+    if where.type == "hpu":
+        hpu: Any = getattr(torch, "hpu", None)
+        if hpu is None or not hasattr(hpu, "memory_stats"):
+            raise HmpError(
+                f"memory_stats({str(where)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
+            )
+        return _named(hpu.memory_stats(where))
+    return _named({})
+
+
+def in_gigabytes(stats: Mapping[str, int | None]) -> dict[str, float | None]:
+    """Optimum's three numbers from those of memory_stats(): memory_allocated, max_memory_allocated and total_memory_available.
+
+    In GB of 2**30 bytes, to two decimals; None for what the device does not say.
+    """
+    names = {"memory_allocated": "InUse", "max_memory_allocated": "MaxInUse", "total_memory_available": "Limit"}
+    sizes = {name: stats[key] for name, key in names.items()}
+    return {name: None if size is None else round(size / GIGABYTE, 2) for name, size in sizes.items()}
+
+
+def _named(found: Mapping[str, Any]) -> Stats:
+    return {name: None if found.get(name) is None else int(found[name]) for name in NAMES}
+
+
+def _from_cuda(found: Mapping[str, Any], limit: int) -> Stats:
+    return _named({"Limit": limit, **{name: found.get(key) for name, key in _CUDA.items()}})
+
+
+def _from_os() -> Stats:
+    found: dict[str, int] = {}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["Limit"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _STATUS.is_file():
+        # both from one place: getrusage's peak is inherited from the process that started this one
+        sizes = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        found |= {name: int(sizes[key].split()[0]) * 1024 for name, key in (("InUse", "VmRSS"), ("MaxInUse", "VmHWM")) if key in sizes}
+    elif sys.platform == "darwin":
+        import resource
+
+        found["MaxInUse"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _named(found)
