@@ -19,13 +19,17 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     HOMES = {name: importlib.import_module(name) for name in ("lightning.pytorch", "pytorch_lightning")}
     FABRICS = {name: importlib.import_module(name) for name in ("lightning.fabric", "lightning_fabric")}
-    from hmp.compat.lightning import HMPPrecision
+    from hmp.compat.lightning import DeviceStats, HMPPrecision
+
+__all__ = ["DeviceStats", "HMPPrecision"]  # from here, because where Lightning is missing this file skips the tests
 
 for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
 both_homes = pytest.mark.parametrize("home", HOMES)
-quiet = pytest.mark.filterwarnings("ignore::UserWarning:(lightning|pytorch_lightning)", "ignore::FutureWarning", "ignore::DeprecationWarning")
+quiet = pytest.mark.filterwarnings(
+    "ignore::UserWarning:(lightning|pytorch_lightning)", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
 
 Recorded = list[tuple[str, torch.dtype]]
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_kit import HOMES, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
 
 import hmp
+from lightning_kit import HOMES, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)

@@ -11,11 +11,24 @@ from typing import Any
 
 import pytest
 import torch
-from lightning_kit import HOMES, Steps, assert_same_weights, batches, both_homes, fit, module, net, plugin, quiet, train_by_hand, trainer
 from torch import nn
 
 import hmp
-from hmp.compat.lightning import HMPPrecision
+from lightning_kit import (
+    HOMES,
+    HMPPrecision,
+    Steps,
+    assert_same_weights,
+    batches,
+    both_homes,
+    fit,
+    module,
+    net,
+    plugin,
+    quiet,
+    train_by_hand,
+    trainer,
+)
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hmp
 from lightning_kit import (
     HOMES,
     Steps,
@@ -22,10 +26,6 @@ from lightning_kit import (
     train_by_hand,
     trainer,
 )
-from torch import nn
-from torch.nn import functional as F
-
-import hmp
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
