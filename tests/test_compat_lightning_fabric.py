@@ -23,7 +23,9 @@ def fabric(home: str, *plugins: Any, **kwargs: Any) -> Any:
     return FABRICS[home].Fabric(accelerator="cpu", devices=1, plugins=list(plugins), **kwargs)
 
 
-def train(run: Any, network: nn.Module | None = None, clip: dict[str, float] | None = None) -> tuple[list[float], nn.Module]:
+def train(
+    run: Any, network: nn.Module | None = None, clip: dict[str, float] | None = None, naming: bool = False
+) -> tuple[list[float], nn.Module]:
     """The losses and the network after two epochs under that Fabric."""
     network = net() if network is None else network
     model, optimizer = run.setup(network, sgd(network.parameters()))
@@ -32,7 +34,7 @@ def train(run: Any, network: nn.Module | None = None, clip: dict[str, float] | N
         for x, y in batches():
             loss = F.mse_loss(model(x), y)
             losses.append(loss.item())
-            run.backward(loss)
+            run.backward(loss, **({"model": model} if naming else {}))
             if clip is not None:
                 run.clip_gradients(model, optimizer, **clip)
             optimizer.step()
@@ -97,7 +99,8 @@ def test_only_the_modules_calls_and_fabrics_own_region_are_cast(home: str):
 
 
 @both_fabrics
-def test_a_lightning_module_runs_in_fabric(home: str):
+@pytest.mark.parametrize("naming", [False, True], ids=["backward(loss)", "backward(loss, model)"])
+def test_a_lightning_module_runs_in_fabric(home: str, naming: bool):
     trainers = dict(zip(FABRICS, HOMES, strict=True))[home]
 
     class Body:
@@ -106,7 +109,7 @@ def test_a_lightning_module_runs_in_fabric(home: str):
 
     lightning_module = type("Model", (Body, type(module(trainers))), {})()
     lightning_module.prepare()
-    losses, _ = train(fabric(home, plugin()), lightning_module)
+    losses, _ = train(fabric(home, plugin()), lightning_module, naming=naming)
     assert losses == train_by_hand()[0]
     assert_same_weights(lightning_module.net, train_by_hand()[1])
 
