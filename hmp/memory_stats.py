@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -35,36 +35,42 @@ _CUDA = {
 _STATUS = Path("/proc/self/status")
 
 
-def memory_stats(device: torch.device | str | int) -> Stats:
+@overload
+def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] = False) -> Stats: ...
+@overload
+def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
+def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
     """Habana's ten statistics of `device`: sizes in bytes, the others counts; None for what the device does not say.
 
     Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and
     TotalActiveAllocs. For "cuda" they are those of torch's caching allocator and for "hpu" Habana's own; for "cpu" Limit is the
     machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and there are no counts.
-    Raises HmpError for a CUDA device or an HPU that is not there.
+
+    With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in GB
+    of 2**30 bytes, to two decimals. Raises HmpError for a CUDA device or an HPU that is not there.
     """
-    where = torch.device(device)
-    if where.type == "cpu":
+    stats = _of(torch.device(device))
+    return _in_gigabytes(stats) if gigabytes else stats
+
+
+def _of(device: torch.device) -> Stats:
+    if device.type == "cpu":
         return _from_os()
-    if where.type == "cuda":
+    if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise HmpError(f"memory_stats({str(where)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
-        return _from_cuda(torch.cuda.memory_stats(where), torch.cuda.get_device_properties(where).total_memory)
-    if where.type == "hpu":
+            raise HmpError(f"memory_stats({str(device)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
+        return _from_cuda(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)
         if hpu is None or not hasattr(hpu, "memory_stats"):
             raise HmpError(
-                f"memory_stats({str(where)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
+                f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
             )
-        return _named(hpu.memory_stats(where))
+        return _named(hpu.memory_stats(device))
     return _named({})
 
 
-def in_gigabytes(stats: Mapping[str, int | None]) -> dict[str, float | None]:
-    """Optimum's three numbers from those of memory_stats(): memory_allocated, max_memory_allocated and total_memory_available.
-
-    In GB of 2**30 bytes, to two decimals; None for what the device does not say.
-    """
+def _in_gigabytes(stats: Stats) -> dict[str, float | None]:
     names = {"memory_allocated": "InUse", "max_memory_allocated": "MaxInUse", "total_memory_available": "Limit"}
     sizes = {name: stats[key] for name, key in names.items()}
     return {name: None if size is None else round(size / GIGABYTE, 2) for name, size in sizes.items()}

@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import hmp
-from hmp.memory_stats import in_gigabytes
 
 TEN = [
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
@@ -153,6 +152,8 @@ def test_a_device_that_keeps_no_statistics_says_ten_times_none():
     assert hmp.memory_stats("meta") == dict.fromkeys(TEN)
 
 
-def test_gigabytes_are_optimums():
-    stats = dict.fromkeys(TEN) | {"InUse": 5 * 2**29, "MaxInUse": 3 * 2**30 + 2**20, "Limit": None}
-    assert in_gigabytes(stats) == {"memory_allocated": 2.5, "max_memory_allocated": 3.0, "total_memory_available": None}
+def test_gigabytes_are_optimums(monkeypatch: pytest.MonkeyPatch):
+    said = {"InUse": 5 * 2**29, "MaxInUse": 3 * 2**30 + 2**20, "Limit": None}
+    monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: said), raising=False)
+    found = hmp.memory_stats("hpu", gigabytes=True)
+    assert found == {"memory_allocated": 2.5, "max_memory_allocated": 3.0, "total_memory_available": None}

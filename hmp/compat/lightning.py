@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 import torch
 
 import hmp
-from hmp.memory_stats import in_gigabytes
 
 __all__ = ["DeviceStats", "HMPPrecision"]
 
@@ -215,4 +214,4 @@ class DeviceStats(_Callbacks):  # type: ignore[misc]  # its bases are known when
     @staticmethod
     def gigabytes(device: torch.device | str | int) -> dict[str, float | None]:
         """memory_allocated, max_memory_allocated and total_memory_available of `device`, in GB as Optimum has them."""
-        return in_gigabytes(hmp.memory_stats(device))
+        return hmp.memory_stats(device, gigabytes=True)
