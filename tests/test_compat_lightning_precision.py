@@ -66,6 +66,20 @@ def test_every_step_is_cast(home: str, step: str):
 
 
 @both_homes
+def test_outputs_are_those_of_bf16_mixed(home: str):
+    class Predicting(Steps):
+        def predict_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.net[0](batch[0])  # type: ignore[index, no-any-return]
+
+    ours, theirs = (
+        trainer(home, *plugins, **named).predict(module(home, Predicting), batches())
+        for plugins, named in (((plugin("torch-cpu"),), {}), ((), {"precision": "bf16-mixed"}))
+    )
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.dtype is other.dtype is BF16 and torch.equal(one, other)
+
+
+@both_homes
 def test_validation_within_fit_is_cast(home: str):
     model = module(home)
     trainer(home, plugin(), max_epochs=1, num_sanity_val_steps=0).fit(model, batches(), batches())
