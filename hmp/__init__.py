@@ -8,6 +8,7 @@ from .convert import Handle, apply, casts, convert, is_converted, register, remo
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
+from .memory_stats import memory_stats
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
@@ -38,6 +39,7 @@ __all__ = [
     "fp32_function",
     "hmp",
     "is_converted",
+    "memory_stats",
     "policies",
     "promote_function",
     "register",

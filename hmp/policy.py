@@ -148,14 +148,13 @@ class Policy:
 
         A name on both lists follows the lower-precision list, as Gaudi's autocast has it.
         """
-        lower = environ.get("LOWER_LIST") or environ.get("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST") or ""
-        fp32 = environ.get("FP32_LIST") or environ.get("PT_HPU_AUTOCAST_FP32_OPS_LIST") or ""
-        given: list[Rule] = list(read_list(lower, "bf16")) if lower else []
+        lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
+        fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
+        given: list[Rule] = list(lower or ())
         low = {op for rule in given for op in sites.resolve(rule)}
-        if fp32:
-            given += [rule for rule in read_list(fp32, "fp32") if not low.intersection(sites.resolve(rule))]
-        files: dict[Cast, str] = {"bf16": lower, "fp32": fp32, "promote": ""}
-        defaults = [cast for cast, file in files.items() if not file]
+        given += [rule for rule in fp32 or () if not low.intersection(sites.resolve(rule))]
+        lists: dict[Cast, tuple[Rule, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
+        defaults = [cast for cast, rules in lists.items() if rules is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
 
     @classmethod
@@ -262,6 +261,19 @@ def _low_dtype(dtype: Any) -> torch.dtype:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
+
+
+def _list_from_env(cast: Cast, environ: Mapping[str, str], *variables: str) -> tuple[Rule, ...] | None:
+    """The rules in the file that the first of these variables names that is set; None where none is."""
+    for variable in variables:
+        if environ.get(variable):
+            try:
+                return read_list(environ[variable], cast)
+            except OpListError as error:
+                told = OpListError(f"{error}; the environment variable {variable} names it")
+                told.path, told.line = error.path, error.line
+                raise told from None
+    return None
 
 
 def _read_dtype(file: Path) -> torch.dtype:

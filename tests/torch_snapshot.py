@@ -147,7 +147,7 @@ class Snapshot:
                 found.append(f"{label} is a {type(self.owners[label])} now")
             for name in before.keys() | now.keys():
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
-                if old is not new and not (_is_data(old) and _is_data(new)) and not (old is MISSING and _is_foreign(new)):
+                if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
         for name, function, body in self.bodies.values():
             if function.__code__ is not body[0] or not _same_body(body, _body(function)):
@@ -206,9 +206,15 @@ def _is_data(value: Any) -> bool:
     return not callable(value) and not hasattr(type(value), "__get__")
 
 
-def _is_foreign(value: Any) -> bool:
-    # transformers hangs Module.smart_apply on torch when it first builds a model
-    return str(getattr(value, "__module__", "")).split(".")[0] == "transformers"
+def _is_foreign(old: Any, new: Any) -> bool:
+    if old is MISSING:
+        # Lightning replaces these of DataLoader and BatchSampler for a while, and leaves object's own where they were inherited
+        if new is object.__setattr__ or new is object.__delattr__:
+            return True
+        # transformers hangs Module.smart_apply on torch when it first builds a model
+        return str(getattr(new, "__module__", "")).split(".")[0] == "transformers"
+    # Lightning wraps torch.compile when it is imported, each of the two packages once
+    return str(getattr(new, "__globals__", {}).get("__name__", "")).split(".")[0] in ("lightning", "lightning_fabric")
 
 
 def _functions_in(value: Any) -> list[types.FunctionType]:

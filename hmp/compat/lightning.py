@@ -1,0 +1,217 @@
+"""hmp in Lightning: a precision plugin for Trainer and Fabric, and a callback that logs the device's memory.
+
+Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks
+for its own classes. So the classes here inherit from those of every package that is installed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+import hmp
+
+__all__ = ["DeviceStats", "HMPPrecision"]
+
+
+class _Home(NamedTuple):
+    """What one of the packages calls by these names."""
+
+    for_trainer: Any  # the MixedPrecision of its Trainer
+    for_fabric: Any  # the MixedPrecision of its Fabric
+    LightningModule: Any
+    Callback: Any
+
+
+def _homes() -> list[_Home]:
+    found = []
+    for package, trainer, fabric in (
+        ("lightning", "lightning.pytorch", "lightning.fabric"),
+        ("pytorch_lightning", "pytorch_lightning", "lightning_fabric"),
+    ):
+        if importlib.util.find_spec(package) is not None:
+            pytorch: Any = importlib.import_module(trainer)
+            for_trainer, for_fabric = (importlib.import_module(f"{name}.plugins.precision").MixedPrecision for name in (trainer, fabric))
+            found.append(_Home(for_trainer, for_fabric, pytorch.LightningModule, pytorch.Callback))
+    if not found:
+        raise ModuleNotFoundError(
+            "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch[lightning]"
+        )
+    return found
+
+
+_HOMES = _homes()
+_PLUGINS = tuple(plugin for home in _HOMES for plugin in (home.for_trainer, home.for_fabric))
+_Plugins: Any = type("_Plugins", _PLUGINS, {})
+_Callbacks: Any = type("_Callbacks", tuple(home.Callback for home in _HOMES), {})
+
+
+class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when it is imported
+    """A precision plugin that runs the model under an hmp policy: `Trainer(plugins=[HMPPrecision()])`, `Fabric(plugins=[...])`.
+
+    `policy` is an hmp.Policy, a preset's name or a folder. Without one it is what LOWER_LIST and FP32_LIST name
+    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "habana" where
+    they are unset.
+
+    Casts are in force where `precision="bf16-mixed"` has torch.autocast: in the training, validation, test and predict step,
+    and in the calls of a module that Fabric has set up, whose outputs become float32. They are not in optimizer steps,
+    gradient clipping, `self.log`, or anywhere else in the process. Parameters stay float32, in checkpoints too. A Trainer's
+    checkpoint holds the policy, `hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])`, and resuming under another
+    one warns.
+
+    A policy whose low dtype is float16 scales the loss, by `scaler` or a torch.amp.GradScaler, as `precision="16-mixed"` does.
+    Raises OpListError for lists that cannot be used.
+    """
+
+    def __init__(self, policy: hmp.Policy | str | Path | None = None, *, scaler: torch.amp.GradScaler | None = None) -> None:
+        if policy is None:
+            policy = hmp.Policy.from_env()
+        self.policy: hmp.Policy = policy if isinstance(policy, hmp.Policy) else hmp.Policy.load(policy)
+        self._module: Any = None  # the LightningModule that the Trainer runs
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        device = "cpu" if accelerator is None else accelerator.type
+        if self.policy.dtype is torch.float16 and scaler is None:
+            scaler = torch.amp.GradScaler(device)
+        precision = "16-mixed" if self.policy.dtype is torch.float16 else "bf16-mixed"
+        for plugin in _PLUGINS:
+            plugin.__init__(self, precision, device, scaler)
+
+    @contextlib.contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """A region in which the policy is in force."""
+        with hmp.casts(self.policy), _uncast_log(self._module):
+            yield
+
+    def autocast_context_manager(self) -> Any:
+        """The region of `forward_context`, under the name that Lightning's mixed precision has for it."""
+        return self.forward_context()
+
+    def convert_input(self, data: Any) -> Any:
+        """`data` as it is: which inputs are cast is for the ops that get them to say."""
+        return data
+
+    def connect(self, model: torch.nn.Module, optimizers: list[Any], lr_schedulers: list[Any]) -> tuple[Any, list[Any], list[Any]]:
+        """What it is given; the LightningModule in it is remembered until `teardown`."""
+        modules = tuple(home.LightningModule for home in _HOMES)
+        self._module = next((module for module in model.modules() if isinstance(module, modules)), None)
+        return model, optimizers, lr_schedulers
+
+    def teardown(self) -> None:
+        """Lets go of the LightningModule."""
+        self._module = None
+
+    # What follows goes to the package that the model comes from: lightning's code takes a model of pytorch_lightning for none
+    # of its own and would not clip its gradients.
+
+    def pre_backward(self, tensor: torch.Tensor, module: Any) -> Any:
+        """Scales the loss where the low dtype is float16, and calls the Trainer's hooks."""
+        return _plugin_for(module).pre_backward(self, tensor, module)
+
+    def backward(self, tensor: torch.Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+        """Backward of the loss, without casts."""
+        _plugin_for(model).backward(self, tensor, model, *args, **kwargs)
+
+    def post_backward(self, tensor: torch.Tensor, module: Any) -> Any:
+        """Calls the Trainer's hooks."""
+        return _plugin_for(module).post_backward(self, tensor, module)
+
+    def optimizer_step(self, optimizer: Any, model: Any = None, **kwargs: Any) -> Any:
+        """The optimizer's step, without casts; a closure runs the forward in a context of its own."""
+        plugin = _plugin_for(model)
+        named = {} if model is None else {"model": model}
+        return plugin.optimizer_step(self, optimizer, **named, **kwargs)
+
+    def _clip_gradients(self, model: Any, *args: Any, **kwargs: Any) -> None:
+        _plugin_for(model)._clip_gradients(self, model, *args, **kwargs)
+
+    def unscale_gradients(self, optimizer: Any) -> None:
+        """Takes the scale out of the gradients; only Fabric asks."""
+        _HOMES[0].for_fabric.unscale_gradients(self, optimizer)
+
+    def convert_output(self, data: Any) -> Any:
+        """`data` with its floating tensors in torch's default dtype; only Fabric asks."""
+        return _HOMES[0].for_fabric.convert_output(self, data)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The policy, and the scaler's state where there is one: plain values, for a checkpoint."""
+        state: dict[str, Any] = {"policy": self.policy.to_dict()}
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restores the scaler; warns where the run that was saved had another policy. This plugin keeps its own."""
+        if "policy" in state_dict:
+            saved = hmp.Policy.from_dict(state_dict["policy"])
+            if saved != self.policy:
+                warnings.warn(
+                    f"the checkpoint was written under {_described(saved)}, and this run goes on under {_described(self.policy)}; "
+                    'to go on as before give HMPPrecision(hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"]))',
+                    stacklevel=2,
+                )
+        if self.scaler is not None and "scaler" in state_dict:
+            self.scaler.load_state_dict(state_dict["scaler"])
+
+
+def _described(policy: hmp.Policy) -> str:
+    return f"policy {policy.name!r} ({policy.fingerprint})"
+
+
+def _plugin_for(model: Any) -> Any:
+    """The class whose code a call with `model` is for: that of its Trainer, or of Fabric."""
+    for home in _HOMES:
+        # Fabric runs LightningModules too, and tells them so
+        if isinstance(model, home.LightningModule) and model.fabric is None:
+            return home.for_trainer
+    return _HOMES[0].for_fabric
+
+
+@contextlib.contextmanager
+def _uncast_log(module: Any) -> Iterator[None]:
+    """A stretch in which `module.log` runs without casts: it averages with `*`, which Habana's list has in bfloat16."""
+    if module is None or "log" in vars(module):
+        yield
+        return
+    vars(module)["log"] = hmp.disable_casts(module.log)
+    try:
+        yield
+    finally:
+        del vars(module)["log"]
+
+
+class DeviceStats(_Callbacks):  # type: ignore[misc]  # its bases are known when it is imported
+    """A callback that logs hmp.memory_stats() of the trainer's device: `Trainer(callbacks=[DeviceStats()])`.
+
+    Every `log_every_n_steps` training batches it gives the trainer's loggers the statistics that the device has, as
+    "DeviceStats/InUse" and so on, and Optimum's three numbers as "DeviceStats/memory_allocated (GB)" and so on. Loggers write
+    in the first process, so the device is that one's. HmpError where the trainer has no logger.
+    """
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Refuses a trainer without a logger."""
+        if not trainer.loggers:
+            raise hmp.HmpError("DeviceStats logs to the trainer's logger, and there is none; give Trainer(logger=...) one")
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Logs, if it is time to."""
+        if (trainer.fit_loop.total_batch_idx + 1) % trainer.log_every_n_steps:
+            return
+        device = trainer.strategy.root_device
+        stats: dict[str, float | None] = {**hmp.memory_stats(device)}
+        stats |= {f"{name} (GB)": size for name, size in self.gigabytes(device).items()}
+        # a logger takes numbers; what the device does not say is not logged
+        told = {f"DeviceStats/{name}": value for name, value in stats.items() if value is not None}
+        for logger in trainer.loggers:
+            logger.log_metrics(told, step=trainer.global_step)
+
+    @staticmethod
+    def gigabytes(device: torch.device | str | int) -> dict[str, float | None]:
+        """memory_allocated, max_memory_allocated and total_memory_available of `device`, in GB as Optimum has them."""
+        return hmp.memory_stats(device, gigabytes=True)

@@ -1,0 +1,140 @@
+"""One of several gloo processes that train together: `python ddp_run.py WAY FOLDER`, alone or under torchrun.
+
+WAY says who brings the processes together. Each writes what it saw to FOLDER/rank.pt.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import hmp
+from hmp.compat.lightning import HMPPrecision
+
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+EPOCHS = 2
+
+
+class Net(nn.Sequential):
+    """A network that notes the dtype of its first layer's output."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Softmax(1))
+        self.dtypes: set[torch.dtype] = set()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self:
+            x = layer(x)
+            self.dtypes.add(x.dtype)
+        return x
+
+
+def dataset() -> TensorDataset:
+    torch.manual_seed(1)
+    return TensorDataset(torch.randn(32, 8), torch.rand(32, 4))
+
+
+def sgd(network: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5)
+
+
+def loader(sampler: Any = None) -> DataLoader[Any]:
+    return DataLoader(dataset(), batch_size=4, sampler=sampler)
+
+
+class Model(pl.LightningModule):
+    """At the top of a module, where spawned processes find it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net, self.losses = Net(), []
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = F.mse_loss(self.net(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return sgd(self.net)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return loader(DistributedSampler(dataset(), shuffle=False))
+
+    def on_train_end(self) -> None:
+        # here and not after fit(): spawned processes end with it
+        write(self.net, self.losses, self.global_rank)
+
+
+def by_trainer(strategy: str) -> None:
+    trainer = pl.Trainer(
+        accelerator="cpu", devices=2, strategy=strategy, max_epochs=EPOCHS, plugins=[HMPPrecision()], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,  # Lightning's own shuffles
+    )  # fmt: skip
+    trainer.fit(Model())
+
+
+def by_fabric() -> None:
+    fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[HMPPrecision()])
+    fabric.launch()
+    network = Net()
+    model, optimizer = fabric.setup(network, sgd(network))
+    write(network, loop(model, optimizer, loader(DistributedSampler(dataset(), shuffle=False)), fabric.backward), fabric.global_rank)
+
+
+def by_accelerate() -> None:
+    from accelerate import Accelerator
+
+    hmp.convert()
+    accelerator = Accelerator(mixed_precision="no", cpu=True)
+    network = Net()
+    model, optimizer = accelerator.prepare(network, sgd(network))
+    rank = accelerator.process_index
+    data = loader(DistributedSampler(dataset(), shuffle=False))
+    write(network, loop(model, optimizer, data, accelerator.backward), rank)
+
+
+def by_torch() -> None:
+    torch.distributed.init_process_group("gloo")
+    hmp.convert()
+    network = Net()
+    data = loader(DistributedSampler(dataset(), shuffle=False))
+    model = nn.parallel.DistributedDataParallel(network)
+    losses = loop(model, sgd(network), data, torch.Tensor.backward)
+    write(network, losses, torch.distributed.get_rank())
+    torch.distributed.destroy_process_group()
+
+
+def loop(model: nn.Module, optimizer: Any, data: Any, backward: Any) -> list[float]:
+    losses = []
+    for _ in range(EPOCHS):
+        for x, y in data:
+            loss = F.mse_loss(model(x), y)
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            backward(loss)
+            optimizer.step()
+    return losses
+
+
+def write(network: Net, losses: list[float], rank: int) -> None:
+    found = {"weights": network.state_dict(), "losses": losses, "dtypes": sorted(map(str, network.dtypes)), "process": os.getpid()}
+    torch.save(found, Path(sys.argv[2]) / f"{rank}.pt")
+
+
+if __name__ == "__main__":
+    ways = {"fabric": by_fabric, "accelerate": by_accelerate, "torch": by_torch}
+    way = sys.argv[1]
+    by_trainer(way) if way.startswith("ddp") else ways[way]()

@@ -1,0 +1,142 @@
+"""A tiny model for Trainers and Fabrics of either package, and the same training written out in plain torch with explicit casts."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+pytest.importorskip("lightning", reason="these tests run real Trainers")
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    HOMES = {name: importlib.import_module(name) for name in ("lightning.pytorch", "pytorch_lightning")}
+    FABRICS = {name: importlib.import_module(name) for name in ("lightning.fabric", "lightning_fabric")}
+    from hmp.compat.lightning import DeviceStats, HMPPrecision
+
+__all__ = ["DeviceStats", "HMPPrecision"]  # from here, because where Lightning is missing this file skips the tests
+
+for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
+    logging.getLogger(name).setLevel(logging.ERROR)
+
+both_homes = pytest.mark.parametrize("home", HOMES)
+quiet = pytest.mark.filterwarnings(
+    "ignore::UserWarning:(lightning|pytorch_lightning)", "ignore::FutureWarning", "ignore::DeprecationWarning"
+)
+
+Recorded = list[tuple[str, torch.dtype]]
+
+
+def net() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Softmax(1))
+
+
+def batches(size: int = 8) -> DataLoader[Any]:
+    torch.manual_seed(1)
+    return DataLoader(TensorDataset(torch.randn(32, 8), torch.rand(32, 4)), batch_size=size)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
+
+
+class Steps:
+    """The body of a LightningModule: every step notes the dtype that the network computed in, and every training step its loss."""
+
+    net: nn.Module
+    log: Callable[..., None]
+
+    def prepare(self, optimizer: Callable[..., torch.optim.Optimizer] = sgd) -> None:
+        self.net = net()
+        self.make_optimizer = optimizer
+        self.losses: list[float] = []
+        self.dtypes: Recorded = []
+
+    def loss(self, batch: Any, step: str) -> torch.Tensor:
+        x, y = batch
+        out = self.net(x)
+        self.dtypes.append((step, self.net[2](torch.tanh(self.net[0](x))).dtype))  # type: ignore[index]
+        return F.mse_loss(out.float(), y)
+
+    def training_step(self, batch: Any, index: int) -> torch.Tensor:
+        loss = self.loss(batch, "train")
+        self.losses.append(loss.item())
+        self.log("loss", loss, on_epoch=True, on_step=False)
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.loss(batch, "validate")
+
+    def test_step(self, batch: Any, index: int) -> None:
+        self.loss(batch, "test")
+
+    def predict_step(self, batch: Any, index: int) -> torch.Tensor:
+        return self.loss(batch, "predict")
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return self.make_optimizer(self.net.parameters())
+
+
+def module(home: str, body: type[Steps] = Steps, **kwargs: Any) -> Any:
+    """A LightningModule of that package with this body."""
+    made = type("Model", (body, HOMES[home].LightningModule), {"prepare_data_per_node": True})()
+    made.prepare(**kwargs)
+    return made
+
+
+def trainer(home: str, *plugins: Any, **kwargs: Any) -> Any:
+    """A Trainer on the CPU that writes and prints nothing unless it is told to."""
+    quiet_ones = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    return HOMES[home].Trainer(accelerator="cpu", devices=1, plugins=list(plugins), **{"max_epochs": 2, **quiet_ones, **kwargs})
+
+
+def fit(home: str, *plugins: Any, model: Any = None, size: int = 8, **kwargs: Any) -> Any:
+    """The model after Trainer.fit; without plugins, and without precision=, in float32."""
+    model = module(home) if model is None else model
+    trainer(home, *plugins, **kwargs).fit(model, batches(size))
+    return model
+
+
+def plugin(policy: Any = "habana", **kwargs: Any) -> HMPPrecision:
+    return HMPPrecision(policy, **kwargs)
+
+
+def forward_by_hand(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """What Habana's lists make of `net()`: linear and tanh in bfloat16, softmax in float32."""
+    low = torch.bfloat16
+    first, _, second, _ = network
+    hidden = torch.tanh(F.linear(x.to(low), first.weight.to(low), first.bias.to(low)))
+    return F.softmax(F.linear(hidden, second.weight.to(low), second.bias.to(low)).float(), 1)
+
+
+def train_by_hand(
+    clip: Callable[[Any], Any] | None = None, accumulate: int = 1, epochs: int = 2, forward: Callable[..., torch.Tensor] = forward_by_hand
+) -> tuple[list[float], nn.Sequential]:
+    """The losses and the network of that training in plain torch."""
+    network, losses = net(), []
+    optimizer = sgd(network.parameters())
+    for _ in range(epochs):
+        for index, (x, y) in enumerate(batches()):
+            loss = F.mse_loss(forward(network, x).float(), y)
+            losses.append(loss.item())
+            (loss / accumulate).backward()
+            if (index + 1) % accumulate == 0:
+                if clip is not None:
+                    clip(network.parameters())
+                optimizer.step()
+                optimizer.zero_grad()
+    return losses, network
+
+
+def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
+    for (name, one), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
+        assert one.dtype is torch.float32
+        assert torch.equal(one, other), name

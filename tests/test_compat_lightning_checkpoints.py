@@ -1,0 +1,107 @@
+"""HMPPrecision and checkpoints: float32 weights with the policy beside them, resumed as if nothing had happened."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+from lightning_kit import HOMES, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
+
+pytestmark = quiet
+FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
+
+
+def saved(home: str, folder: Path, *plugins: Any, epochs: int = 1, **kwargs: Any) -> tuple[Path, Any]:
+    """A checkpoint after that many epochs, and the model that it is of."""
+    model = module(home)
+    run = trainer(home, *plugins, max_epochs=epochs, default_root_dir=folder, **kwargs)
+    run.fit(model, batches())
+    run.save_checkpoint(folder / "last.ckpt")
+    return folder / "last.ckpt", model
+
+
+def resumed(home: str, checkpoint: Path, *plugins: Any, **kwargs: Any) -> Any:
+    model = module(home)
+    trainer(home, *plugins, default_root_dir=checkpoint.parent, **kwargs).fit(model, batches(), ckpt_path=str(checkpoint))
+    return model
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for each in values for tensor in tensors_in(each)]
+
+
+@both_homes
+def test_a_checkpoint_holds_float32_and_the_policy(home: str, tmp_path: Path):
+    path, model = saved(home, tmp_path, plugin("bert"))
+    checkpoint = torch.load(path, weights_only=True)
+    assert {tensor.dtype for tensor in tensors_in(checkpoint) if tensor.is_floating_point()} == {torch.float32}
+    assert len(tensors_in(checkpoint["optimizer_states"])) == 4
+    for name, weight in model.state_dict().items():
+        assert torch.equal(checkpoint["state_dict"][name], weight)
+    policy = hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])
+    assert policy == hmp.Policy.load("bert") and policy.name == "bert"
+
+
+@both_homes
+@pytest.mark.parametrize("policy", ["habana", FLOAT16], ids=["bfloat16", "float16"])
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(home: str, tmp_path: Path, policy: Any):
+    path, _ = saved(home, tmp_path, plugin(policy))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the checkpoint was written under")
+        again = resumed(home, path, plugin(policy))
+    wanted = fit(home, plugin(policy))
+    assert again.losses == wanted.losses[4:]
+    assert_same_weights(again.net, wanted.net)
+
+
+@both_homes
+def test_the_scale_is_restored(home: str, tmp_path: Path):
+    path, _ = saved(home, tmp_path, plugin(FLOAT16, scaler=torch.amp.GradScaler("cpu", init_scale=128.0)))
+    fresh = plugin(FLOAT16)
+    resumed(home, path, fresh)
+    assert fresh.scaler.get_scale() == 128.0
+
+
+@both_homes
+def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path):
+    path, _ = saved(home, tmp_path, plugin("bert"))
+    bert, habana = hmp.Policy.load("bert"), hmp.Policy.load("habana")
+    with pytest.warns(UserWarning, match="the checkpoint was written under") as caught:
+        resumed(home, path, plugin())
+    (message,) = [str(w.message) for w in caught if "was written under" in str(w.message)]
+    assert message == (
+        f"the checkpoint was written under policy 'bert' ({bert.fingerprint}), and this run goes on under policy 'habana' "
+        f"({habana.fingerprint}); to go on as before give "
+        'HMPPrecision(hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"]))'
+    )
+
+
+@both_homes
+def test_a_policy_of_another_name_and_the_same_contents_does_not_warn(home: str, tmp_path: Path):
+    path, _ = saved(home, tmp_path, plugin())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="the checkpoint was written under")
+        resumed(home, path, plugin(hmp.Policy.load("habana").replace(name="mine")))
+
+
+@both_homes
+def test_a_checkpoint_is_read_with_and_without_the_plugin(home: str, tmp_path: Path):
+    (tmp_path / "ours").mkdir(), (tmp_path / "theirs").mkdir()
+    ours, _ = saved(home, tmp_path / "ours", plugin())
+    theirs, _ = saved(home, tmp_path / "theirs", precision="bf16-mixed")
+    assert len(resumed(home, ours, precision="bf16-mixed").losses) == 4
+    assert len(resumed(home, theirs, plugin()).losses) == 4
+
+
+def test_the_other_package_reads_it_too(tmp_path: Path):
+    one, other = HOMES
+    path, _ = saved(one, tmp_path, plugin())
+    assert resumed(other, path, plugin()).losses == fit(one, plugin()).losses[4:]

@@ -1,0 +1,213 @@
+"""HMPPrecision and what surrounds a step: clipping, accumulation, manual optimization, closures, loss scaling."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import hmp
+from lightning_kit import (
+    HOMES,
+    Steps,
+    assert_same_weights,
+    batches,
+    both_homes,
+    fit,
+    forward_by_hand,
+    module,
+    net,
+    plugin,
+    quiet,
+    sgd,
+    train_by_hand,
+    trainer,
+)
+
+pytestmark = quiet
+FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
+CLIPS = {
+    "norm": lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.01),
+    "value": lambda parameters: nn.utils.clip_grad_value_(parameters, 0.001),
+}
+LIMITS = {"norm": 0.01, "value": 0.001}
+
+
+@both_homes
+@pytest.mark.parametrize("algorithm", CLIPS)
+def test_gradients_are_clipped(home: str, algorithm: str):
+    model = fit(home, plugin(), gradient_clip_val=LIMITS[algorithm], gradient_clip_algorithm=algorithm)
+    losses, network = train_by_hand(clip=CLIPS[algorithm])
+    assert model.losses == losses != train_by_hand()[0]
+    assert_same_weights(model.net, network)
+
+
+@both_homes
+def test_gradients_are_accumulated(home: str):
+    model = fit(home, plugin(), accumulate_grad_batches=2)
+    losses, network = train_by_hand(accumulate=2)
+    assert model.losses == losses != train_by_hand()[0]
+    assert_same_weights(model.net, network)
+
+
+@both_homes
+def test_accumulated_gradients_are_clipped_once(home: str):
+    model = fit(home, plugin(), accumulate_grad_batches=2, gradient_clip_val=0.01)
+    assert_same_weights(model.net, train_by_hand(clip=CLIPS["norm"], accumulate=2)[1])
+
+
+class Noting(torch.optim.SGD):
+    """Descends by `*`, which Habana's list has in bfloat16, and notes whether casts are in force."""
+
+    cast: set[bool]
+
+    def step(self, closure: Any = None) -> Any:
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.cast = getattr(self, "cast", set()) | {hmp.casts_enabled()}
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                if parameter.grad is not None:
+                    parameter += parameter.grad * torch.tensor(-0.3)
+        return loss
+
+
+def by_hand_with(optimizer: Any, closure: bool = False) -> nn.Sequential:
+    network = net()
+    made = optimizer(network.parameters())
+    for _ in range(2):
+        for x, y in batches():
+
+            def step(x: torch.Tensor = x, y: torch.Tensor = y) -> torch.Tensor:
+                made.zero_grad()
+                loss = F.mse_loss(forward_by_hand(network, x), y)
+                loss.backward()
+                return loss
+
+            if closure:
+                made.step(step)
+            else:
+                step()
+                made.step()
+    return network
+
+
+@both_homes
+def test_the_optimizers_step_is_not_cast(home: str):
+    model = module(home, optimizer=lambda parameters: Noting(parameters, lr=1.0))
+    run = trainer(home, plugin())
+    run.fit(model, batches())
+    assert run.optimizers[0].cast == {False}
+    assert_same_weights(model.net, by_hand_with(lambda parameters: Noting(parameters, lr=1.0)))
+
+
+class Manual(Steps):
+    """Optimizes by hand, within the training step."""
+
+    automatic_optimization = False
+    clip: float | None = None
+
+    def training_step(self, batch: Any, index: int) -> None:
+        optimizer = self.optimizers()  # type: ignore[attr-defined]
+        optimizer.zero_grad()
+        loss = self.loss(batch, "train")
+        self.losses.append(loss.item())
+        self.manual_backward(loss)  # type: ignore[attr-defined]
+        if self.clip is not None:
+            self.clip_gradients(optimizer, gradient_clip_val=self.clip, gradient_clip_algorithm="norm")  # type: ignore[attr-defined]
+        optimizer.step()
+
+
+@both_homes
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_manual_optimization_steps_and_clips_without_casts(home: str, clip: float | None):
+    model = module(home, type("ManualModel", (Manual,), {"clip": clip}))
+    fit(home, plugin(), model=model)
+    losses, network = train_by_hand(clip=clip and CLIPS["norm"])
+    assert model.losses == losses
+    assert_same_weights(model.net, network)
+
+
+@both_homes
+def test_a_step_within_the_training_step_is_not_cast(home: str):
+    model = module(home, Manual, optimizer=lambda parameters: Noting(parameters, lr=1.0))
+    run = trainer(home, plugin())
+    run.fit(model, batches())
+    assert run.optimizers[0].cast == {False}
+    assert_same_weights(model.net, by_hand_with(lambda parameters: Noting(parameters, lr=1.0)))
+
+
+@both_homes
+@pytest.mark.parametrize("body", [Steps, Manual])
+def test_lbfgs_runs_the_forward_cast_and_its_own_arithmetic_not(home: str, body: type[Steps]):
+    def lbfgs(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.LBFGS(parameters, lr=0.1, max_iter=4)
+
+    class WithClosure(body):  # type: ignore[misc, valid-type]
+        def training_step(self, batch: Any, index: int) -> Any:
+            if body is Steps:
+                return super().training_step(batch, index)
+            optimizer = self.optimizers()
+
+            def closure() -> torch.Tensor:
+                optimizer.zero_grad()
+                loss = self.loss(batch, "train")
+                self.manual_backward(loss)
+                return loss
+
+            return optimizer.step(closure)
+
+    model = fit(home, plugin(), model=module(home, WithClosure, optimizer=lbfgs))
+    assert len(model.dtypes) > 8, "the closure runs more than once a batch"
+    assert {dtype for _, dtype in model.dtypes} == {torch.bfloat16}
+    assert_same_weights(model.net, by_hand_with(lbfgs, closure=True))
+
+
+@both_homes
+@pytest.mark.parametrize("clip", [None, 0.01])
+def test_float16_scales_the_loss_as_16_mixed_does(home: str, clip: float | None):
+    theirs = HOMES[home].plugins.MixedPrecision("16-mixed", "cpu")
+    wanted = fit(home, theirs, gradient_clip_val=clip)
+    ours = plugin(FLOAT16)
+    found = fit(home, ours, gradient_clip_val=clip)
+    assert found.losses == wanted.losses
+    assert_same_weights(found.net, wanted.net)
+    assert ours.scaler.get_scale() == theirs.scaler.get_scale() == 65536.0
+
+
+@both_homes
+def test_gradients_too_small_for_float16_survive_by_the_scale(home: str):
+    class Tiny(Steps):
+        def training_step(self, batch: Any, index: int) -> torch.Tensor:
+            return self.net[0](batch[0]).float().sum() * 1e-9  # type: ignore[index]
+
+    def moved(*plugins: Any, **kwargs: Any) -> bool:
+        model = fit(home, *plugins, model=module(home, Tiny, optimizer=lambda p: torch.optim.SGD(p, lr=1e6)), max_steps=1, **kwargs)
+        return not torch.equal(model.net[0].weight, net()[0].weight)
+
+    assert moved(plugin(FLOAT16))
+    assert not moved(plugin(FLOAT16, scaler=torch.amp.GradScaler("cpu", init_scale=1.0)))
+
+
+@both_homes
+def test_the_gradients_are_float32(home: str):
+    class Looking(Steps):
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.dtypes += [("grad", parameter.grad.dtype) for parameter in self.net.parameters()]
+
+    model = fit(home, plugin(), model=module(home, Looking), max_steps=1)
+    assert [dtype for step, dtype in model.dtypes if step == "grad"] == [torch.float32] * 4
+
+
+def test_the_loop_by_hand_and_the_optimizers_see_the_difference():
+    # without these every comparison above could hold by accident
+    with hmp.casts():
+        weight = torch.full((1,), 1.01) * torch.tensor(-0.3)
+    assert weight.dtype is torch.bfloat16
+    assert train_by_hand()[0] != train_by_hand(forward=lambda network, x: network(x))[0]
+    assert isinstance(sgd(net().parameters()), torch.optim.SGD)
