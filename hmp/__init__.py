@@ -11,6 +11,8 @@ from .kernels import fallbacks
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
+from .report.record import record
+from .report.report import Report
 from .state import casts_enabled, disable_casts, enable_casts
 
 __version__ = "0.1.0"
@@ -20,6 +22,7 @@ __all__ = [
     "NonFiniteError",
     "OpListError",
     "Policy",
+    "Report",
     "Rule",
     "apply",
     "benchmark",
@@ -38,6 +41,7 @@ __all__ = [
     "is_converted",
     "policies",
     "promote_function",
+    "record",
     "register",
     "remove",
     "revert",

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-_PACKAGES = tuple(str(Path(str(module.__file__)).parent) + os.sep for module in (torch, sys.modules["hmp"]))
+_PACKAGES = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent.parent) + os.sep)
 
 
 class Place(NamedTuple):
