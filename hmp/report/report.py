@@ -43,12 +43,13 @@ class Report:
         """The distinct calls, in the order in which they were first made."""
         return self._rows if self._recorder is None else tuple(self._recorder.rows())
 
-    def grouped(self, by: str = "op", sort: str = "cast_seconds") -> list[Row]:
-        """The rows added up by "op", "module", "line" or "call", the largest `sort` first: a counted field of Row, or "op_seconds"."""
+    def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
+        """The rows added up by "op", "module", "line" or "call", the largest `sort` first, a field of Row; with or without what no list
+        decides."""
         if sort not in FIELDS:
             raise HmpError(f"sort={sort!r} is no field of a row; there are {', '.join(FIELDS)}")
         try:
-            rows = grouped(self.rows, by)
+            rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
         except ValueError as error:
             raise HmpError(str(error)) from None
         return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
@@ -91,10 +92,10 @@ class Report:
             )
         traced = sum(row.traced for row in rows)
         if traced:
-            notes.append(f"{traced} calls were traced into compiled graphs; their later runs are not seen, and have no times.")
+            notes.append(f"{_calls(traced)} traced into compiled graphs; what runs there later is not seen.")
         raised = sum(row.raised for row in rows)
         if raised:
-            notes.append(f"{raised} calls raised an exception.")
+            notes.append(f"{_calls(raised)} ended in an exception.")
         if self._about["ranks"] > 1:
             notes.append(f"Added up over {self._about['ranks']} ranks.")
         return notes
@@ -236,6 +237,10 @@ class Report:
         for row in self.rows:
             calls[row.rule] += row.calls
         return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
+
+
+def _calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{number} calls"
 
 
 def _dtypes_by_op(report: Report) -> dict[str, set[str]]:

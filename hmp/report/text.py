@@ -29,13 +29,13 @@ def text(report: Report) -> str:
     if unlisted:
         parts += ["", _unlisted(unlisted)]
     if report.no_kernel:
-        parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} {r.no_kernel} times" for r in report.no_kernel)]
+        parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
     if report.never_called:
         names = report.never_called
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         parts += ["", "Listed and never called: " + ", ".join(names[:_SHOWN]) + more]
     if report.uncast_calls:
-        parts += ["", f"{report.uncast_calls} calls ran where casts are off (disable_casts(), optimizer steps)."]
+        parts += ["", f"Where casts are off (disable_casts(), optimizer steps): {report.uncast_calls} calls."]
     parts += [line for note in report.notes for line in ("", note)]
     console.print(Group(*parts))  # type: ignore[arg-type]
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
@@ -49,9 +49,7 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
         made.add_column(name, overflow="fold")
     for name in ("calls", "casts", "saved", "cast", "in casts", "in ops"):
         made.add_column(name, justify="right", no_wrap=True)
-    for row in report.grouped(by, sort):
-        if row.rule == "unlisted":
-            continue
+    for row in report.grouped(by, sort, unlisted=False):
         values = {"op": row.op, "rule": row.rule, "list entry": _entry(row), "dtypes": row.dtypes, "module": row.module, "place": row.place}
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
     return made
