@@ -25,6 +25,7 @@ class Scale:
     depths: tuple[int, ...]
     widths: tuple[int, ...]
     depth_rounds: int
+    recording_rounds: int
 
 
 SMALLEST = Scale(
@@ -42,6 +43,7 @@ SMALLEST = Scale(
     depths=(2, 4),
     widths=(16, 32),
     depth_rounds=1,
+    recording_rounds=1,
 )
 QUICK = Scale(
     call_rounds=25,
@@ -58,6 +60,7 @@ QUICK = Scale(
     depths=(2, 8, 32, 96),
     widths=(16, 64, 256),
     depth_rounds=5,
+    recording_rounds=3,
 )
 FULL = Scale(
     call_rounds=41,
@@ -74,4 +77,5 @@ FULL = Scale(
     depths=(2, 4, 8, 16, 32, 64, 96),
     widths=(16, 32, 64, 128, 256, 512),
     depth_rounds=15,
+    recording_rounds=11,
 )
