@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import benchmark, demo, diff, lists
+from hmp.cli import benchmark, check, demo, diff, explain, lists
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo, lists, diff, benchmark)
+_SUBCOMMANDS = (demo, lists, check, explain, diff, benchmark)
 _WRONG_USE = 2
 
 
