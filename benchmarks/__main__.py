@@ -21,7 +21,7 @@ from .models import MODELS, SIZES, available
 from .results import Found
 from .scale import Scale
 
-PARTS = ("calls", "training", "inference", "memory", "gradients", "pure-bf16", "startup", "caches", "depth", "compiled")
+PARTS = ("calls", "training", "inference", "memory", "gradients", "pure-bf16", "startup", "caches", "depth", "compiled", "recording")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -71,6 +71,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             processes=count,
             depth_rounds=count,
             compiled_rounds=count,
+            recording_rounds=count,
         )
     return found
 
@@ -95,7 +96,7 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from . import caches, calls, compiled, depth, gradients, memory, pure_low, startup, steps
+    from . import caches, calls, compiled, depth, gradients, memory, pure_low, recording, startup, steps
 
     much = chosen_scale(options)
     names, hint = available(options.models)
@@ -114,10 +115,11 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "caches": lambda: caches.run(much.cache_steps, device),
         "depth": lambda: depth.run(list(much.depths), list(much.widths), much.depth_rounds, much.seconds),
         "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.seconds),
+        "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),
     }
     found = []
     for name, run in parts.items():
-        if name in wanted and (names or name in ("calls", "startup", "depth", "compiled")):
+        if name in wanted and (names or name in ("calls", "startup", "depth", "compiled", "recording")):
             start = time.perf_counter()
             print(f"{name} ...", end="", file=sys.stderr, flush=True)
             try:

@@ -27,6 +27,7 @@ class Scale:
     depth_rounds: int
     compiled: tuple[int, int]  # blocks and their width
     compiled_rounds: int
+    recording_rounds: int
 
 
 SMALLEST = Scale(
@@ -46,6 +47,7 @@ SMALLEST = Scale(
     depth_rounds=1,
     compiled=(1, 16),
     compiled_rounds=1,
+    recording_rounds=1,
 )
 QUICK = Scale(
     call_rounds=25,
@@ -64,6 +66,7 @@ QUICK = Scale(
     depth_rounds=5,
     compiled=(1, 128),
     compiled_rounds=15,
+    recording_rounds=3,
 )
 FULL = Scale(
     call_rounds=41,
@@ -82,4 +85,5 @@ FULL = Scale(
     depth_rounds=15,
     compiled=(4, 256),
     compiled_rounds=31,
+    recording_rounds=11,
 )

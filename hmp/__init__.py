@@ -12,6 +12,8 @@ from .memory_stats import memory_stats
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
+from .report.record import record
+from .report.report import Report
 from .state import casts_enabled, disable_casts, enable_casts
 from .unreachable import Unreachable, unreachable
 
@@ -22,6 +24,7 @@ __all__ = [
     "NonFiniteError",
     "OpListError",
     "Policy",
+    "Report",
     "Rule",
     "Unreachable",
     "apply",
@@ -42,6 +45,7 @@ __all__ = [
     "memory_stats",
     "policies",
     "promote_function",
+    "record",
     "register",
     "remove",
     "revert",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
@@ -88,11 +88,39 @@ def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool
 
 
 class Observer(Protocol):
-    """Sees every decision: its casters stand in for the plain ones, and its functions around the wrappers."""
+    """Sees every decision: its casters stand in for the plain ones, its functions around the wrappers, and inside them around torch's
+    own ops, which may be called twice or not at all in one call of the wrapper."""
 
     def casting(self, caster: Caster) -> Caster: ...
 
+    def calling(self, op: Op, rule: CallRule) -> Op: ...
+
     def around(self, wrapper: Op, rule: CallRule) -> Op: ...
+
+
+class Observers:
+    """Several observers as one: the first is nearest to the op."""
+
+    def __init__(self, observers: Iterable[Observer]) -> None:
+        self._observers = tuple(observers)
+
+    def casting(self, caster: Caster) -> Caster:
+        """`caster`, which all are told of."""
+        for observer in self._observers:
+            caster = observer.casting(caster)
+        return caster
+
+    def calling(self, op: Op, rule: CallRule) -> Op:
+        """torch's own `op`, which all are told of."""
+        for observer in self._observers:
+            op = observer.calling(op, rule)
+        return op
+
+    def around(self, wrapper: Op, rule: CallRule) -> Op:
+        """`wrapper`, which all are told of."""
+        for observer in self._observers:
+            wrapper = observer.around(wrapper, rule)
+        return wrapper
 
 
 def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> list[Tensor] | None:

@@ -32,6 +32,7 @@ from . import (
     torch_autocast,
     views,
 )
+from .call_rules import Observer, Observers
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .rules import Cast
@@ -138,6 +139,7 @@ def revert() -> None:
             # threads that are still inside a region of theirs: plain torch from now on
             casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
         _casts.clear()
+        _log_observers.clear()
         applied.unmark_all()
         _regions_entered = False
         stood = install.standing_switches()
@@ -197,11 +199,34 @@ def register(owner: Any, name: str, cast: Cast) -> None:
     """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
     with _lock:
         registry.add(owner, name, cast)
-        if patches.installed():
-            for (policy, is_verbose), casts in _casts.items():
-                fresh = _made(policy, is_verbose)
-                casts.table, casts.looks = fresh.table, fresh.looks
-            _put_in_force()
+        _make_again()
+
+
+@contextlib.contextmanager
+def observed_by(observer: Observer) -> Iterator[None]:
+    """A stretch in which `observer` sees every decision, of every policy and in every thread. What is not observed has no cost."""
+    with _lock:
+        _observers.append(observer)
+        _make_again()
+    try:
+        yield
+    finally:
+        with _lock:
+            _observers.remove(observer)
+            _make_again()
+
+
+_observers: list[Observer] = []
+_log_observers: dict[Policy, LogObserver] = {}  # they know what they have said
+
+
+def _make_again() -> None:
+    """Has every policy that is in use cast by what is registered and observed now."""
+    if patches.installed():
+        for (policy, is_verbose), casts in _casts.items():
+            fresh = _made(policy, is_verbose)
+            casts.table, casts.looks = fresh.table, fresh.looks
+        _put_in_force()
 
 
 def _put_in_force() -> None:
@@ -283,10 +308,11 @@ def _no_longer_made_to_fit() -> None:
 def _made(policy: Policy, is_verbose: bool) -> Casts:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
     decisions = tables.switched(tables.decide(policy))
+    observers = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *_observers]
     casts = Casts(
-        tables.build(decisions, LogObserver() if is_verbose else None),
+        tables.build(decisions, Observers(observers) if observers else None),
         policy,
-        {} if is_verbose else tables.looks(decisions),  # an observer is told of every call
+        {} if observers else tables.looks(decisions),  # an observer is told of every call
     )
     fresh = not patches.installed()
     try:

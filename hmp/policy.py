@@ -71,7 +71,8 @@ class Policy:
         for name in sorted(getattr(self, cast)):
             rule = self.origin.get((cast, name)) or Rule(name, cast)
             for op in sites.resolve(rule):
-                found.setdefault(op, rule)
+                if op not in found or name == op:  # its own name says more than another's that stands for it too
+                    found[op] = rule
         return found
 
     @classmethod

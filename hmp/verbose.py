@@ -65,6 +65,10 @@ class LogObserver:
 
         return noting
 
+    def calling(self, op: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+        """`op` itself: what it gets is told by the casts."""
+        return op
+
     def around(self, wrapper: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
         """`wrapper`, which logs its decision when it is a new one."""
 

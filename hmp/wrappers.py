@@ -34,9 +34,10 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         caster = casting.cast_finite
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
+    inner = state.without_casts(op) if rule.composite else op
     if observer is not None:
         caster = observer.casting(caster)
-    inner = state.without_casts(op) if rule.composite else op
+        inner = observer.calling(inner, rule)
     special = special_ops.BUILDERS.get(rule.op) if rule.kind in ("bf16", "fp32", "promote", "first") else None
     if special is not None:
         wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
 import hmp
@@ -18,19 +19,26 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Prints a line for each preset, with its low dtype and the lengths of its lists; with a policy, its lists.",
     )
     parser.add_argument("policy", metavar="POLICY", nargs="?", help="a preset's name or a folder of list files")
+    parser.add_argument("--json", action="store_true", help="print the policy, or all presets, as JSON")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if the policy cannot be read."""
     if options.policy is None:
-        _presets()
+        if options.json:
+            print(json.dumps({name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}, indent=1))
+        else:
+            _presets()
         return 0
     try:
         policy = hmp.Policy.load(options.policy)
     except hmp.HmpError as error:
         print(f"hmp lists: {error}", file=sys.stderr)
         return 2
+    if options.json:
+        print(json.dumps(policy.to_dict(), indent=1))
+        return 0
     print(policy)
     for cast in ("bf16", "fp32", "promote"):
         print(f"\n{cast}:", *sorted(getattr(policy, cast)), sep="\n  ")

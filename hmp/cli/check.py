@@ -1,0 +1,50 @@
+"""``hmp check FILE...``: what each name in list files stands for, and every problem at once."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+import hmp
+from hmp import list_check
+from hmp.cli.output import say
+
+__all__ = ["add", "run"]
+
+_STYLES = {"ok": "", "note": "yellow", "error": "bold red"}
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "check",
+        help="explain every name in list files, and every problem",
+        description="Prints a line for each name with what it does, and for each problem. Files that are given together are one "
+        "policy: a name on two of its lists is a problem. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
+    )
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a list file, or a policy's folder")
+    parser.add_argument("--list", choices=("bf16", "fp32", "promote"), help="which list the files are (default: what their names say)")
+    parser.add_argument("--problems", action="store_true", help="print problems and notes only")
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0 if the lists can be used, 1 if they cannot, 2 if it is not clear which lists they are."""
+    try:
+        files = [each for path in options.files for each in list_check.files_of(path, options.list)]
+    except hmp.OpListError as error:
+        print(f"hmp check: {error}", file=sys.stderr)
+        return 2
+    found = list_check.check(files)
+    errors = sum(each.level == "error" for each in found)
+    if options.json:
+        print(json.dumps([each._asdict() for each in found], indent=1))
+        return 1 if errors else 0
+    for each in found:
+        if each.level != "ok" or not options.problems:
+            say(f"{each.level:5}  {each}", _STYLES[each.level])
+    notes = sum(each.level == "note" for each in found)
+    say(f"{len(found)} findings: {errors} errors, {notes} notes", "bold red" if errors else "bold green")
+    return 1 if errors else 0

@@ -1,0 +1,38 @@
+"""record(): a report of what runs in which precision, for as long as its `with` lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ..convert import observed_by
+from .recorder import Recorder, Unlisted
+from .report import Report
+
+
+@contextmanager
+def record(*, synchronize: bool = False) -> Iterator[Report]:
+    """`with hmp.record() as report:` notes every op that hmp decides, in every thread, and in this one what no list decides.
+
+    The report can be read inside as well as after, and keeps what was noted when an exception leaves the region. Recordings nest; each
+    has its own report. Nothing is observed outside: the functions that note are installed for the time of the recording. With
+    `synchronize` the accelerator is waited for around each op and cast, so that times are those of its kernels; otherwise they are what
+    the calling thread spent.
+    """
+    recorder = Recorder(synchronize)
+    report = Report(device=_device())
+    report._recorder = recorder
+    started = time.perf_counter()
+    try:
+        with observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
+            yield report
+    finally:
+        report._end(time.perf_counter() - started)
+
+
+def _device() -> str:
+    accelerator = torch.accelerator.current_accelerator()
+    return "cpu" if accelerator is None else accelerator.type

@@ -1,0 +1,247 @@
+"""What is noted of every call while a record() is on: an observer of hmp's decisions, and a mode for what no list decides."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from .. import op_names, sites, state
+from ..call_rules import CallRule
+from ..cast_cache import cache_info
+from ..casting import Caster, Tensor, castable, each_castable, each_tensor
+from ..kernels import fallbacks
+from ..policy import Policy
+from ..rules import CASTS, EVERY_OP, Rule
+from ..tables import Listed
+from .rows import Row
+from .where import Modules
+
+Op = Callable[..., Any]
+Key = tuple[Any, ...]
+_RULES = {
+    "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
+    "guard": "R12", "guard_in_place": "R12",
+}  # fmt: skip
+UNLISTED = "unlisted"
+_short = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_clock = time.perf_counter
+_compiling = torch.compiler.is_compiling
+_profiling: Any = torch.autograd.profiler
+
+
+class _Call:
+    """What is known of the call that is running."""
+
+    __slots__ = ("bytes", "cast_seconds", "casts", "compute", "op_seconds", "saved")
+
+    def __init__(self) -> None:
+        self.casts = self.saved = self.bytes = 0
+        self.cast_seconds = self.op_seconds = 0.0
+        self.compute = ""
+
+
+class Recorder:
+    """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
+
+    def __init__(self, synchronize: bool = False) -> None:
+        self.modules = Modules()
+        self.policies: dict[Policy, None] = {}
+        self.uncast = 0
+        self._counts: dict[Key, list[Any]] = {}
+        self._lock = threading.Lock()
+        self._threads = threading.local()
+        self._names: dict[Any, str] = {}
+        self._wait = _waiting() if synchronize else None
+
+    # --- what hmp tells ---
+
+    def casting(self, caster: Caster) -> Caster:
+        """`caster`, whose casts are counted and timed."""
+
+        def counting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            call: _Call | None = getattr(self._threads, "call", None)
+            if call is None or tensor.dtype is dtype:
+                return caster(tensor, dtype)
+            hits = cache_info().hits
+            started = self._now()
+            if _profiling._is_profiler_enabled:
+                with torch.profiler.record_function(f"hmp::cast {_short[tensor.dtype]} to {_short[dtype]}"):
+                    copy = caster(tensor, dtype)
+            else:
+                copy = caster(tensor, dtype)
+            call.cast_seconds += self._now() - started
+            if cache_info().hits == hits:
+                call.casts += 1
+                call.bytes += tensor.nbytes
+            else:
+                call.saved += 1
+            return copy
+
+        return counting
+
+    def calling(self, op: Op, rule: CallRule) -> Op:
+        """torch's own op, whose dtype and time are noted."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            call: _Call | None = getattr(self._threads, "call", None)
+            if call is None:
+                return op(*args, **kwargs)
+            first = next(each_castable((*args, *kwargs.values())), None)
+            call.compute = "" if first is None else _short[first.dtype]
+            started = self._now()
+            try:
+                return op(*args, **kwargs)
+            finally:
+                call.op_seconds += self._now() - started
+
+        return timed
+
+    def around(self, wrapper: Op, rule: CallRule) -> Op:
+        """`wrapper`, whose calls are counted."""
+        if rule.kind == "inside":
+            return wrapper  # Python code of torch that no list holds: an unlisted call
+        said = _RULES.get(rule.kind, UNLISTED)
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            threads = self._threads
+            outer = getattr(threads, "call", None)
+            if outer is not None:
+                return wrapper(*args, **kwargs)  # hmp's own, on the way to an op
+            here = state.here()
+            inputs = _dtypes((*args, *kwargs.values()))
+            lacking = fallbacks().get(rule.op, 0)
+            call = threads.call = _Call()
+            result: Any = None
+            raised = 1
+            try:
+                result = wrapper(*args, **kwargs)
+                raised = 0
+                return result
+            finally:
+                threads.call = None
+                output = "" if raised else _dtypes((result,))
+                lacked = fallbacks().get(rule.op, 0) - lacking
+                self._note((here.policy, rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
+
+        return observed
+
+    # --- what no list decides ---
+
+    def unlisted(self, function: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The result of a torch function that hmp does not stand in for."""
+        if getattr(self._threads, "call", None) is not None:
+            return function(*args, **kwargs)
+        name = self._names.get(function)
+        if name is None:
+            name = self._names[function] = _op_id(function)
+        if not name:
+            return function(*args, **kwargs)
+        here = state.here()
+        if here.policy is None:
+            self.uncast += 1
+            return function(*args, **kwargs)
+        inputs = _dtypes((*args, *kwargs.values()))
+        started = self._now()
+        counted = self.observed
+        result = function(*args, **kwargs)
+        if self.observed != counted or not isinstance(result, (Tensor, tuple, list)):
+            return result  # hmp decided something inside: that was noted
+        call = _Call()
+        call.op_seconds = self._now() - started
+        call.compute = inputs.partition(",")[0]
+        output = _dtypes((result,))
+        if inputs or output:
+            self._note((here.policy, name, UNLISTED, inputs, call.compute, output), call, 0, 0)
+        return result
+
+    observed = 0  # calls noted so far
+
+    def _note(self, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
+        if key[0] is None:
+            return  # reverted since the call began
+        traced = 1 if _compiling() else 0
+        key = (*key, *self.modules.place())
+        with self._lock:
+            self.observed += 1
+            self.policies.setdefault(key[0])
+            counts = self._counts.get(key)
+            if counts is None:
+                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0]  # in the order of rows.COUNTED
+            counts[0] += 1
+            counts[1] += call.casts
+            counts[2] += call.saved
+            counts[3] += call.bytes
+            counts[4] += call.op_seconds
+            counts[5] += call.cast_seconds
+            counts[6] += no_kernel
+            counts[7] += raised
+            counts[8] += traced
+
+    def _now(self) -> float:
+        if self._wait is not None:
+            self._wait()
+        return _clock()
+
+    # --- what comes of it ---
+
+    def rows(self) -> list[Row]:
+        """What was noted so far, in the order of first calls."""
+        with self._lock:
+            counts = [(key, tuple(values)) for key, values in self._counts.items()]
+        listed: dict[Policy, Listed] = {}
+        found = []
+        for (policy, op, rule, *rest), values in counts:
+            if policy not in listed:
+                listed[policy] = Listed(policy)
+            entry = listed[policy].source(op) or listed[policy].star
+            if rule == UNLISTED and entry is not None and entry.cast == "promote":
+                rule = "promote"  # torch itself promotes: no wrapper is needed
+            source = (
+                "" if entry is None or rule != entry.cast else f"{entry.name} ({entry.path}:{entry.line})" if entry.path else entry.name
+            )
+            found.append(Row(op, rule, source, *rest, *values))
+        return found
+
+    def never_called(self) -> list[str]:
+        """The names on the lists of the policies in force none of whose ops was called."""
+        called = {relative for row in self.rows() for relative in sites.ancestry(row.op)}
+        names = {name for policy in self.policies for cast in CASTS for name in getattr(policy, cast) if name != EVERY_OP}
+        return sorted(name for name in names if called.isdisjoint(sites.resolve(Rule(name, "bf16"))))
+
+
+class Unlisted(TorchFunctionMode):
+    """Tells a recorder of every torch function that is called in this thread."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self._recorder.unlisted(func, args, kwargs or {})
+
+
+def _dtypes(values: Iterable[Any]) -> str:
+    """The dtypes of the castable tensors among `values`, each once, in order."""
+    return ", ".join(dict.fromkeys([_short[t.dtype] for t in each_tensor(values) if castable(t)]))
+
+
+def _op_id(function: Op) -> str:
+    """The op's id as lists spell it; "" for what computes nothing: views, attributes, questions."""
+    name = resolve_name(function) or getattr(function, "__qualname__", "")
+    if name.endswith((".__get__", ".__set__", ".__delete__")):
+        return ""
+    for prefix in ("torch.nn.functional.", "torch.Tensor.", "torch._C._nn.", "torch._VF.", "torch."):
+        name = name.removeprefix(prefix)
+    if name.startswith("__") and name.endswith("__"):
+        name = op_names.DUNDER_OPS.get(name[2:-2], name[2:-2])
+    return "" if name in op_names.STRUCTURE else name
+
+
+def _waiting() -> Callable[[], None] | None:
+    """What waits for the accelerator, so that times are those of its kernels; None where there is none."""
+    return torch.accelerator.synchronize if torch.accelerator.is_available() else None

@@ -1,0 +1,255 @@
+"""The report of a recording: rows, sums of them, checks for tests, and its forms as text, JSON, page and TensorBoard scalars."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import HmpError
+from .rows import FIELDS, Row, grouped
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from .recorder import Recorder
+
+FORMAT = 1
+UNLISTED = "unlisted"
+
+
+class Report:
+    """What ran in which precision, while it is recorded and afterwards.
+
+    `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
+    """
+
+    def __init__(self, rows: Iterable[Row] = (), **about: Any) -> None:
+        self._recorder: Recorder | None = None
+        self._rows = tuple(rows)
+        self._about: dict[str, Any] = {
+            "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
+        } | about  # fmt: skip
+
+    # --- what was recorded ---
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        """The distinct calls, in the order in which they were first made."""
+        return self._rows if self._recorder is None else tuple(self._recorder.rows())
+
+    def grouped(self, by: str = "op", sort: str = "cast_seconds", *, unlisted: bool = True) -> list[Row]:
+        """The rows added up by "op", "module", "line" or "call", the largest `sort` first, a field of Row; with or without what no list
+        decides."""
+        if sort not in FIELDS:
+            raise HmpError(f"sort={sort!r} is no field of a row; there are {', '.join(FIELDS)}")
+        try:
+            rows = grouped([row for row in self.rows if unlisted or row.rule != UNLISTED], by)
+        except ValueError as error:
+            raise HmpError(str(error)) from None
+        return sorted(rows, key=lambda row: getattr(row, sort), reverse=not isinstance(getattr(rows[0], sort, 0), str)) if rows else []
+
+    @property
+    def policies(self) -> list[dict[str, Any]]:
+        """The policies that were in force, as `Policy.to_dict()` has them."""
+        return list(self._told("policies"))
+
+    @property
+    def never_called(self) -> list[str]:
+        """The names on their lists none of whose ops was called."""
+        return list(self._told("never_called"))
+
+    @property
+    def unlisted(self) -> list[Row]:
+        """What was called and no list decides, by op, most time first. Seen in the thread that recorded."""
+        return [row for row in self.grouped("op", "op_seconds") if row.rule == UNLISTED]
+
+    @property
+    def no_kernel(self) -> list[Row]:
+        """What ran in float32 for want of a kernel in the low dtype (R11), by op."""
+        return [row for row in self.grouped("op", "no_kernel") if row.no_kernel]
+
+    @property
+    def uncast_calls(self) -> int:
+        """How many calls ran where casts were off: inside `disable_casts()`, in the optimizer's step."""
+        return int(self._told("uncast_calls"))
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of how this was recorded."""
+        rows = self.rows
+        notes = []
+        if not any(row.rule != UNLISTED for row in rows):
+            notes.append(
+                "No policy decided anything: call hmp.convert(), or use hmp.casts() or hmp.apply(), before or inside hmp.record()."
+                if not self.policies
+                else "A policy was in force, and none of its ops was called."
+            )
+        traced = sum(row.traced for row in rows)
+        if traced:
+            notes.append(f"{_calls(traced)} traced into compiled graphs; what runs there later is not seen.")
+        raised = sum(row.raised for row in rows)
+        if raised:
+            notes.append(f"{_calls(raised)} ended in an exception.")
+        if self._about["ranks"] > 1:
+            notes.append(f"Added up over {self._about['ranks']} ranks.")
+        return notes
+
+    def _told(self, name: str) -> Any:
+        if self._recorder is None:
+            return self._about[name]
+        if name == "policies":
+            return [policy.to_dict() for policy in self._recorder.policies]
+        return self._recorder.never_called() if name == "never_called" else self._recorder.uncast
+
+    def _end(self, seconds: float) -> None:
+        """Nothing more is recorded."""
+        recorder = self._recorder
+        if recorder is not None:
+            told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
+            self._rows = tuple(recorder.rows())
+            self._about |= {**told, "seconds": seconds}
+            self._recorder = None
+
+    # --- checks ---
+
+    def assert_dtype(self, op: str, dtype: torch.dtype) -> None:
+        """Raises AssertionError unless `op` was called, and computed in `dtype` every time."""
+        rows = [row for row in self.rows if row.op == op and row.compute]
+        wanted = str(dtype).removeprefix("torch.")
+        if not rows:
+            called = ", ".join(sorted({row.op for row in self.rows})) or "nothing"
+            raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
+        wrong = [row for row in rows if row.compute != wanted]
+        if wrong:
+            lines = [f"  {row.calls} in {row.compute} (rule {row.rule}) in {row.place}" for row in wrong]
+            raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
+
+    def diff(self, other: Report) -> list[str]:
+        """What ran otherwise in `other`: ops that compute in other dtypes, that came or went, one line each. Numbers of calls are not
+        compared."""
+        mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
+        lines = []
+        for op in sorted(mine.keys() | theirs.keys()):
+            here, there = mine.get(op), theirs.get(op)
+            if here != there:
+                lines.append(f"{op}: {_named(here)} -> {_named(there)}")
+        return lines
+
+    # --- taking several together ---
+
+    def merge(self, *others: Report) -> Report:
+        """One report of several: of all ranks, or of several runs."""
+        reports = (self, *others)
+        never = set.intersection(*(set(each.never_called) for each in reports))
+        policies = {each["fingerprint"]: each for report in reports for each in report.policies}
+        return Report(
+            grouped([row for report in reports for row in report.rows], "call"),
+            **self._about
+            | {
+                "policies": list(policies.values()),
+                "never_called": sorted(never),
+                "uncast_calls": sum(each.uncast_calls for each in reports),
+                "seconds": max(each._about["seconds"] for each in reports),
+                "ranks": sum(each._about["ranks"] for each in reports),
+            },
+        )
+
+    def gather(self) -> Report:
+        """On rank 0 the reports of all ranks as one, elsewhere the rank's own; every rank must call it. Alone: the report itself."""
+        distributed = torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
+            return self
+        found: list[Any] | None = [None] * distributed.get_world_size() if distributed.get_rank() == 0 else None
+        distributed.gather_object(self.to_dict(), found)
+        if found is None:
+            return self
+        first, *others = (Report.from_dict(each) for each in found)
+        return first.merge(*others)
+
+    # --- forms ---
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values; times in seconds."""
+        about = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
+        return {
+            "hmp_report": FORMAT,
+            **self._about,
+            **about,
+            "notes": self.notes,
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Report:
+        """The report that `to_dict()` described. HmpError for something else."""
+        if values.get("hmp_report") != FORMAT:
+            raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
+        about = {name: value for name, value in values.items() if name not in ("hmp_report", "rows", "notes")}
+        return cls((Row(**row) for row in values["rows"]), **about)
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` into the file `path`, which is returned."""
+        target = Path(path)
+        target.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> Report:
+        """The report in a file that `to_json()` wrote. HmpError where there is none."""
+        try:
+            values = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise HmpError(f"{path}: no such file; give one that Report.to_json() wrote") from None
+        except (UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise HmpError(f"{path}: is no JSON ({error}); give a file that Report.to_json() wrote") from None
+        try:
+            return cls.from_dict(values if isinstance(values, Mapping) else {})
+        except HmpError as error:
+            raise HmpError(f"{path}: {error}") from None
+
+    def to_tensorboard(self, writer: Any, step: int = 0) -> None:
+        """Adds sums to a `SummaryWriter`, or anything with `add_scalar(name, value, step)`: hmp/calls/<op>/<dtype>, hmp/cast_seconds, …"""
+        for row in grouped(self.rows, "op"):
+            if row.compute:
+                writer.add_scalar(f"hmp/calls/{row.op}/{row.compute}", row.calls, step)
+        for name in ("casts", "casts_saved", "cast_bytes", "cast_seconds", "op_seconds"):
+            writer.add_scalar(f"hmp/{name}", sum(getattr(row, name) for row in self.rows), step)
+
+    def table(self, by: str = "op", sort: str = "cast_seconds") -> Table:
+        """The rows by "op", "module", "line" or "call" as a table of rich's."""
+        from .text import table
+
+        return table(self, by, sort)
+
+    def __str__(self) -> str:
+        from .text import text
+
+        return text(self)
+
+    def __repr__(self) -> str:
+        calls: Counter[str] = Counter()
+        for row in self.rows:
+            calls[row.rule] += row.calls
+        return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
+
+
+def _calls(number: int) -> str:
+    return "1 call" if number == 1 else f"{number} calls"
+
+
+def _dtypes_by_op(report: Report) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for row in report.rows:
+        if row.compute:
+            found.setdefault(row.op, set()).add(row.compute)
+    return found
+
+
+def _named(dtypes: set[str] | None) -> str:
+    return "not called" if dtypes is None else " and ".join(sorted(dtypes))

@@ -1,0 +1,84 @@
+"""The values of a report: one Row for each op, rule, dtypes and place, and sums of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+# What is counted, and added up when rows are taken together.
+COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced")
+# What rows may be taken together by, with the fields that then tell them apart.
+GROUPS = {
+    "op": ("op", "rule", "source", "inputs", "compute", "output"),
+    "module": ("module",),
+    "line": ("op", "rule", "source", "inputs", "compute", "output", "file", "line"),
+    "call": ("op", "rule", "source", "inputs", "compute", "output", "module", "file", "line"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """Calls of one op by one rule, in one place, with the same dtypes.
+
+    `op` is the op's id as lists spell it; `rule` the list that decided ("bf16", "fp32", "promote"), the rule that did ("R5", "R7",
+    "R12"), or "unlisted"; `source` the list entry, with file and line where it has one. `inputs`, `compute` and `output` are dtypes: of
+    the castable inputs as the caller gave them, of the first one as torch's op got it, and of the result. `module`, `file` and `line` say
+    who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
+    they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
+    `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
+    """
+
+    op: str
+    rule: str
+    source: str = ""
+    inputs: str = ""
+    compute: str = ""
+    output: str = ""
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    calls: int = 0
+    casts: int = 0
+    casts_saved: int = 0
+    cast_bytes: int = 0
+    op_seconds: float = 0.0
+    cast_seconds: float = 0.0
+    no_kernel: int = 0
+    raised: int = 0
+    traced: int = 0
+
+    @property
+    def dtypes(self) -> str:
+        """`inputs → compute → output`."""
+        return " → ".join(part or "-" for part in (self.inputs, self.compute, self.output))
+
+    @property
+    def place(self) -> str:
+        """`module at file:line`, what of it is known."""
+        at = f"{self.file}:{self.line}" if self.file else ""
+        return " at ".join(part for part in (self.module, at) if part)
+
+
+FIELDS = tuple(field.name for field in fields(Row))
+
+
+def grouped(rows: Iterable[Row], by: str) -> list[Row]:
+    """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
+    if by not in GROUPS:
+        raise ValueError(f"by={by!r} is none of {', '.join(map(repr, GROUPS))}")
+    kept = GROUPS[by]
+    found: dict[tuple[Any, ...], Row] = {}
+    for row in rows:
+        key = tuple(getattr(row, name) for name in kept)
+        known = found.get(key)
+        found[key] = row if known is None else _together(known, row)
+    return list(found.values())
+
+
+def _together(one: Row, other: Row) -> Row:
+    changes: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in COUNTED}
+    for name in FIELDS:
+        if name not in COUNTED and getattr(one, name) != getattr(other, name):
+            changes[name] = 0 if name == "line" else ""
+    return replace(one, **changes)

@@ -1,0 +1,117 @@
+"""A report as text: tables of rich's."""
+
+from __future__ import annotations
+
+import io
+from typing import TYPE_CHECKING
+
+try:
+    from rich.console import Console, Group
+    from rich.table import Table
+except ImportError as error:
+    raise ImportError("a report's tables need rich: pip install 'hmp-torch[report]'") from error
+
+if TYPE_CHECKING:
+    from .report import Report
+    from .rows import Row
+
+_WIDTH = 200
+_SHOWN = 25  # unlisted ops, and names that were never called; the JSON has them all
+
+
+def text(report: Report) -> str:
+    """The report as plain text: listed ops by cast time, unlisted ops by time, and what else there is to know."""
+    page = io.StringIO()
+    console = Console(file=page, width=_WIDTH, color_system=None, highlight=False)
+    decided = table(report, "op", "cast_seconds")
+    parts: list[object] = [_heading(report), decided]
+    unlisted = report.unlisted
+    if unlisted:
+        parts += ["", _unlisted(unlisted)]
+    if report.no_kernel:
+        parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
+    if report.never_called:
+        names = report.never_called
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        parts += ["", "Listed and never called: " + ", ".join(names[:_SHOWN]) + more]
+    if report.uncast_calls:
+        parts += ["", f"Where casts are off (disable_casts(), optimizer steps): {report.uncast_calls} calls."]
+    parts += [line for note in report.notes for line in ("", note)]
+    console.print(Group(*parts))  # type: ignore[arg-type]
+    return "\n".join(line.rstrip() for line in page.getvalue().splitlines())
+
+
+def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
+    """The rows that a rule decided, added up by "op", "module", "line" or "call"."""
+    made = Table(title=None, box=None, pad_edge=False)
+    named = {"op": ("op", "rule", "list entry", "dtypes"), "module": ("module",)}.get(by, ("op", "rule", "list entry", "dtypes", "place"))
+    for name in named:
+        made.add_column(name, overflow="fold")
+    for name in ("calls", "casts", "saved", "cast", "in casts", "in ops"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in report.grouped(by, sort, unlisted=False):
+        values = {"op": row.op, "rule": row.rule, "list entry": _entry(row), "dtypes": row.dtypes, "module": row.module, "place": row.place}
+        made.add_row(*(values[name] or "-" for name in named), *_counts(row))
+    return made
+
+
+def _unlisted(rows: list[Row]) -> Table:
+    made = Table(box=None, pad_edge=False)
+    for name in ("on no list", "dtypes"):
+        made.add_column(name, overflow="fold")
+    for name in ("calls", "in ops"):
+        made.add_column(name, justify="right", no_wrap=True)
+    for row in rows[:_SHOWN]:
+        made.add_row(row.op, row.dtypes, str(row.calls), duration(row.op_seconds))
+    if len(rows) > _SHOWN:
+        made.add_row(f"... and {len(rows) - _SHOWN} more", "", "", "")
+    return made
+
+
+def _heading(report: Report) -> str:
+    rows = report.rows
+    decided = [row for row in rows if row.rule != "unlisted"]
+    names = ", ".join(f"{each['name']} ({each['fingerprint']})" for each in report.policies) or "none"
+    casts, saved = sum(row.casts for row in rows), sum(row.casts_saved for row in rows)
+    return (
+        f"hmp record: policy {names}; {sum(row.calls for row in decided)} decided calls, {casts} casts "
+        f"({size(sum(row.cast_bytes for row in rows))}, {duration(sum(row.cast_seconds for row in rows))}), {saved} saved by the caches\n"
+    )
+
+
+def _entry(row: Row) -> str:
+    # the file's last two parts: op_lists/habana/bf16.txt is known as habana/bf16.txt
+    name, _, where = row.source.partition(" (")
+    return f"{name} ({'/'.join(where.rstrip(')').split('/')[-2:])})" if where else name
+
+
+def _counts(row: Row) -> list[str]:
+    return [
+        str(row.calls),
+        str(row.casts),
+        str(row.casts_saved),
+        size(row.cast_bytes),
+        duration(row.cast_seconds),
+        duration(row.op_seconds),
+    ]
+
+
+def duration(seconds: float) -> str:
+    """`seconds` with three digits and a unit."""
+    if seconds == 0:
+        return "-"
+    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
+        if seconds * factor >= 1 or unit == "us":
+            break
+    return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
+
+
+def size(number: float) -> str:
+    """A number of bytes with a unit."""
+    if number == 0:
+        return "-"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if number < 1024 or unit == "TiB":
+            break
+        number /= 1024
+    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

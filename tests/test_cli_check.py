@@ -1,0 +1,127 @@
+"""`hmp check`, `explain`, `lists` and `diff`: text for people, JSON for programs, exit status for scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.cli import main
+from trap_kit import policy
+
+BF16 = "linear\nliner\nmm, matmul\nlinear  # twice\nbad name\nhabana_matmul_v2\n"
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> tuple[str, str]:
+    bf16, fp32 = tmp_path / "my_bf16.txt", tmp_path / "my_fp32.txt"
+    bf16.write_text(BF16)
+    fp32.write_text("softmax\nmm\n")
+    return str(bf16), str(fp32)
+
+
+def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", *lists]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    bf16, fp32 = lists
+    assert lines[0].startswith(f"ok     {bf16}:1: linear: its castable inputs become the low dtype (R1); at torch.nn.functional.linear")
+    assert lines[1].startswith(f"error  {bf16}:2: liner: no torch op; did you mean 'linear'")
+    assert lines[2].startswith(f"ok     {bf16}:3: mm: ")
+    assert lines[3].startswith(f"ok     {bf16}:3: matmul: ")
+    assert lines[4] == f"note   {bf16}:4: linear: the same op as 'linear' in line 1"
+    assert lines[5].startswith(f"error  {bf16}:5: 'bad name' is no op name")
+    assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: no torch op")
+    assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
+    assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
+    assert lines[9] == "9 findings: 4 errors, 1 notes"
+
+
+def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", *lists]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert [(each["line"], each["name"], each["level"]) for each in found if each["path"] == lists[1]] == [
+        (1, "softmax", "ok"),
+        (2, "mm", "error"),
+    ]
+
+
+def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hmp.Policy.load("habana").save(tmp_path)
+    assert main(["check", "--problems", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("0 errors, 0 notes")
+    for preset in ("bert", "resnet50"):
+        hmp.Policy.load(preset).save(tmp_path / preset)
+        assert main(["check", "--problems", str(tmp_path / preset)]) == 0
+
+
+@pytest.mark.parametrize(("name", "given"), [("ops.txt", []), ("bf16_and_fp32.txt", [])], ids=["neither", "both"])
+def test_check_asks_which_list_a_file_is(tmp_path: Path, name: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / name
+    file.write_text("linear\n")
+    assert main(["check", str(file)]) == 2
+    assert f"{file}: its name does not say which list it is; name it with --list bf16, fp32 or promote" in capsys.readouterr().err
+    assert main(["check", "--list", "fp32", str(file)]) == 0
+
+
+def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
+    assert "no such file" in capsys.readouterr().out
+    assert main(["check", str(tmp_path)]) == 2
+    assert "holds none of bf16.txt, fp32.txt and promote.txt" in capsys.readouterr().err
+    (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
+    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
+    assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
+
+
+def test_colour_is_for_terminals_only(lists: tuple[str, str]) -> None:
+    command = [sys.executable, "-m", "hmp", "check", lists[1]]
+    piped = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert b"\x1b[" not in piped.stdout
+    reader, writer = pty.openpty()
+    subprocess.run(command, stdout=writer, env=os.environ | {"TERM": "xterm-256color"}, timeout=120, check=False)
+    os.close(writer)
+    shown = os.read(reader, 10_000)
+    os.close(reader)
+    assert b"\x1b[" in shown
+
+
+def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "truediv"]) == 0
+    assert capsys.readouterr().out == f"{hmp.explain('truediv', 'habana')}\n"
+    assert main(["explain", "truediv", "--policy", "bert", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["name"], told["cast"], told["policy"]) == ("truediv", "bf16", "bert")
+    assert main(["explain", "truedif"]) == 2
+    assert "did you mean 'truediv'" in capsys.readouterr().err
+
+
+def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists", "habana", "--json"]) == 0
+    assert hmp.Policy.from_dict(json.loads(capsys.readouterr().out)) == hmp.Policy.load("habana")
+    assert main(["lists", "--json"]) == 0
+    assert set(json.loads(capsys.readouterr().out)) == set(hmp.policies())
+
+
+def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    x = torch.randn(3, 3)
+    files = []
+    for number, lists in enumerate((policy(bf16={"linear"}), policy(fp32={"linear"}))):
+        with hmp.convert(policy=lists), hmp.record() as report:
+            F.linear(x, x)
+        files.append(str(report.to_json(tmp_path / f"{number}.json")))
+    assert main(["diff", files[0], files[0]]) == 0
+    assert capsys.readouterr().out == f"every op ran in {files[0]} as in {files[0]}\n"
+    assert main(["diff", *files]) == 1
+    assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 ops ran otherwise", "  linear: bfloat16 -> float32"]
+    assert main(["diff", "--json", *files]) == 1
+    assert json.loads(capsys.readouterr().out) == ["linear: bfloat16 -> float32"]
+    assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
+    assert "no such file" in capsys.readouterr().err
