@@ -8,6 +8,7 @@ from .convert import Handle, apply, casts, convert, is_converted, register, remo
 from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
+from .numerics.compare import compare
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
@@ -28,6 +29,7 @@ __all__ = [
     "casts",
     "casts_enabled",
     "clear_cache",
+    "compare",
     "convert",
     "disable_casts",
     "enable_casts",
