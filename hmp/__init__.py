@@ -9,6 +9,7 @@ from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
 from .numerics.compare import compare
+from .numerics.nonfinite import detect_nonfinite
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
@@ -31,6 +32,7 @@ __all__ = [
     "clear_cache",
     "compare",
     "convert",
+    "detect_nonfinite",
     "disable_casts",
     "enable_casts",
     "explain",

@@ -33,8 +33,10 @@ _node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class Owner(NamedTuple):
-    """What an ATen op belongs to: hmp's op and its rule (None where hmp has no hand in it), the policy in force, and the place."""
+    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where hmp has no hand in it), hmp's rule for it or None, the
+    policy in force, and the place."""
 
+    op: str
     rule: CallRule | None
     policy: Policy | None
     place: Place
@@ -109,12 +111,12 @@ class Attribution:
         with observed_by(self.ops), self.modules.watch():
             yield self
 
-    def call(self) -> Call:
-        """The call that is being dispatched in this thread."""
+    def call(self, aten: str) -> Call:
+        """The call of the ATen op of that name that is being dispatched in this thread."""
         node = _node()
         # a checkpoint's recomputation runs modules inside backward
         if node is None or (torch.is_grad_enabled() and self.modules.path):
-            owner = self._owner()
+            owner = self._owner(aten)
             if torch.is_grad_enabled():
                 number = _sequence_number() - 1
                 if number not in self._by_sequence:
@@ -122,15 +124,15 @@ class Attribution:
                     if len(self._by_sequence) > REMEMBERED:
                         self._by_sequence.popitem(last=False)
             return Call(owner, "forward", None)
-        owner = self._by_sequence.get(node._sequence_nr()) or Owner(None, None, Place("", *line()))
+        owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *line()))
         users = _users_line_in_backward()
         if users is not None:
             owner = owner._replace(place=Place(owner.place.module, *users))
         return Call(owner, "backward", node)
 
-    def _owner(self) -> Owner:
-        rule, policy = self.ops.outermost or (None, None)
-        owner = Owner(rule, policy, self.modules.place())
+    def _owner(self, aten: str) -> Owner:
+        rule, policy = self.ops.outermost or (None, here().policy)
+        owner = Owner(aten if rule is None else rule.op, rule, policy, self.modules.place())
         return self._owners.setdefault(owner, owner)
 
 

@@ -15,10 +15,11 @@ from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
 from ..state import here
+from .aten import each_tensor, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import Distance, distance
-from .shadow import Seen, Shadows, each_tensor
+from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
@@ -121,9 +122,8 @@ def _shape(value: Any) -> str:
 def _recorder(statistics: Statistics) -> Seen:
     def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
-        op = aten if rule is None else rule.op
         listed = rule.kind if rule is not None and rule.kind in ("bf16", "fp32", "promote") else ""
-        key = (op, aten, call.direction, call.owner.place.module, str(dtype).removeprefix("torch."))
+        key = (call.owner.op, aten, call.direction, call.owner.place.module, str(dtype).removeprefix("torch."))
         statistics.add(key, listed, own, accumulated, is_part)
 
     return seen
@@ -153,9 +153,9 @@ def _total(pairs: Any) -> float | None:
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     """The model's and the batch's tensors by the memory that they stand in."""
-    tensors = [*model.parameters(), *model.buffers(), *each_tensor(batch)]
-    strided = (t for t in tensors if t.layout is torch.strided and not t.is_meta)
-    return {torch._C.TensorBase.untyped_storage(t).data_ptr(): t for t in strided}  # type: ignore[attr-defined]
+    by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor(batch))}
+    by_storage.pop(0, None)
+    return by_storage
 
 
 @contextmanager

@@ -7,67 +7,21 @@ decide as they do without it. Beside each of these tensors, for as long as it li
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from .aten import Facts, argument, each_tensor, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
 
 Tensor = torch.Tensor
 WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.complex32: torch.complex64}
-_storage = torch._C.TensorBase.untyped_storage  # type: ignore[attr-defined]  # hmp notes who asks a Tensor for it
-
-# They draw and look at no values: the reference is what was drawn.
-_DRAWS = frozenset(
-    """bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform uniform_ random
-    random_ exponential exponential_ log_normal log_normal_ cauchy cauchy_ geometric geometric_ multinomial poisson binomial
-    normal_functional""".split()
-)
-# Their schemas do not say that they write the running statistics.
-_WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
-_UNWRITTEN = ("empty", "new_empty", "_empty", "resize")
 _CASTS = frozenset({"_to_copy"})
-
-
-class Facts(NamedTuple):
-    """What an ATen op's schema says: which arguments it writes, whether its outputs are views, draws, or memory nobody wrote."""
-
-    name: str
-    writes: tuple[int | str, ...]
-    is_view: bool
-    draws: bool
-    is_random: bool
-    unwritten: bool
-    has_workspace: bool
-
-
-@functools.cache
-def facts(func: Any) -> Facts:
-    """The facts of the overload `func`."""
-    schema = func._schema
-    name = schema.name.split("::")[-1]
-    arguments = schema.arguments
-    writes = tuple(
-        a.name if a.kwarg_only else i
-        for i, a in enumerate(arguments)
-        if (a.alias_info is not None and a.alias_info.is_write) or (name in _WRITES_STATISTICS and a.name in ("running_mean", "running_var"))
-    )
-    aliased = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
-    words = {a.name for a in (*arguments, *schema.returns)}
-    return Facts(
-        name=name,
-        writes=writes,
-        is_view=not writes and aliased,
-        draws=name in _DRAWS,
-        is_random=torch.Tag.nondeterministic_seeded in func.tags,
-        unwritten=name.startswith(_UNWRITTEN),
-        has_workspace="rnn" in name or not words.isdisjoint({"workspace", "reserve", "philox_seed", "rng_state"}),
-    )
 
 
 Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
@@ -108,7 +62,7 @@ class Shadows(TorchDispatchMode):
         """The op's own result, once it was computed three times."""
         kwargs = kwargs or {}
         known = facts(func)
-        call = self._attribution.call()
+        call = self._attribution.call(known.name)
         node = None if call.node is None else (call.node._sequence_nr(), call.node.name())
         if node != self._node:
             self._node = node
@@ -116,7 +70,7 @@ class Shadows(TorchDispatchMode):
         flat, spec = tree_flatten((args, kwargs))
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat):
             return func(*args, **kwargs)
-        written = [a for at in known.writes for a in _tensors(_argument(args, kwargs, at))]
+        written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
         for tensor in written:
             self._before_write(tensor)
         is_written = {id(t) for t in written}
@@ -215,11 +169,9 @@ class Shadows(TorchDispatchMode):
 
     def _before_write(self, tensor: Tensor) -> None:
         """What is written gets a reference of its own, and what is the model's is remembered."""
-        if tensor.layout is torch.strided and not tensor.is_meta:
-            address = _storage(tensor).data_ptr()
-            owner = self._guarded.pop(address, None)
-            if owner is not None:
-                self.saved.append((owner, owner.detach().clone()))
+        owner = self._guarded.pop(storage_address(tensor), None)
+        if owner is not None:
+            self.saved.append((owner, owner.detach().clone()))
         if tensor in self._references or not _has_reference(tensor):
             return
         base = tensor._base
@@ -288,24 +240,8 @@ def _wide_dtype(value: Any) -> Any:
     return WIDE.get(value, value) if type(value) is torch.dtype else value
 
 
-def _argument(args: Any, kwargs: Any, at: int | str) -> Any:
-    if isinstance(at, str):
-        return kwargs.get(at)
-    return args[at] if at < len(args) else None
-
-
 def _tensors(value: Any) -> list[Tensor]:
     return list(each_tensor(value))
-
-
-def each_tensor(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from each_tensor(item)
-    elif isinstance(value, dict):
-        yield from each_tensor(list(value.values()))
 
 
 def _random_state(flat: list[Any]) -> list[tuple[Any, Tensor]]:
