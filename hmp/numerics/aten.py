@@ -54,7 +54,8 @@ def facts(func: Any) -> Facts:
     writes = tuple(
         a.name if a.kwarg_only else i
         for i, a in enumerate(arguments)
-        if (a.alias_info is not None and a.alias_info.is_write) or (name in _WRITES_STATISTICS and a.name in ("running_mean", "running_var"))
+        if (a.alias_info is not None and a.alias_info.is_write)
+        or (name in _WRITES_STATISTICS and a.name in ("running_mean", "running_var"))
     )
     aliased = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
     words = {a.name for a in (*arguments, *schema.returns)}
@@ -94,4 +95,4 @@ def storage_address(tensor: Tensor) -> int:
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     # TensorBase's: hmp notes who asks a Tensor for its storage
-    return int(torch._C.TensorBase.untyped_storage(tensor).data_ptr())  # type: ignore[attr-defined]
+    return int(torch._C.TensorBase.untyped_storage(tensor).data_ptr())

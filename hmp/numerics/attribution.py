@@ -117,12 +117,12 @@ class Attribution:
         # a checkpoint's recomputation runs modules inside backward
         if node is None or (torch.is_grad_enabled() and self.modules.path):
             owner = self._owner(aten)
-            if torch.is_grad_enabled():
-                number = _sequence_number() - 1
-                if number not in self._by_sequence:
-                    self._by_sequence[number] = owner
-                    if len(self._by_sequence) > REMEMBERED:
-                        self._by_sequence.popitem(last=False)
+            number = _sequence_number() - 1
+            # an op that makes no node finds the number of the last one, which has its owner
+            if number not in self._by_sequence:
+                self._by_sequence[number] = owner
+                if len(self._by_sequence) > REMEMBERED:
+                    self._by_sequence.popitem(last=False)
             return Call(owner, "forward", None)
         owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *line()))
         users = _users_line_in_backward()

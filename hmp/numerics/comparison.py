@@ -17,10 +17,10 @@ from .distance import Distance
 class Row:
     """One ATen op of one op of the lists, in one module and direction.
 
-    `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none; `dtype` that of the
-    results. `isolated` is the error of this op alone, in float32 on the same inputs; `accumulated` that of its result beside the
-    result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls` calls; `_ulps`
-    are in spacings of bfloat16. None where torch cannot compute the op alone in float32.
+    `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none;
+    `dtype` that of the results. `isolated` is the error of this op alone, beside float32 on the same inputs; `accumulated` that of its
+    result beside the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
+    calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32.
     """
 
     op: str
@@ -101,7 +101,7 @@ class Comparison:
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
         lines.append("  accumulated relative error: " + ", ".join(f"{name} {_short(v)}" for name, v in ends if v is not None))
         for title, groups in (("op", self.by_op()), ("module", self.by_module())):
-            table = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
+            table: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
             for g in groups[:20]:
                 numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
                 table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
@@ -123,7 +123,9 @@ class Statistics:
     def __init__(self) -> None:
         self._rows: dict[tuple[str, str, Direction, str, str], _Sums] = {}
 
-    def add(self, key: tuple[str, str, Direction, str, str], listed: str, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
+    def add(
+        self, key: tuple[str, str, Direction, str, str], listed: str, own: Distance | None, accumulated: Distance, is_part: bool
+    ) -> None:
         """One call of the row `key`: op, ATen op, direction, module, dtype; `is_part` is whether its own error counts elsewhere."""
         sums = self._rows.setdefault(key, _Sums(listed))
         sums.calls += 1

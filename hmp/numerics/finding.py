@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -39,7 +39,7 @@ def values(tensor: torch.Tensor) -> Values:
     given = tensor.detach()
     finite = given[torch.isfinite(given)]
     real = torch.view_as_real(finite) if finite.is_complex() else finite
-    low, high = (float(real.min()), float(real.max())) if real.numel() else (None, None)
+    low, high = (float(real.min()) + 0.0, float(real.max()) + 0.0) if real.numel() else (None, None)
     nan = int(torch.isnan(given).sum())
     inf = int(given.numel() - finite.numel()) - nan
     return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), low, high, nan, inf)
@@ -129,7 +129,9 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
         return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = str(owner.policy.dtype).removeprefix("torch.")
-    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (f", low dtype {low}" if explained.cast == "bf16" else "")
+    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
+        f", low dtype {low}" if explained.cast == "bf16" else ""
+    )
 
 
 def _remedy(op: str, explained: Rule | None, owner: Owner, is_low: bool) -> str:

@@ -7,8 +7,6 @@ import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import torch
-
 from ..errors import HmpError, NonFiniteError
 from .attribution import Attribution
 from .finding import Finding

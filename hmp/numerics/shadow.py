@@ -33,7 +33,7 @@ class Shadows(TorchDispatchMode):
     that of the op that it is a part of."""
 
     def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._seen = seen
         self._references = WeakTensorKeyDictionary()
@@ -147,7 +147,7 @@ class Shadows(TorchDispatchMode):
         return tensor.to(WIDE[tensor.dtype]) if found is None and tensor.dtype in WIDE else tensor if found is None else found
 
     def _exact_of(self, tensor: Tensor, is_written: bool) -> Tensor:
-        found = self._inside.get(tensor)
+        found: Tensor | None = self._inside.get(tensor)
         if found is None:
             found = self._casts.get(tensor)
         if found is None:

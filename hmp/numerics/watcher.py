@@ -44,7 +44,7 @@ class Watcher(TorchDispatchMode):
     """The mode; `report` is called with each finding, and may raise."""
 
     def __init__(self, attribution: Attribution, report: Callable[[Finding], None]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._report = report
         self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
@@ -67,7 +67,9 @@ class Watcher(TorchDispatchMode):
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
             return out
         written = [t for at in known.writes for t in each_tensor(argument(args, kwargs, at))]
-        read = [t for at in known.writes if known.reads_written and not isinstance(at, str) for t in each_tensor(argument(args, kwargs, at))]
+        read = [
+            t for at in known.writes if known.reads_written and not isinstance(at, str) for t in each_tensor(argument(args, kwargs, at))
+        ]
         odd_before = {id(t): _has_nan(t) for t in read if not _is_finite(t)}
         out = func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
@@ -91,7 +93,15 @@ class Watcher(TorchDispatchMode):
         return out
 
     def _look(
-        self, call: Call, known: Facts, args: Any, kwargs: Any, leaves: list[Any], unread: set[int], before: dict[int, bool], odd: list[Tensor]
+        self,
+        call: Call,
+        known: Facts,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        unread: set[int],
+        before: dict[int, bool],
+        odd: list[Tensor],
     ) -> None:
         """Results are not finite: why."""
         ignored = set(unread)
@@ -219,20 +229,28 @@ class Watcher(TorchDispatchMode):
         found = ""
         frame: Any = sys._getframe(1)
         while frame is not None:
-            if frame.f_code.co_name == "forward" and isinstance(frame.f_locals.get("self"), torch.nn.Module):
+            module = (
+                frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_name == "forward" and frame.f_code.co_argcount else None
+            )
+            if isinstance(module, torch.nn.Module):
                 for name, value in frame.f_locals.items():
                     if isinstance(value, Tensor) and (value is tensor or (address and storage_address(value) == address)):
-                        found = f"argument `{name}` of {type(frame.f_locals['self']).__name__}"
+                        found = f"argument `{name}` of {type(module).__name__}"
             frame = frame.f_back
         return found or _OUTSIDE
 
 
 def _storage(tensor: Tensor) -> Any:
-    return torch._C.TensorBase.untyped_storage(tensor)  # type: ignore[attr-defined]
+    return torch._C.TensorBase.untyped_storage(tensor)
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    if tensor.dtype not in FLOATS or tensor.layout is not torch.strided or tensor.is_meta or type(tensor).__torch_dispatch__ is not _DISPATCH:
+    if (
+        tensor.dtype not in FLOATS
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or type(tensor).__torch_dispatch__ is not _DISPATCH
+    ):
         return True
     # one kernel; a sum may overflow, and then each element is asked
     return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())
