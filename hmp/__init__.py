@@ -9,6 +9,8 @@ from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
 from .memory_stats import memory_stats
+from .numerics.compare import compare
+from .numerics.nonfinite import detect_nonfinite
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
@@ -34,7 +36,9 @@ __all__ = [
     "casts",
     "casts_enabled",
     "clear_cache",
+    "compare",
     "convert",
+    "detect_nonfinite",
     "disable_casts",
     "enable_casts",
     "explain",

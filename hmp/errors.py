@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class HmpError(Exception):
@@ -20,4 +21,8 @@ class OpListError(HmpError, ValueError):
 
 
 class NonFiniteError(HmpError):
-    """An op made NaN or Inf out of finite inputs."""
+    """An op made NaN or Inf out of finite inputs, or one came in with the data; `finding` says which, where, and what to try."""
+
+    def __init__(self, message: str, finding: Any = None) -> None:
+        self.finding = finding
+        super().__init__(message)

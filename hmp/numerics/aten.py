@@ -1,0 +1,98 @@
+"""Facts about ATen ops, read from their schemas: what they write, whether they compute, draw, move or leave memory unwritten."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+Tensor = torch.Tensor
+
+# They draw and look at no values.
+_DRAWS = frozenset(
+    """bernoulli bernoulli_ rand rand_like randn randn_like randint randint_like randperm normal normal_ uniform uniform_ random
+    random_ exponential exponential_ log_normal log_normal_ cauchy cauchy_ geometric geometric_ multinomial poisson binomial
+    normal_functional""".split()
+)
+# They move values and compute none.
+_MOVES = frozenset(
+    """_to_copy clone copy_ copy contiguous cat stack index index_select gather where masked_fill masked_fill_ constant_pad_nd repeat
+    roll flip embedding _unsafe_view slice_scatter select_scatter index_put index_put_ index_copy index_copy_ scatter scatter_ fill_
+    fill masked_scatter take tril triu tril_ triu_ lift_fresh_copy _reshape_copy resize_ split_with_sizes_copy _foreach_copy_
+    nan_to_num""".split()
+)
+# They write into their first argument without reading it.
+_OVERWRITES = frozenset({"copy_", "fill_", "zero_", "set_", "resize_", "_foreach_copy_", "_foreach_zero_"}) | _DRAWS
+# Their schemas do not say that they write the running statistics.
+_WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+_UNWRITTEN = ("empty", "new_empty", "_empty", "resize")
+
+
+class Facts(NamedTuple):
+    """What an ATen op's schema says. `writes` are positions and keywords of what it writes, `reads_written` is whether it also reads
+    those at positions; `is_random` also holds of ops that compute with what they draw."""
+
+    name: str
+    writes: tuple[int | str, ...]
+    reads_written: bool
+    is_view: bool
+    draws: bool
+    moves: bool
+    is_random: bool
+    unwritten: bool
+    has_workspace: bool
+
+
+@functools.cache
+def facts(func: Any) -> Facts:
+    """The facts of the overload `func`."""
+    schema = func._schema
+    name = schema.name.split("::")[-1]
+    arguments = schema.arguments
+    writes = tuple(
+        a.name if a.kwarg_only else i
+        for i, a in enumerate(arguments)
+        if (a.alias_info is not None and a.alias_info.is_write)
+        or (name in _WRITES_STATISTICS and a.name in ("running_mean", "running_var"))
+    )
+    aliased = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
+    words = {a.name for a in (*arguments, *schema.returns)}
+    return Facts(
+        name=name,
+        writes=writes,
+        reads_written=name not in _OVERWRITES,
+        is_view=not writes and aliased,
+        draws=name in _DRAWS,
+        moves=name in _MOVES,
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+        unwritten=name.startswith(_UNWRITTEN),
+        has_workspace="rnn" in name or not words.isdisjoint({"workspace", "reserve", "philox_seed", "rng_state"}),
+    )
+
+
+def argument(args: Any, kwargs: Any, at: int | str) -> Any:
+    """The argument at a position or keyword, None where the call leaves it out."""
+    if isinstance(at, str):
+        return kwargs.get(at)
+    return args[at] if at < len(args) else None
+
+
+def each_tensor(value: Any) -> Iterator[Tensor]:
+    """The tensors in `value` and inside its lists, tuples and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from each_tensor(item)
+    elif isinstance(value, dict):
+        yield from each_tensor(list(value.values()))
+
+
+def storage_address(tensor: Tensor) -> int:
+    """Where the tensor's memory begins, 0 where it has none of its own."""
+    if tensor.layout is not torch.strided or tensor.is_meta:
+        return 0
+    # TensorBase's: hmp notes who asks a Tensor for its storage
+    return int(torch._C.TensorBase.untyped_storage(tensor).data_ptr())

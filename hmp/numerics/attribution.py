@@ -1,0 +1,153 @@
+"""Whose an ATen op is: the op of the lists that is in progress, its rule, the module and the user's line; in backward those of the
+forward op that the autograd node belongs to."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..call_rules import CallRule
+from ..casting import Caster
+from ..convert import observed_by
+from ..policy import Policy
+from ..report.where import Modules, Place, line
+from ..state import here
+
+Direction = Literal["forward", "backward"]
+# Two files stand between the line that calls backward() and the user's Python code that backward calls.
+_TORCH = str(Path(str(torch.__file__)).parent) + os.sep
+_ENGINE = "_engine_run_backward"
+# How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
+REMEMBERED = 500_000
+
+_sequence_number: Callable[[], int] = getattr(torch._C, "_get_sequence_nr", None) or torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+_node: Callable[[], Any] = torch._C._current_autograd_node
+
+
+class Owner(NamedTuple):
+    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where hmp has no hand in it), hmp's rule for it or None, the
+    policy in force, and the place."""
+
+    op: str
+    rule: CallRule | None
+    policy: Policy | None
+    place: Place
+
+
+class Call(NamedTuple):
+    """One ATen op as it runs: its owner, the direction, and in backward the autograd node."""
+
+    owner: Owner
+    direction: Direction
+    node: Any
+
+
+class OpsInProgress:
+    """An observer that knows which of hmp's ops is in progress in each thread; `ended` hears of the results of the outermost ones."""
+
+    def __init__(self, ended: Callable[[Any], None] | None = None) -> None:
+        self._threads = threading.local()
+        self._ended = ended
+
+    @property
+    def outermost(self) -> tuple[CallRule, Policy | None] | None:
+        """The rule of the outermost op in progress in this thread, and the policy it is from."""
+        stack = getattr(self._threads, "stack", None)
+        return stack[0] if stack else None
+
+    def casting(self, caster: Caster) -> Caster:
+        """`caster` itself: casts are seen as the ATen ops that they are."""
+        return caster
+
+    def calling(self, op: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+        """`op` itself."""
+        return op
+
+    def around(self, wrapper: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+        """`wrapper`, in progress while it runs."""
+        threads = self._threads
+
+        def observed(*args: Any, **kwargs: Any) -> Any:
+            stack = getattr(threads, "stack", None)
+            if stack is None:
+                stack = threads.stack = []
+            stack.append((rule, here().policy))
+            try:
+                result = wrapper(*args, **kwargs)
+            finally:
+                stack.pop()
+                if not stack and self._ended is not None:
+                    self._ended(None)
+            if not stack and self._ended is not None:
+                self._ended(result)
+            return result
+
+        return observed
+
+
+class Attribution:
+    """Tells the owner of the ATen op that a dispatch mode sees; `watch()` is the stretch in which it can.
+
+    A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
+    """
+
+    def __init__(self, ended: Callable[[Any], None] | None = None) -> None:
+        self.ops = OpsInProgress(ended)
+        self.modules = Modules()
+        self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
+        self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
+
+    @contextmanager
+    def watch(self) -> Iterator[Attribution]:
+        """A stretch in which ops and modules are seen."""
+        with observed_by(self.ops), self.modules.watch():
+            yield self
+
+    def call(self, aten: str) -> Call:
+        """The call of the ATen op of that name that is being dispatched in this thread."""
+        node = _node()
+        # a checkpoint's recomputation runs modules inside backward
+        if node is None or (torch.is_grad_enabled() and self.modules.path):
+            owner = self._owner(aten)
+            number = _sequence_number() - 1
+            # an op that makes no node finds the number of the last one, which has its owner
+            if number not in self._by_sequence:
+                self._by_sequence[number] = owner
+                if len(self._by_sequence) > REMEMBERED:
+                    self._by_sequence.popitem(last=False)
+            return Call(owner, "forward", None)
+        owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *line()))
+        users = _users_line_in_backward()
+        if users is not None:
+            owner = owner._replace(place=Place(owner.place.module, *users))
+        return Call(owner, "backward", node)
+
+    def _owner(self, aten: str) -> Owner:
+        rule, policy = self.ops.outermost or (None, here().policy)
+        owner = Owner(aten if rule is None else rule.op, rule, policy, self.modules.place())
+        return self._owners.setdefault(owner, owner)
+
+
+def _users_line_in_backward() -> tuple[str, int] | None:
+    """The line of the user's Python code that backward is running (hooks, autograd.Function), None for torch's own nodes."""
+    frame = sys._getframe(1)
+    here = Path(__file__).parent.as_posix()
+    while frame.f_back is not None:
+        file = frame.f_code.co_filename
+        if frame.f_code.co_name == _ENGINE:
+            return None
+        if not file.startswith((_TORCH, "<")) and Path(file).parent.as_posix() != here and not file.startswith(_HMP):
+            return file, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
+_HMP = str(Path(__file__).parent.parent) + os.sep

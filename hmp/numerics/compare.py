@@ -1,0 +1,181 @@
+"""compare(): a model's forward and backward under a policy, every op beside float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..cast_cache import clear_cache
+from ..convert import casts
+from ..errors import HmpError
+from ..policy import DEFAULT, Policy, as_policy
+from ..state import here
+from .aten import each_tensor, storage_address
+from .attribution import Attribution, Call
+from .comparison import Comparison, Statistics
+from .distance import Distance, distance
+from .shadow import Seen, Shadows
+
+Tensor = torch.Tensor
+Loss = Callable[..., Tensor]
+
+
+def compare(
+    model: torch.nn.Module, batch: Any, policy: Policy | str | Path | None = None, *, loss: Callable[[Any], Tensor] | None = None
+) -> Comparison:
+    """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
+
+    `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
+    only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
+    there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else Habana's
+    default; it is in force for the loss too.
+
+    Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
+    float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor
+    that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch
+    and the random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled.
+
+    Raises HmpError for what is no module, a scripted module, a loss that is no scalar, and inside another compare().
+    """
+    _check(model)
+    chosen = as_policy(policy) if policy is not None else here().policy or as_policy(DEFAULT)
+    statistics = Statistics()
+    attribution = Attribution(lambda result: shadows.ended(result))
+    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
+    output_error = gradient_error = loss_error = loss_value = None
+    clear_cache()  # a weight cast before has lost what it was cast from
+    with _as_before(model, batch, shadows), attribution.watch(), casts(chosen), shadows:
+        output = _call(model, batch)
+        value, source = _loss_of(output, loss)
+        if value is not None:
+            value.backward()
+        with torch._C._DisableTorchDispatch(), torch.no_grad():
+            output_error = _total((t, shadows.reference(t)) for t in each_tensor(output) if t.is_floating_point())
+            if value is not None:
+                loss_value = float(value)
+                loss_error = distance(value, shadows.reference(value)).relative
+                grads = (p.grad for p in model.parameters())
+                gradient_error = _total((g, shadows.reference(g)) for g in grads if g is not None)
+    rows = statistics.rows()
+    notes = () if model.training else ("the model is in eval mode: dropout is off, and batch norm uses its running statistics",)
+    return Comparison(
+        policy=chosen.name,
+        rows=rows,
+        output=output_error,
+        loss=loss_error,
+        gradient=gradient_error,
+        loss_value=loss_value,
+        loss_source=source,
+        advice=_advice(rows),
+        notes=notes,
+    )
+
+
+def _check(model: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"compare() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HmpError("compare() sees nothing inside a scripted module, which is compiled; compare the module that it was made of")
+    if any(isinstance(mode, Shadows) for mode in _modes()):
+        raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
+
+
+def _modes() -> list[Any]:
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return list(_get_current_dispatch_mode_stack())
+
+
+def _call(model: torch.nn.Module, batch: Any) -> Any:
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
+    """The scalar that backward starts from, and what it is."""
+    if loss is not None:
+        value, source = loss(output), "forward and backward of the given loss"
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise HmpError(f"loss(output) is {type(value).__name__}{_shape(value)}; return a tensor with one element")
+    else:
+        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if not isinstance(found, Tensor) or found.numel() != 1:
+            return None, "forward only: no loss was given, and the output has none"
+        value, source = found, "forward and backward of the output's own loss"
+    if not torch.is_grad_enabled():
+        return None, "forward only: gradients are disabled here"
+    if not value.requires_grad:
+        raise HmpError("the loss needs no gradient: nothing that it was computed from does; call compare() under torch.no_grad()")
+    return value, source
+
+
+def _shape(value: Any) -> str:
+    return f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+
+
+def _recorder(statistics: Statistics) -> Seen:
+    def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
+        rule = call.owner.rule
+        listed = rule.kind if rule is not None and rule.kind in ("bf16", "fp32", "promote") else ""
+        key = (call.owner.op, aten, call.direction, call.owner.place.module, str(dtype).removeprefix("torch."))
+        statistics.add(key, listed, own, accumulated, is_part)
+
+    return seen
+
+
+def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
+    shares: dict[str, float] = {}
+    for row in rows:
+        if row.listed != "fp32" and row.share > 0:
+            shares[row.op] = shares.get(row.op, 0.0) + row.share
+    return tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _total(pairs: Any) -> float | None:
+    """The relative distance of all tensors as one vector."""
+    error = norm = 0.0
+    found = False
+    for got, reference in pairs:
+        found = True
+        wanted = reference.to(torch.float64)
+        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < 2.0**100]))
+        relative = distance(got, reference).relative
+        error += (relative * size) ** 2 if size else 0.0
+        norm += size**2
+    return math.sqrt(error / norm) if norm else 0.0 if found else None
+
+
+def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
+    """The model's and the batch's tensors by the memory that they stand in."""
+    by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor(batch))}
+    by_storage.pop(0, None)
+    return by_storage
+
+
+@contextmanager
+def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator[None]:
+    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were."""
+    leaves = [t for t in (*model.parameters(), *each_tensor(batch)) if t.is_leaf]
+    gradients = [(t, t.grad) for t in leaves]
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    devices = sorted({t.device.index for t in leaves if t.is_cuda})
+    for leaf in leaves:
+        leaf.grad = None
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        for module, found in buffers:
+            module._buffers.clear()
+            module._buffers.update(found)
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            for tensor, values in shadows.saved:
+                tensor.copy_(values)
+        for tensor, gradient in gradients:
+            tensor.grad = gradient

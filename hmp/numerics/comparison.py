@@ -1,0 +1,221 @@
+"""The result of compare(): rows of statistics, ranked by op and by module, and what to move to the FP32 list first."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .attribution import Direction
+from .distance import Distance
+
+
+@dataclass(frozen=True)
+class Row:
+    """One ATen op of one op of the lists, in one module and direction.
+
+    `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none;
+    `dtype` that of the results. `isolated` is the error of this op alone, beside float32 on the same inputs; `accumulated` that of its
+    result beside the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
+    calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32.
+    """
+
+    op: str
+    aten: str
+    direction: Direction
+    module: str
+    dtype: str
+    listed: str
+    calls: int
+    isolated: float | None
+    isolated_mean: float | None
+    isolated_ulps: float | None
+    accumulated: float
+    accumulated_mean: float
+    accumulated_ulps: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rows of one op, or of one module: largest errors and the sum of the shares."""
+
+    name: str
+    calls: int
+    isolated: float
+    isolated_ulps: float
+    accumulated: float
+    accumulated_ulps: float
+    share: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far a policy's run is from float32's, op by op; str() is a table.
+
+    `rows` are in the order of the isolated error, the largest first. `output`, `loss` and `gradient` are the accumulated relative
+    errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
+    `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
+    independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
+    share first: what to put on the FP32 list first.
+    """
+
+    policy: str
+    rows: tuple[Row, ...]
+    output: float | None
+    loss: float | None
+    gradient: float | None
+    loss_value: float | None
+    loss_source: str
+    advice: tuple[tuple[str, float], ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+    def by_op(self) -> list[Group]:
+        """One group for each op, the largest share first."""
+        return _grouped(self.rows, lambda row: row.op)
+
+    def by_module(self) -> list[Group]:
+        """One group for each module, by its path, the largest share first."""
+        return _grouped(self.rows, lambda row: row.module or "(no module)")
+
+    def to_dict(self) -> dict[str, Any]:
+        """The comparison as plain JSON values."""
+        return {
+            **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
+            "advice": [{"op": op, "share": share} for op, share in self.advice],
+            "notes": list(self.notes),
+            "rows": [asdict(row) for row in self.rows],
+        }
+
+    def to_json(self, path: str | Path) -> Path:
+        """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
+        target = Path(path)
+        target.write_text(json.dumps(_named_infinities(self.to_dict()), indent=1) + "\n", encoding="utf-8")
+        return target
+
+    def __str__(self) -> str:
+        lines = [f"policy {self.policy!r} against float32, {self.loss_source}"]
+        ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
+        lines.append("  accumulated relative error: " + ", ".join(f"{name} {_short(v)}" for name, v in ends if v is not None))
+        for title, groups in (("op", self.by_op()), ("module", self.by_module())):
+            table: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
+            for g in groups[:20]:
+                numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
+                table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
+            lines += ["", *_aligned(table)]
+            if len(groups) > 20:
+                lines.append(f"  and {len(groups) - 20} more")
+        lines.append("")
+        if self.advice:
+            ops = ", ".join(f"{op} ({share:.0%})" for op, share in self.advice[:5])
+            lines.append(f"to put on the FP32 list first: {ops}")
+        else:
+            lines.append("no op rounds: there is nothing to put on the FP32 list")
+        return "\n".join([*lines, *self.notes])
+
+
+class Statistics:
+    """Collects what becomes a Comparison's rows; holds numbers, no tensors."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str, Direction, str, str], _Sums] = {}
+
+    def add(
+        self, key: tuple[str, str, Direction, str, str], listed: str, own: Distance | None, accumulated: Distance, is_part: bool
+    ) -> None:
+        """One call of the row `key`: op, ATen op, direction, module, dtype; `is_part` is whether its own error counts elsewhere."""
+        sums = self._rows.setdefault(key, _Sums(listed))
+        sums.calls += 1
+        sums.accumulated.append(accumulated)
+        if own is not None:
+            sums.isolated.append(own, 0.0 if is_part else 1.0)
+
+    def rows(self) -> tuple[Row, ...]:
+        """The rows, the largest isolated error first."""
+        total = sum(sums.isolated.squares for sums in self._rows.values())
+        rows = [sums.row(key, total) for key, sums in self._rows.items()]
+        return tuple(sorted(rows, key=lambda row: (-(row.isolated or 0.0), -row.accumulated, row.op, row.aten, row.module)))
+
+
+class _Errors:
+    def __init__(self) -> None:
+        self.count, self.largest, self.ulps, self.sum, self.squares = 0, 0.0, 0.0, 0.0, 0.0
+
+    def append(self, error: Distance, weight: float = 1.0) -> None:
+        self.count += 1
+        self.largest = max(self.largest, error.relative)
+        self.ulps = max(self.ulps, error.ulps)
+        self.sum += error.relative
+        # an error beyond the value itself says that nothing is left of it, and counts as that
+        self.squares += weight * min(error.relative, 1.0) ** 2
+
+
+class _Sums:
+    def __init__(self, listed: str) -> None:
+        self.listed = listed
+        self.calls = 0
+        self.isolated = _Errors()
+        self.accumulated = _Errors()
+
+    def row(self, key: tuple[str, str, Direction, str, str], total: float) -> Row:
+        own, accumulated = self.isolated, self.accumulated
+        known = own.count > 0
+        return Row(
+            *key,
+            listed=self.listed,
+            calls=self.calls,
+            isolated=own.largest if known else None,
+            isolated_mean=own.sum / own.count if known else None,
+            isolated_ulps=own.ulps if known else None,
+            accumulated=accumulated.largest,
+            accumulated_mean=accumulated.sum / accumulated.count,
+            accumulated_ulps=accumulated.ulps,
+            share=own.squares / total if total else 0.0,
+        )
+
+
+def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        groups.setdefault(name(row), []).append(row)
+    found = [
+        Group(
+            name=each,
+            calls=sum(row.calls for row in of),
+            isolated=max(row.isolated or 0.0 for row in of),
+            isolated_ulps=max(row.isolated_ulps or 0.0 for row in of),
+            accumulated=max(row.accumulated for row in of),
+            accumulated_ulps=max(row.accumulated_ulps for row in of),
+            share=sum(row.share for row in of),
+        )
+        for each, of in groups.items()
+    ]
+    return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
+
+
+def _named_infinities(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _named_infinities(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_named_infinities(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _short(value: float) -> str:
+    return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
+
+
+def _most(value: float, limit: int) -> str:
+    """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
+    return _short(value) if value <= limit else f">{limit}"
+
+
+def _aligned(table: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    return [
+        "  " + "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+        for row in table
+    ]

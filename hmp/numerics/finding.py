@@ -1,0 +1,150 @@
+"""A finding: the op that made NaN or Inf, where, from what, under which rule, and what to write in which list file."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..errors import OpListError
+from ..explain import Rule, explain
+from .aten import Facts
+from .attribution import Call, Direction, Owner
+
+LOW = (torch.bfloat16, torch.float16)
+Kind = Literal["op", "data", "parameter"]
+
+
+class Values(NamedTuple):
+    """A tensor in short: dtype, shape, the range of its finite values (None where it has none), how many are NaN and Inf."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    low: float | None
+    high: float | None
+    nan: int
+    inf: int
+
+    def __str__(self) -> str:
+        found = f"{self.dtype}{list(self.shape)}"
+        found += " without a finite value" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
+        odd = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
+        return found + (f", {' and '.join(odd)}" if odd else "")
+
+
+def values(tensor: torch.Tensor) -> Values:
+    """`tensor` in short."""
+    given = tensor.detach()
+    finite = given[torch.isfinite(given)]
+    real = torch.view_as_real(finite) if finite.is_complex() else finite
+    low, high = (float(real.min()) + 0.0, float(real.max()) + 0.0) if real.numel() else (None, None)
+    nan = int(torch.isnan(given).sum())
+    inf = int(given.numel() - finite.numel()) - nan
+    return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), low, high, nan, inf)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The first op that made NaN or Inf out of finite arguments (`kind` "op"), or where one came in ("data", "parameter").
+
+    `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
+    backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
+    the op, `remedy` what to try; for data `source` says what it came in with.
+    """
+
+    kind: Kind
+    op: str
+    aten: str
+    direction: Direction
+    node: str
+    module: str
+    file: str
+    line: int
+    made: str
+    inputs: tuple[Values, ...]
+    outputs: tuple[Values, ...]
+    rule: str
+    remedy: str
+    source: str = ""
+
+    def __str__(self) -> str:
+        where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
+        spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
+        if self.kind == "op":
+            in_backward = f" in the backward ({self.node})" if self.direction == "backward" else ""
+            head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
+        else:
+            head = f"{self.made} came in with {self.source}, no op made it; first used by {spelled}: {where}"
+        lines = [head, f"  inputs: {'; '.join(map(str, self.inputs)) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
+        return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
+
+
+def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = "") -> Finding:
+    """The finding for a call that has just been made."""
+    owner, place = call.owner, call.owner.place
+    op = owner.op
+    made, out = [values(t) for t in inputs], [values(t) for t in outputs]
+    names = [name for name, count in (("NaN", sum(v.nan for v in out)), ("Inf", sum(v.inf for v in out))) if count]
+    explained = _explained(op, owner)
+    return Finding(
+        kind=kind,
+        op=op,
+        aten=known.name,
+        direction=call.direction,
+        node="" if call.node is None else str(call.node.name()),
+        module=place.module,
+        file=place.file,
+        line=place.line,
+        made=" and ".join(names),
+        inputs=tuple(made),
+        outputs=tuple(out),
+        rule=_rule(explained, owner),
+        remedy=_remedy(op, explained, owner, any(t.dtype in LOW for t in (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        source=source,
+    )
+
+
+_DATA = {
+    "data": "look at the batch: no list changes this",
+    "parameter": "look at the step before, or at the checkpoint that was loaded: no list changes this",
+}
+
+
+def _explained(op: str, owner: Owner) -> Rule | None:
+    """What explain() says, None for what is no op of a list."""
+    if owner.policy is None:
+        return None
+    for name in (op, op.strip("_")):
+        with contextlib.suppress(OpListError):
+            return explain(name, owner.policy)
+    return None
+
+
+def _rule(explained: Rule | None, owner: Owner) -> str:
+    if owner.policy is None:
+        return "none of hmp's: no policy was in force here"
+    if explained is None or explained.cast is None:
+        return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
+    where = f" ({explained.path}:{explained.line})" if explained.path else ""
+    low = str(owner.policy.dtype).removeprefix("torch.")
+    return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
+        f", low dtype {low}" if explained.cast == "bf16" else ""
+    )
+
+
+def _remedy(op: str, explained: Rule | None, owner: Owner, is_low: bool) -> str:
+    if not is_low:
+        return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"
+    if owner.policy is None:
+        return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
+    if explained is None:
+        return "run the line inside hmp.disable_casts(), in float32"
+    wider = "; bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+    if explained.cast == "fp32":
+        return f"`{op}` is on the FP32 list: what overflowed is the cast of its result; put the op that asked for the cast there too{wider}"
+    if explained.cast == "bf16":
+        place = f"{explained.path}:{explained.line}" if explained.path else "the BF16 list"
+        return f"write `{explained.listed_as}` in fp32.txt and take it off {place}{wider}"
+    return f"write `{explained.name}` in fp32.txt{wider}"

@@ -1,0 +1,259 @@
+"""Every ATen op that runs, computed again in float32: on its own inputs, and on what float32 would have made of them so far.
+
+A dispatch mode below autograd sees the ops of forward and backward with the plain tensors that they run on, so that hmp and torch
+decide as they do without it. Beside each of these tensors, for as long as it lives, stands its reference.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .aten import Facts, argument, each_tensor, facts, storage_address
+from .attribution import Attribution, Call
+from .distance import Distance, distance
+
+Tensor = torch.Tensor
+WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.complex32: torch.complex64}
+_CASTS = frozenset({"_to_copy"})
+
+
+Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
+
+
+class Shadows(TorchDispatchMode):
+    """The mode. `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance
+    from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
+    that of the op that it is a part of."""
+
+    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._attribution = attribution
+        self._seen = seen
+        self._references = WeakTensorKeyDictionary()
+        self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
+        self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
+        self._node: Any = None
+        self._guarded = guarded  # storage → tensor: what must be as before when all is over
+        self.saved: list[tuple[Tensor, Tensor]] = []
+
+    def __len__(self) -> int:
+        """How many references are held."""
+        return len(self._references)
+
+    def reference(self, tensor: Tensor) -> Tensor:
+        """The float32 run's counterpart of `tensor`; what no op has made is its own."""
+        found: Tensor | None = self._references.get(tensor)
+        return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
+
+    def ended(self, result: Any) -> None:
+        """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
+        self._inside.clear()
+        for tensor in _tensors(result):
+            self._casts.pop(tensor, None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The op's own result, once it was computed three times."""
+        kwargs = kwargs or {}
+        known = facts(func)
+        call = self._attribution.call(known.name)
+        node = None if call.node is None else (call.node._sequence_nr(), call.node.name())
+        if node != self._node:
+            self._node = node
+            self._inside.clear()
+        flat, spec = tree_flatten((args, kwargs))
+        if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat):
+            return func(*args, **kwargs)
+        written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
+        for tensor in written:
+            self._before_write(tensor)
+        is_written = {id(t) for t in written}
+        wide = [_wide_dtype(a) for a in flat]
+        references = [self._stand_in(a, self._reference_of, is_written) for a in wide]
+        exact = None
+        if not known.is_view and self._is_low(flat):
+            exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
+        state = _random_state(flat) if known.is_random and not known.draws else None
+        out = func(*args, **kwargs)
+        if known.draws or known.unwritten:
+            self._take_over(out)
+            return out
+        if known.name == "native_dropout" and args[2]:
+            func, state = _Dropout(func, out[1]), None
+        again = functools.partial(_again, func, spec, state)
+        self._keep(func, known, call, out, written, again, references, exact, wide)
+        return out
+
+    def _keep(
+        self, func: Any, known: Facts, call: Call, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any
+    ) -> None:
+        made = _tensors(out)
+        reference_outs = again(references, made)
+        if reference_outs is None:
+            # torch has no such op in float32: the reference goes on from here with the values that there are
+            self._take_over(out)
+            return
+        if written and not func._schema.returns:
+            made, reference_outs = written, [self.reference(t) for t in written]
+        exact_outs: list[Tensor] | None = None
+        if exact is not None and not known.has_workspace:
+            exact_outs = again(exact, made)
+            if exact_outs is not None and written and not func._schema.returns:
+                exact_outs = None
+        if known.is_view:
+            self._keep_views(func, made, reference_outs, wide, again)
+            return
+        held = {id(t) for t in written}
+        for i, (tensor, reference) in enumerate(zip(made, reference_outs, strict=True)):
+            if not (tensor.is_floating_point() or tensor.is_complex()):
+                if known.has_workspace and tensor.dtype is torch.uint8:
+                    self._references[tensor] = reference
+                continue
+            if id(tensor) not in held:
+                self._references[tensor] = reference
+            in_float32 = exact_outs[i] if exact_outs is not None else None
+            if in_float32 is not None:
+                into = self._casts if known.name in _CASTS and self._attribution.ops.outermost is not None else self._inside
+                if self._attribution.ops.outermost is not None or call.node is not None:
+                    into[tensor] = in_float32
+            if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+                own = distance(tensor, in_float32) if in_float32 is not None else None
+                if own is None and exact is None:
+                    own = Distance(0.0, 0.0)
+                # the error of a copy that the op made of its input is part of the op's own
+                is_part = known.name in _CASTS and self._attribution.ops.outermost is not None
+                self._seen(call, known.name, tensor.dtype, own, distance(tensor, reference), is_part)
+
+    def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
+        sources = [t for t in wide if isinstance(t, Tensor)]
+        if any(t in self._references for t in sources):
+            for tensor, reference in zip(made, reference_outs, strict=True):
+                if tensor.is_floating_point() or tensor.is_complex():
+                    self._references[tensor] = reference
+        for store in (self._casts, self._inside):
+            if any(t in store for t in sources):
+                outs = again([self._stand_in(a, lambda t: store.get(t, t)) for a in wide], made)  # noqa: B023
+                for tensor, exact in zip(made, outs or (), strict=False):
+                    store[tensor] = exact
+
+    def _reference_of(self, tensor: Tensor) -> Tensor:
+        found: Tensor | None = self._references.get(tensor)
+        return tensor.to(WIDE[tensor.dtype]) if found is None and tensor.dtype in WIDE else tensor if found is None else found
+
+    def _exact_of(self, tensor: Tensor, is_written: bool) -> Tensor:
+        found: Tensor | None = self._inside.get(tensor)
+        if found is None:
+            found = self._casts.get(tensor)
+        if found is None:
+            found = tensor.to(WIDE[tensor.dtype]) if tensor.dtype in WIDE else tensor
+        return found.clone() if is_written and (tensor.dtype not in WIDE or found is not tensor) else found
+
+    def _stand_in(self, value: Any, of: Callable[[Tensor], Tensor], written: set[int] = frozenset()) -> Any:  # type: ignore[assignment]
+        if not isinstance(value, Tensor):
+            return value
+        if _has_reference(value):
+            return of(value)
+        return value.clone() if id(value) in written else value  # a counter counts once
+
+    def _is_low(self, flat: list[Any]) -> bool:
+        return any(
+            (a.dtype in WIDE or a in self._inside or a in self._casts) if isinstance(a, Tensor) else type(a) is torch.dtype and a in WIDE
+            for a in flat
+        )
+
+    def _before_write(self, tensor: Tensor) -> None:
+        """What is written gets a reference of its own, and what is the model's is remembered."""
+        owner = self._guarded.pop(storage_address(tensor), None)
+        if owner is not None:
+            self.saved.append((owner, owner.detach().clone()))
+        if tensor in self._references or not _has_reference(tensor):
+            return
+        base = tensor._base
+        if base is None or base.dtype is not tensor.dtype:
+            self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+            return
+        whole = self._references.get(base)
+        if whole is None:
+            whole = self._references[base] = base.detach().to(WIDE.get(base.dtype, base.dtype), copy=True)
+        if whole.stride() == base.stride():
+            offset = tensor.storage_offset() - base.storage_offset() + whole.storage_offset()
+            self._references[tensor] = whole.as_strided(tensor.size(), tensor.stride(), offset)
+        else:
+            self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+
+    def _take_over(self, out: Any) -> None:
+        """The references of these tensors hold what the tensors hold."""
+        for tensor in _tensors(out):
+            if _has_reference(tensor):
+                found = self._references.get(tensor)
+                if found is not None and found.shape == tensor.shape:
+                    found.copy_(tensor)
+                else:
+                    self._references[tensor] = tensor.to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
+class _Dropout:
+    """Dropout with a mask that is drawn already."""
+
+    def __init__(self, func: Any, mask: Tensor) -> None:
+        self._schema = func._schema
+        self._mask = mask
+
+    def __call__(self, values: Tensor, p: float, train: bool) -> tuple[Tensor, Tensor]:
+        return values * self._mask * (0.0 if p == 1 else 1 / (1 - p)), self._mask
+
+
+def _has_reference(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.uint8
+
+
+def _again(func: Any, spec: Any, state: Any, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
+    """The tensors that `func` makes of these values, None where torch cannot or they do not fit the ones that were `made`."""
+    args, kwargs = tree_unflatten(values, spec)
+    if "half_to_float" in (a.name for a in func._schema.arguments):
+        # the flag widens what is low; here nothing is
+        args = (*args[:2], False)
+    after = None
+    if state is not None:
+        after = _random_state(values)
+        _set_random_state(state)
+    try:
+        outs = _tensors(func(*args, **kwargs))
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError):
+        return None
+    finally:
+        if after is not None:
+            _set_random_state(after)
+    fits = len(outs) == len(made) and all(a.shape == b.shape for a, b in zip(outs, made, strict=True) if a.dtype is not torch.uint8)
+    return outs if fits else None
+
+
+def _wide_dtype(value: Any) -> Any:
+    return WIDE.get(value, value) if type(value) is torch.dtype else value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return list(each_tensor(value))
+
+
+def _random_state(flat: list[Any]) -> list[tuple[Any, Tensor]]:
+    """The state of the generators that ops on these tensors draw from."""
+    state: list[tuple[Any, Tensor]] = [(None, torch.get_rng_state())]
+    devices = {t.device for t in flat if isinstance(t, Tensor) and t.is_cuda}
+    return state + [(device, torch.cuda.get_rng_state(device)) for device in devices]
+
+
+def _set_random_state(states: list[tuple[Any, Tensor]]) -> None:
+    for device, state in states:
+        if device is None:
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, device)

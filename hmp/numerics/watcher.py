@@ -1,0 +1,281 @@
+"""Looks at the results of every ATen op, and at the arguments of those whose results are not finite."""
+
+from __future__ import annotations
+
+import cmath
+import logging
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from .aten import Facts, argument, each_tensor, facts, storage_address
+from .attribution import Attribution, Call
+from .finding import Finding, find
+
+log = logging.getLogger("hmp")
+Tensor = torch.Tensor
+FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+# A finite extreme stands for an infinity: `finfo(dtype).min` in masks.
+EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32))
+_POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
+_OUTSIDE = "a tensor that was there before"
+_SCALER = "grad_scaler.py"
+_DISPATCH = torch.Tensor.__torch_dispatch__
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where the NaN or Inf in some memory comes from: written by the user, unwritten memory, a finding that was reported, waits for the
+    GradScaler or is not yet known to matter, or what came in from outside."""
+
+    kind: Literal["written", "unwritten", "reported", "waiting", "pending", "outside"]
+    finding: Finding | None = None
+    source: str = ""
+
+
+class Watcher(TorchDispatchMode):
+    """The mode; `report` is called with each finding, and may raise."""
+
+    def __init__(self, attribution: Attribution, report: Callable[[Finding], None]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._attribution = attribution
+        self._report = report
+        self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
+        self._of_integers = WeakTensorKeyDictionary()  # floating tensors that were computed from integers and nothing else
+        self._scaled = False
+        self._waiting: list[Finding] = []
+        self._warned: set[Any] = set()
+
+    def close(self) -> None:
+        """The region ends: what waited for a GradScaler that did not come is a finding."""
+        self._settle(skipped=False)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The op's own result, which was looked at."""
+        kwargs = kwargs or {}
+        known = facts(func)
+        call = self._attribution.call(known.name)
+        if known.is_view:
+            out = func(*args, **kwargs)
+            self._follow_integers(known, tree_leaves((args, kwargs)), out)
+            return out
+        written = [t for at in known.writes for t in each_tensor(argument(args, kwargs, at))]
+        read = [
+            t for at in known.writes if known.reads_written and not isinstance(at, str) for t in each_tensor(argument(args, kwargs, at))
+        ]
+        odd_before = {id(t): _has_nan(t) for t in read if not _is_finite(t)}
+        out = func(*args, **kwargs)
+        leaves = tree_leaves((args, kwargs))
+        self._follow_integers(known, leaves, out)
+        if known.name == "_amp_update_scale_":
+            self._scaler_decided(args)
+            return out
+        if known.name == "_amp_foreach_non_finite_check_and_unscale_":
+            return out
+        if known.unwritten:
+            for tensor in each_tensor(out):
+                self._mark(tensor, Origin("unwritten"))
+            return out
+        if not self._scaled and known.name == "mul" and _inside_scaler():
+            self._scaled = True
+        results = list(each_tensor(out)) or written
+        odd = [t for t in results if not _is_finite(t)]
+        if odd:
+            unread = {id(t) for t in written} - {id(t) for t in read}
+            self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
+        return out
+
+    def _look(
+        self,
+        call: Call,
+        known: Facts,
+        args: Any,
+        kwargs: Any,
+        leaves: list[Any],
+        unread: set[int],
+        before: dict[int, bool],
+        odd: list[Tensor],
+    ) -> None:
+        """Results are not finite: why."""
+        ignored = set(unread)
+        if known.name in ("addmm", "baddbmm", "addbmm", "addmv", "addr") and kwargs.get("beta", 1) == 0:
+            ignored.add(id(args[0]))  # torch reads nothing of it
+        made_here = {id(t) for t in odd}
+        inputs = [t for t in leaves if isinstance(t, Tensor) and t.dtype in FLOATS and id(t) not in ignored]
+        bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
+        has_nan = any(_has_nan(t) for t in odd)
+        if known.draws or any(_is_odd_number(a) for a in leaves):
+            self._mark_all(odd, Origin("written"))
+        elif not bad:
+            self._made(call, known, inputs, odd, has_nan)
+        else:
+            nan_came = any(before[id(t)] if id(t) in made_here else _has_nan(t) for t in bad)
+            self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
+
+    def _made(self, call: Call, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
+        finding = find(call, known, [t for t in inputs if id(t) not in {id(o) for o in odd}], odd)
+        if not has_nan and self._may_be_meant(call, known, inputs):
+            self._mark_all(odd, Origin("pending", finding))
+        elif not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler()) and not _at_pole(known, inputs):
+            self._mark_all(odd, Origin("waiting", finding))
+            self._waiting.append(finding)
+        else:
+            self._mark_all(odd, Origin("reported", finding))
+            self._report(finding)
+
+    def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
+        """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
+        rule = call.owner.rule
+        if known.name == "_to_copy" and rule is not None and (rule.score_taker or rule.mask_taker):
+            return True  # hmp puts the finite extreme in its place (R12)
+        if not inputs or all(t in self._of_integers for t in inputs):
+            return True
+        return any(float(t.detach().abs().max()) in EXTREMES for t in inputs if t.numel() and not t.is_complex())
+
+    def _handed_on(
+        self, call: Call, known: Facts, inputs: list[Tensor], bad: list[Tensor], odd: list[Tensor], nan_of_inf: bool, nan_came: bool
+    ) -> None:
+        """An argument was not finite: the op is no finding, but what it got may be."""
+        origins = [(t, self._origin(t)) for t in bad]
+        origin = next((o for _, o in origins if o is not None and o.finding is not None), None)
+        if origin is None:
+            origin = next((o for _, o in origins if o is not None), None)
+        if origin is None and (nan_came or nan_of_inf):
+            tensor = next((t for t in bad if _has_nan(t)), bad[0])
+            origin = Origin("outside" if nan_came else "written", source=self._name(tensor))
+        if origin is None:
+            return  # Inf came in, and went on: a mask
+        if known.moves:
+            self._mark_all(odd, origin)
+        elif origin.kind == "outside":
+            source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
+            kind: Literal["data", "parameter"] = "parameter" if source.startswith(("parameter", "buffer")) else "data"
+            finding = find(call, known, inputs, odd, kind, source)
+            self._mark_all(odd, Origin("reported", finding))
+            self._report(finding)
+        elif origin.kind == "pending" and nan_of_inf and origin.finding is not None:
+            self._mark_all(odd, Origin("reported", origin.finding))
+            self._report(origin.finding)
+        else:
+            if nan_of_inf and origin.kind in ("written", "unwritten"):
+                self._warn(call, known)
+            self._mark_all(odd, origin)
+
+    def _warn(self, call: Call, known: Facts) -> None:
+        place = call.owner.place
+        op = call.owner.op
+        if (op, place) not in self._warned:
+            self._warned.add((op, place))
+            log.warning("`%s` made NaN of infinities that were given, such as a row that is masked whole: %s", op, place)
+
+    # The GradScaler
+
+    def _scaler_decided(self, args: Any) -> None:
+        """`_amp_update_scale_(scale, growth_tracker, found_inf, ...)` ran, which is told whether steps were skipped."""
+        scale, _, found = args[:3]
+        # at scale 1 it is no longer the scale that overflows
+        self._settle(skipped=bool(found) and float(scale) >= 1.0)
+        self._scaled = False
+
+    def _settle(self, skipped: bool) -> None:
+        waiting, self._waiting = self._waiting, []
+        if not skipped:
+            for finding in waiting:
+                self._report(finding)
+
+    # Where the values of some memory come from
+
+    def _mark_all(self, tensors: list[Tensor], origin: Origin) -> None:
+        for tensor in tensors:
+            self._mark(tensor, origin)
+
+    def _mark(self, tensor: Tensor, origin: Origin) -> None:
+        if not storage_address(tensor):
+            return
+        if len(self._origins) > 1000:
+            self._origins = {key: value for key, value in self._origins.items() if not value[0].expired()}
+        weak = StorageWeakRef(_storage(tensor))
+        self._origins[weak.cdata] = (weak, origin)
+
+    def _origin(self, tensor: Tensor) -> Origin | None:
+        if not storage_address(tensor):
+            return None
+        found = self._origins.get(_storage(tensor)._cdata)
+        return None if found is None else found[1]
+
+    def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
+        tensors = [t for t in leaves if isinstance(t, Tensor)]
+        if tensors and all(t.dtype not in FLOATS or t in self._of_integers for t in tensors):
+            for tensor in each_tensor(out):
+                if tensor.dtype in FLOATS and not known.draws:
+                    self._of_integers[tensor] = True
+
+    def _name(self, tensor: Tensor) -> str:
+        """What the user calls a tensor that no op has made: a parameter of the running model, an argument of a forward."""
+        address = storage_address(tensor)
+        root = self._attribution.modules.root
+        if root is not None and address:
+            for what, named in (("parameter", root.named_parameters()), ("buffer", root.named_buffers())):
+                for name, each in named:
+                    if storage_address(each) == address:
+                        return f"{what} `{name}` of {type(root).__name__}"
+        found = ""
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            module = (
+                frame.f_locals.get(frame.f_code.co_varnames[0]) if frame.f_code.co_name == "forward" and frame.f_code.co_argcount else None
+            )
+            if isinstance(module, torch.nn.Module):
+                for name, value in frame.f_locals.items():
+                    if isinstance(value, Tensor) and (value is tensor or (address and storage_address(value) == address)):
+                        found = f"argument `{name}` of {type(module).__name__}"
+            frame = frame.f_back
+        return found or _OUTSIDE
+
+
+def _storage(tensor: Tensor) -> Any:
+    return torch._C.TensorBase.untyped_storage(tensor)
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    if (
+        tensor.dtype not in FLOATS
+        or tensor.layout is not torch.strided
+        or tensor.is_meta
+        or type(tensor).__torch_dispatch__ is not _DISPATCH
+    ):
+        return True
+    # one kernel; a sum may overflow, and then each element is asked
+    return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())
+
+
+def _has_nan(tensor: Tensor) -> bool:
+    return bool(torch.isnan(tensor).any())
+
+
+def _is_odd_number(value: Any) -> bool:
+    return isinstance(value, (float, complex)) and not cmath.isfinite(value)
+
+
+def _at_pole(known: Facts, inputs: list[Tensor]) -> bool:
+    """Whether a division by an exact zero, or the like, made the Inf: no loss scale did."""
+    return known.name in _POLES and bool((inputs[-1] == 0).any())
+
+
+def _inside_scaler() -> bool:
+    """Whether GradScaler.scale() is running."""
+    frame: Any = sys._getframe(2)
+    for _ in range(12):
+        if frame is None:
+            return False
+        if frame.f_code.co_filename.endswith(_SCALER) and frame.f_code.co_name in ("scale", "apply_scale"):
+            return True
+        frame = frame.f_back
+    return False

@@ -1,0 +1,33 @@
+"""hmp.compare() on real models: the loss and the gradients are, bit by bit, those of a run without it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="the models are those of transformers")
+
+import hmp
+from model_zoo.kit import Model, build, feed, forward, gradients, loss_of, seed_all
+from model_zoo.selection import each
+
+
+@pytest.mark.parametrize("model", each(quick=("bert", "mixtral", "resnet")))
+def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
+    built = build(model)
+    batch = feed(model, built)
+    with hmp.casts("habana"):
+        output = forward(built, batch)
+        loss = loss_of(output)
+        loss.backward()
+    wanted, found = gradients(built), {}
+    for name, parameter in built.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda p, name=name: found.__setitem__(name, p.grad.detach().clone()))
+    seed_all(2)
+    comparison = hmp.compare(built, batch, "habana", loss=loss_of)
+    assert comparison.loss_value == loss.item()
+    for name, gradient in wanted.items():
+        assert (gradient is None) == (name not in found)
+        assert gradient is None or torch.equal(gradient, found[name]), name
+    assert all(r.isolated is not None for r in comparison.rows)
+    assert comparison.advice and comparison.gradient > 0

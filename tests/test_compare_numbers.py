@@ -1,0 +1,176 @@
+"""hmp.compare(): its numbers, computed by hand; each check fails when the comparison is made wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+from hmp.numerics import distance as distances
+from hmp.numerics import shadow
+from hmp.numerics.comparison import Comparison, Row
+from trap_kit import policy
+
+# bfloat16 has eight significant bits: at 1 its spacing is 2**-7, and 1 + 2**-9 is rounded to 1; at 3 its spacing is 2**-6
+X = 1 + 2.0**-9
+W = 3.0
+EXACT = W * X  # 3 + 3 * 2**-9, and bfloat16 has 3
+LINEAR = 3 * 2.0**-9 / EXACT
+LINEAR_ULPS = 3 * 2.0**-9 / 2.0**-6
+WEIGHT_GRAD = 2.0**-8 / (2 + 2.0**-8)  # 2 * X for a gradient of 2, and bfloat16 has 2
+
+
+class TwoLayers(torch.nn.Module):
+    """x → 3 x → 1 (3 x), doubled."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(1, 1, bias=False)
+        self.second = torch.nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            self.first.weight.fill_(W)
+            self.second.weight.fill_(1.0)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x)) * 2
+
+
+def found(**lists: Any) -> Comparison:
+    return hmp.compare(TwoLayers(), torch.tensor([[X]]), policy(**(lists or {"bf16": {"linear"}})), loss=lambda out: out.sum())
+
+
+def row(comparison: Comparison, op: str, module: str, direction: str, aten: str | None = None) -> Row:
+    rows = [r for r in comparison.rows if (r.op, r.module, r.direction) == (op, module, direction) and aten in (None, r.aten)]
+    assert len(rows) == 1, rows
+    return rows[0]
+
+
+def check_isolated_counts_the_cast() -> None:
+    """`linear` rounds its input and nothing else: 3 x is 3, whose error is 0.375 of bfloat16's spacing."""
+    first = row(found(), "linear", "first", "forward", "mm")
+    assert first.isolated == pytest.approx(LINEAR)
+    assert first.isolated_ulps == pytest.approx(LINEAR_ULPS) == pytest.approx(0.375)
+    assert (first.dtype, first.listed, first.calls) == ("bfloat16", "bf16", 1)
+
+
+def check_isolated_takes_its_inputs_as_they_are() -> None:
+    """The second layer gets 3, which is exact: alone it errs by nothing, but what came in is off."""
+    second = row(found(), "linear", "second", "forward", "mm")
+    assert second.isolated == 0.0
+    assert second.accumulated == pytest.approx(LINEAR)
+    assert second.accumulated_ulps == pytest.approx(LINEAR_ULPS)
+
+
+def check_accumulated_reaches_loss_and_gradient() -> None:
+    """The loss is 6 for 6 + 3 * 2**-8; the gradients of the two weights are 2 for 2 x and 6 for 6 x."""
+    comparison = found()
+    assert comparison.loss_value == 6.0
+    assert comparison.loss == pytest.approx(LINEAR) == pytest.approx(comparison.output)
+    off, exact = (2.0**-8, 3 * 2.0**-8), (2 * X, 6 * X)
+    assert comparison.gradient == pytest.approx((sum(e**2 for e in off) / sum(e**2 for e in exact)) ** 0.5)
+
+
+def check_backward_is_its_forward_ops() -> None:
+    """Of the first layer's backward the product with the input errs: 2 x is 2. It is the listed op's and its module's."""
+    backward = row(found(), "linear", "first", "backward", "mm")
+    assert backward.isolated == pytest.approx(WEIGHT_GRAD)
+    assert backward.isolated_ulps == pytest.approx(2.0**-8 / 2.0**-6) == pytest.approx(0.25)
+
+
+def check_float32_is_exact() -> None:
+    """With `linear` on the FP32 list nothing rounds, and nothing is advised."""
+    comparison = found(fp32={"linear"})
+    assert {r.isolated for r in comparison.rows} == {0.0} == {r.accumulated for r in comparison.rows}
+    assert comparison.advice == ()
+    assert (comparison.output, comparison.loss, comparison.gradient) == (0.0, 0.0, 0.0)
+
+
+CHECKS = [
+    check_isolated_counts_the_cast,
+    check_isolated_takes_its_inputs_as_they_are,
+    check_accumulated_reaches_loss_and_gradient,
+    check_backward_is_its_forward_ops,
+    check_float32_is_exact,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_numbers_are_those_computed_by_hand(check: Callable[[], None]):
+    check()
+
+
+def isolated_ignores_casts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow, "_CASTS", frozenset())
+
+
+def isolated_goes_on_after_the_op(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow.Shadows, "ended", lambda self, result: None)
+
+
+def isolated_starts_from_float32_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow.Shadows, "_exact_of", lambda self, tensor, is_written: self._reference_of(tensor).clone())
+
+
+def references_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shadow.Shadows, "_reference_of", lambda self, tensor: tensor.float() if tensor.is_floating_point() else tensor)
+
+
+def spacing_is_float16s(monkeypatch: pytest.MonkeyPatch) -> None:
+    ldexp = torch.ldexp
+    monkeypatch.setattr(distances.torch, "ldexp", lambda x, e: ldexp(x, e - 3))
+
+
+def backward_is_nobodys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmp.numerics.attribution._sequence_number", lambda: 0)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "check"),
+    [
+        (isolated_ignores_casts, check_backward_is_its_forward_ops),
+        (isolated_goes_on_after_the_op, check_isolated_takes_its_inputs_as_they_are),
+        (isolated_starts_from_float32_run, check_isolated_takes_its_inputs_as_they_are),
+        (references_are_forgotten, check_accumulated_reaches_loss_and_gradient),
+        (spacing_is_float16s, check_isolated_counts_the_cast),
+        (backward_is_nobodys, check_backward_is_its_forward_ops),
+    ],
+)
+def test_a_wrong_comparison_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], check: Callable[[], None], monkeypatch: Any):
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_shares_are_of_the_squared_isolated_errors():
+    """Of linear, forward and backward, and of exp, whose result is rounded: what each adds to the sum of squares."""
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.exp(torch.nn.functional.linear(x, torch.full((1, 1), W)))
+
+    with torch.no_grad():
+        comparison = hmp.compare(Model(), torch.tensor([[X]]), policy(bf16={"linear", "exp"}))
+    exp = float(torch.tensor(W).exp())  # 20.0855, at which bfloat16's spacing is 0.125: 20.125
+    error = (20.125 - exp) / exp
+    shares = dict(comparison.advice)
+    assert shares == pytest.approx({"linear": LINEAR**2 / (LINEAR**2 + error**2), "exp": error**2 / (LINEAR**2 + error**2)}, rel=1e-5)
+    assert [group.name for group in comparison.by_op()][:2] == ["exp", "linear"]
+    assert "to put on the FP32 list first: exp (50%), linear (50%)" in str(comparison)
+
+
+@pytest.mark.parametrize(
+    ("got", "reference", "relative", "ulps"),
+    [
+        ([4.0, 3.0], [4.0, 3.0], 0.0, 0.0),
+        ([4.0, 0.0], [4.0, 3.0], 3 / 5, 3 / (2.0**-10 + 2.0**-12) ** 0.5),
+        ([1.0, float("-inf")], [2.0, float("-inf")], 0.5, 64.0),  # masked in both; at 2 the spacing is 2**-6
+        ([1.0, float("nan")], [2.0, 1.0], float("inf"), float("inf")),
+        ([1.0, torch.finfo(torch.bfloat16).min], [2.0, torch.finfo(torch.float32).min], 0.5, 64.0),
+    ],
+)
+def test_distance(got: list[float], reference: list[float], relative: float, ulps: float):
+    found = distances.distance(torch.tensor(got), torch.tensor(reference))
+    assert found == pytest.approx((relative, ulps))

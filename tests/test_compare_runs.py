@@ -1,0 +1,234 @@
+"""hmp.compare() on whole models: it decides as hmp does without it, leaves no trace, repeats itself, and holds few tensors."""
+
+from __future__ import annotations
+
+import gc
+import json
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+from hmp.numerics.shadow import Shadows
+from trap_kit import policy, same
+
+
+def net(*, dropout: float = 0.5) -> torch.nn.Sequential:
+    layers = [torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(dropout), torch.nn.Linear(16, 4)]
+    return torch.nn.Sequential(*layers, torch.nn.Softmax(-1))
+
+
+def squares(output: torch.Tensor) -> torch.Tensor:
+    return (output.float() ** 2).sum()
+
+
+def test_dropout_is_the_same_in_all_runs_and_the_next_time():
+    model, x = net(), torch.randn(6, 8)
+    first, again = (hmp.compare(model, x, "habana", loss=squares) for _ in range(2))
+    assert first.to_dict() == again.to_dict()
+    assert first.output < 0.02  # with other masks it would be around one
+    dropped = [r for r in first.rows if r.op == "dropout"]
+    assert dropped and all(r.accumulated < 0.02 for r in dropped)
+
+
+def test_what_is_drawn_in_low_precision_is_drawn_once():
+    class Noisy(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            low = x.bfloat16()
+            noise = torch.randn_like(low) + torch.empty_like(low).uniform_()
+            return (low + noise) * torch.bernoulli(torch.full_like(low, 0.5))
+
+    comparison = hmp.compare(Noisy(), torch.randn(64), policy())
+    assert comparison.output < 0.01
+
+
+def test_the_model_and_the_batch_are_as_before():
+    model, x = net(), torch.randn(6, 8, requires_grad=True)
+    model(x).sum().backward()
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers()), "x": x}
+    before = {name: (t, t.detach().clone(), t.grad, None if t.grad is None else t.grad.clone()) for name, t in tensors.items()}
+    state = torch.get_rng_state()
+    hmp.compare(model, x, "habana", loss=squares)
+    after = {**dict(model.named_parameters()), **dict(model.named_buffers()), "x": x}
+    for name, (tensor, value, grad, grad_value) in before.items():
+        assert after[name] is tensor and after[name].grad is grad, name
+        same(tensor, value)
+        if grad is not None:
+            same(grad, grad_value)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_exception_in_the_model_leaves_it_as_before():
+    class Fails(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(2)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.norm(x)
+            raise ValueError("mine")
+
+    model = Fails()
+    with pytest.raises(ValueError, match="mine"):
+        hmp.compare(model, torch.randn(4, 2))
+    assert float(model.norm.running_mean.abs().sum()) == 0.0 and int(model.norm.num_batches_tracked) == 0
+    assert not hmp.casts_enabled()
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many references are held after each op."""
+    counts: list[int] = []
+    keep = Shadows._keep
+
+    def counting(self: Shadows, *args: Any) -> None:
+        keep(self, *args)
+        counts.append(len(self))
+
+    monkeypatch.setattr(Shadows, "_keep", counting)
+    return counts
+
+
+def test_a_deeper_model_holds_no_more_references(held: list[int]):
+    def most(depth: int) -> int:
+        held.clear()
+        with torch.no_grad():
+            hmp.compare(torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(depth))), torch.randn(2, 8), "habana")
+        return max(held)
+
+    assert most(24) == most(3) < 12
+
+
+def test_nothing_stays_in_memory():
+    def tensors() -> int:
+        gc.collect()
+        return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
+
+    model, x = net(), torch.randn(6, 8)
+    hmp.compare(model, x, "habana", loss=squares)
+    before = tensors()
+    comparison = hmp.compare(model, x, "habana", loss=squares)
+    assert tensors() == before
+    assert comparison.rows
+
+
+def test_an_in_place_write_through_a_view_reaches_the_reference():
+    class Writes(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros(2, 4)
+            out[0] = (x * 3).bfloat16()
+            out[1].copy_(x).mul_(2)
+            return out * 1
+
+    x = torch.randn(4)
+    comparison = hmp.compare(Writes(), x, policy())
+    exact = torch.stack((x * 3, x * 2))
+    got = torch.stack(((x * 3).bfloat16().float(), x * 2))
+    assert comparison.output == pytest.approx(float((got - exact).norm() / exact.norm()), rel=1e-4)
+
+
+def test_a_cast_that_hmp_remembers_is_still_compared_with_its_weight():
+    model, x = torch.nn.Linear(8, 8), torch.randn(2, 8)
+    with hmp.casts("habana"), torch.no_grad():
+        model(x)  # the cast weight is in the cache from here on
+        comparison = hmp.compare(model, x)
+    products = [r for r in comparison.rows if r.aten == "addmm"]
+    exact = model(x).detach()
+    with hmp.casts("habana"), torch.no_grad():
+        got = model(x).double()
+    assert products[0].isolated == pytest.approx(float((got - exact).norm() / exact.norm()), rel=1e-4)
+
+
+def test_the_policy_in_force_is_the_default_policy_of_a_comparison():
+    model, x = net(), torch.randn(6, 8)
+    assert hmp.compare(model, x).policy == "habana"
+    with hmp.casts("apex-o1"):
+        assert hmp.compare(model, x).policy == "apex-o1"
+    with hmp.convert(policy="bert"):
+        assert hmp.compare(model, x).policy == "bert"
+
+
+def test_without_a_loss_only_forward_is_compared():
+    comparison = hmp.compare(net(), (torch.randn(6, 8),))
+    assert comparison.loss is comparison.gradient is None
+    assert {r.direction for r in comparison.rows} == {"forward"}
+    assert str(comparison).startswith("policy 'habana' against float32, forward only: no loss was given, and the output has none\n")
+
+
+def test_the_outputs_own_loss_is_taken_and_a_mapping_is_keywords():
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 2)
+
+        def forward(self, *, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+            logits = self.layer(inputs)
+            return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    comparison = hmp.compare(WithLoss(), {"inputs": torch.randn(3, 4), "labels": torch.tensor([0, 1, 1])})
+    assert comparison.loss_source == "forward and backward of the output's own loss"
+    assert {r.op for r in comparison.rows if r.direction == "backward"} >= {"linear", "cross_entropy"}
+    assert {r.module for r in comparison.rows} >= {"layer", "WithLoss"}
+
+
+def test_json(tmp_path: Any):
+    comparison = hmp.compare(net(), torch.randn(6, 8), loss=squares)
+    read = json.loads(comparison.to_json(tmp_path / "it.json").read_text())
+    assert read["policy"] == "habana" and len(read["rows"]) == len(comparison.rows)
+    assert read["advice"][0]["op"] == comparison.advice[0][0]
+    assert set(read["rows"][0]) >= {
+        "op",
+        "aten",
+        "direction",
+        "module",
+        "dtype",
+        "isolated",
+        "accumulated",
+        "isolated_ulps",
+        "accumulated_ulps",
+    }
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: hmp.compare(torch.sin, torch.ones(1)),
+            "compare() takes a torch.nn.Module and a batch; builtin_function_or_method is no module",
+        ),
+        (
+            lambda: hmp.compare(net(), torch.randn(6, 8), loss=lambda out: out),
+            "loss(output) is Tensor of shape (6, 4); return a tensor with one element",
+        ),
+        (lambda: hmp.compare(net(), torch.randn(6, 8), loss=lambda out: 1.0), "loss(output) is float; return a tensor with one element"),
+        (
+            lambda: hmp.compare(torch.nn.ReLU(), torch.ones(1), loss=lambda out: out.sum()),
+            "the loss needs no gradient: nothing that it was computed from does; call compare() under torch.no_grad()",
+        ),
+        (
+            lambda: hmp.compare(net(), torch.randn(6, 8), loss=lambda out: hmp.compare(net(), torch.randn(6, 8)).loss),
+            "compare() inside compare(): the inner one would count the outer one's ops; call one after the other",
+        ),
+    ],
+)
+def test_wrong_use_is_an_error_that_says_what_to_do(call: Any, message: str):
+    with pytest.raises(hmp.HmpError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_a_checkpointed_models_recomputation_is_compared_as_forward():
+    class Checkpointed(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+    comparison = hmp.compare(Checkpointed(), torch.randn(2, 4), loss=lambda out: out.sum())
+    of_linear = [(r.aten, r.direction) for r in comparison.rows if r.op == "linear" for _ in range(r.calls)]
+    # torch recomputes as far as backward needs it: the casts of input, weight and bias
+    assert of_linear.count(("_to_copy", "forward")) == 6 and ("mm", "backward") in of_linear
+    assert comparison.gradient < 0.02

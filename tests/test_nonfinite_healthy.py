@@ -1,0 +1,237 @@
+"""hmp.detect_nonfinite() does not cry wolf: what is healthy goes through without a finding."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+from hmp.numerics import watcher
+from hmp.numerics.finding import Finding
+from trap_kit import policy
+
+INF = float("inf")
+MIN = torch.finfo(torch.float32).min
+
+
+def causal_mask_of_infinities() -> None:
+    mask = torch.full((4, 4), -INF).triu(1)
+    (torch.randn(4, 4) + mask).softmax(-1)
+
+
+def fills_of_sampling() -> None:
+    logits = torch.randn(2, 9)
+    logits = logits.masked_fill(logits < logits.topk(3)[0][..., -1:], -INF)
+    logits[0, 0] = -INF
+    logits.log_softmax(-1).sum()
+    torch.multinomial(logits.softmax(-1), 1)
+
+
+def masks_of_extremes_added() -> None:
+    """Two masks of the smallest number make -inf, as in many models."""
+    mask = torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, MIN)
+    padding = torch.tensor([0.0, 0.0, 0.0, MIN])
+    (torch.randn(4, 4) + (mask + padding)).softmax(-1)
+
+
+def a_float16_mask_of_extremes() -> None:
+    scores = torch.randn(4, 4).half() * 20 - 60
+    low = torch.finfo(torch.float16).min
+    (scores + torch.zeros(4, 4).half().masked_fill(torch.ones(4, 4).triu(1) > 0, low)).softmax(-1)
+
+
+def a_mask_from_integers() -> None:
+    mask = torch.tensor([[1, 1, 0]])
+    ((1 - mask.half()) * -1e9 + torch.randn(2, 3).half()).softmax(-1)
+
+
+def relative_positions() -> None:
+    """T5's buckets: the logarithm of position 0 is never used."""
+    positions = torch.arange(4)
+    torch.where(positions < 2, positions, (torch.log(positions.float() / 2) * 3).to(torch.long))
+
+
+def unwritten_memory() -> None:
+    for make in (torch.empty_like, lambda x: torch.empty(x.shape), lambda x: x.new_empty(64, 64)):
+        memory = make(torch.randn(64, 64))
+        memory.copy_(torch.full((64, 64), float("nan")))  # whatever was there before
+        memory = make(torch.randn(64, 64))
+        memory.fill_(1.0).sum()
+
+
+def an_input_that_is_ignored() -> None:
+    nothing = torch.full((1, 2, 2), float("nan"))
+    torch.baddbmm(nothing, torch.ones(1, 2, 2), torch.ones(1, 2, 2), beta=0).sum()
+
+
+def nan_in_the_data_that_is_taken_out() -> None:
+    data = OUTSIDE.clone().to(torch.float64)
+    torch.nan_to_num(data).sum()
+    torch.where(torch.isnan(data), 0.0, data).log_softmax(-1)
+
+
+def infinities_in_the_data() -> None:
+    torch.minimum(MASK * 2, torch.zeros(2)).softmax(-1)
+
+
+OUTSIDE = torch.tensor([1.0, float("nan")])
+MASK = torch.tensor([0.0, -INF])
+HEALTHY = [
+    causal_mask_of_infinities,
+    fills_of_sampling,
+    masks_of_extremes_added,
+    a_float16_mask_of_extremes,
+    a_mask_from_integers,
+    relative_positions,
+    unwritten_memory,
+    an_input_that_is_ignored,
+    nan_in_the_data_that_is_taken_out,
+    infinities_in_the_data,
+]
+
+
+@pytest.mark.parametrize("run", HEALTHY)
+def test_what_is_healthy_is_no_finding(run: Callable[[], None]):
+    with hmp.detect_nonfinite() as findings:
+        run()
+    assert findings == []
+
+
+def never_meant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher.Watcher, "_may_be_meant", lambda self, call, known, inputs: False)
+
+
+def numbers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher, "_is_odd_number", lambda value: False)
+
+
+def nothing_is_just_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = watcher.facts
+    monkeypatch.setattr(watcher, "facts", lambda func: facts(func)._replace(moves=False))
+
+
+@pytest.mark.parametrize(
+    ("mutate", "run"),
+    [
+        (never_meant, masks_of_extremes_added),
+        (never_meant, relative_positions),
+        (numbers_are_not_asked, fills_of_sampling),
+        (nothing_is_just_moved, nan_in_the_data_that_is_taken_out),
+    ],
+)
+def test_a_detector_that_cries_wolf_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], run: Callable[[], None], monkeypatch: Any):
+    mutate(monkeypatch)
+    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite():
+        run()
+
+
+def test_an_inf_of_integers_is_the_finding_once_a_nan_comes_of_it():
+    finding = found(lambda: torch.log(torch.arange(4).float()).unsqueeze(0) * 0.0)
+    assert (finding.op, finding.made) == ("log", "Inf")
+
+
+def test_a_row_that_is_masked_whole_is_a_warning_and_no_finding(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, logger="hmp"), hmp.detect_nonfinite() as findings:
+        for _ in range(2):
+            torch.randn(2, 2).masked_fill(torch.ones(2, 2) > 0, -INF).softmax(-1).sum()
+    assert findings == []
+    (record,) = caplog.records
+    assert record.getMessage().startswith("`_softmax` made NaN of infinities that were given, such as a row that is masked whole: ")
+
+
+def found(run: Callable[[], Any]) -> Finding:
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        run()
+    finding: Finding = caught.value.finding
+    return finding
+
+
+class Scaled:
+    """Training in float16 with a GradScaler: backward overflows when scale * 100 / 8 is beyond 65504."""
+
+    def __init__(self, scale: float, factor: float = 100.0) -> None:
+        self.layer = torch.nn.Linear(4, 4)
+        self.factor = factor
+        self.optimizer = torch.optim.SGD(self.layer.parameters(), lr=0.1)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        loss = (self.layer(torch.ones(2, 4)).half() * self.factor).float().mean()
+        self.scaler.scale(loss).backward()
+
+    def step(self) -> None:
+        self.backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+def test_an_overflow_that_the_scaler_skips_is_no_finding():
+    run = Scaled(2.0**18)
+    before = run.layer.weight.detach().clone()
+    with hmp.detect_nonfinite() as findings:
+        run.step()
+        assert torch.equal(run.layer.weight, before) and run.scaler.get_scale() == 2.0**17
+        for _ in range(6):
+            run.step()
+    assert findings == []
+    assert not torch.equal(run.layer.weight, before)
+
+
+def test_an_overflow_that_nobody_skips_is_a_finding():
+    finding = found(Scaled(2.0**18).backward)
+    assert (finding.op, finding.node) == ("mul", "MulBackward0")
+
+
+def test_an_overflow_without_a_scale_is_a_finding():
+    """At scale 1 it is not the scale that overflows: the scaler would skip every step."""
+    run = Scaled(1.0, factor=6e4)
+
+    def step() -> None:
+        loss = (run.layer(torch.ones(2, 4)).half() * 6e4).float().sum() * 1000
+        run.scaler.scale(loss).backward()
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+
+    assert found(step).node == "MulBackward0"
+
+
+class Hidden(torch.autograd.Function):
+    """Its backward overflows, and hides that."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return (gradient.half() * 60000).clamp(max=1).float()
+
+
+def test_an_overflow_after_which_a_step_is_taken_is_a_finding():
+    run = Scaled(1024.0)
+
+    def step() -> None:
+        run.scaler.scale(Hidden.apply(run.layer(torch.ones(2, 4))).sum()).backward()
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+
+    finding = found(step)
+    assert (finding.aten, finding.direction) == ("mul", "backward")
+
+
+def test_a_division_by_zero_in_backward_waits_for_no_scaler():
+    run = Scaled(1024.0)
+    assert found(lambda: run.scaler.scale(torch.sqrt(run.layer(torch.zeros(1, 4)) * 0).sum()).backward()).op == "sqrt"
+
+
+def test_hmps_own_saturation_is_no_finding():
+    """R12: scores that a mask pushes beyond float16 are cast to its finite extreme."""
+    with hmp.casts(policy(bf16={"softmax", "add", "matmul"}, dtype=torch.float16)), hmp.detect_nonfinite() as findings:
+        scores = torch.randn(4, 4) + torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, MIN)
+        scores.softmax(-1)
+    assert findings == []
