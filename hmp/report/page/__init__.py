@@ -1,0 +1,92 @@
+"""The page: a report or a comparison as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    import jinja2
+except ImportError as error:
+    raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
+
+from .. import units
+from ..report import UNLISTED
+from ..rows import Row
+from . import advice, charts, model
+
+if TYPE_CHECKING:
+    from ..report import Report
+
+RULES = {
+    "bf16": "on the BF16 list: inputs become the low dtype (R1)",
+    "fp32": "on the FP32 list: inputs become float32 (R2)",
+    "promote": "on the promote list: inputs become the widest dtype among them (R3)",
+    "R5": "written in place: the first input keeps its dtype (R5)",
+    "R7": "on no list; torch refuses mixed inputs, so they become the first one's dtype (R7)",
+    "R12": "a scalar or mask beyond the low dtype's range saturates (R12)",
+    UNLISTED: "on no list: left to torch",
+}
+
+
+def report_page(report: Report) -> str:
+    """The page of `report`, as HTML."""
+    rows = report.rows
+    sums = model.Sums.of(rows)
+    about = report.to_dict()
+    shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    return render(
+        "report.html.j2",
+        title="hmp report",
+        report=report,
+        about={name: about[name] for name in ("device", "torch", "seconds", "ranks")},
+        sums=sums,
+        decided=sum(row.calls for row in rows if row.rule != UNLISTED),
+        parts=model.parts(rows),
+        advices=advice.advices(report),
+        advice_rules=advice.RULES,
+        chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
+        places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
+        tree=model.tree(rows),
+        unlisted=report.unlisted[:15],
+        unlisted_more=max(len(report.unlisted) - 15, 0),
+        never=model.never_called(report),
+        table=shown[: model.TABLE_ROWS],
+        table_all=len(shown),
+        rules=RULES,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """The template with `values`; what they hold is text, and is escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    made.filters |= {
+        "duration": lambda seconds: units.duration(seconds).replace("us", "µs"),
+        "size": units.size,
+        "entry": units.entry,
+        "share": units.share,
+        "count": lambda number: f"{number:,}",
+        "dtypes": lambda text: text.split(", ") if text else [],
+        "place": _place,
+        "said": lambda op: model.in_words(model.said_by_presets(op)),
+        "short": _short,
+        "error": lambda value: "-" if value is None else f"{value:.2g}",
+    }
+    return made
+
+
+def _place(row: Row) -> str:
+    """The file's name and the line; the page says the whole path when it is pointed at."""
+    return f"{row.file.replace(chr(92), '/').rpartition('/')[2]}:{row.line}" if row.file else "-"
+
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def _short(dtype: str) -> str:
+    return _SHORT.get(dtype, dtype)
