@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 try:
     import jinja2
+    import markupsafe
 except ImportError as error:
     raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
 
@@ -41,9 +42,11 @@ def report_page(report: Report) -> str:
         about={name: about[name] for name in ("device", "torch", "seconds", "ranks")},
         sums=sums,
         decided=sum(row.calls for row in rows if row.rule != UNLISTED),
+        headline=model.headline(report),
         parts=model.parts(rows),
         advices=advice.advices(report),
         advice_rules=advice.RULES,
+        computed=sorted({row.compute for row in rows if row.compute}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
         tree=model.tree(rows),
@@ -66,10 +69,11 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     made.filters |= {
-        "duration": lambda seconds: units.duration(seconds).replace("us", "µs"),
-        "size": units.size,
+        "duration": lambda seconds: _kept(units.duration(seconds).replace("us", "µs")),
+        "size": lambda number: _kept(units.size(number)),
         "entry": units.entry,
-        "share": units.share,
+        "share": lambda part, whole: _kept(units.share(part, whole)),
+        "dotted": lambda text: markupsafe.Markup(markupsafe.escape(text).replace(".", ".<wbr>")),
         "count": lambda number: f"{number:,}",
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
@@ -78,6 +82,11 @@ def _environment() -> jinja2.Environment:
         "error": lambda value: "-" if value is None else f"{value:.2g}",
     }
     return made
+
+
+def _kept(text: str) -> str:
+    """A number and its unit on one line."""
+    return text.replace(" ", "\u00a0")
 
 
 def _place(row: Row) -> str:

@@ -134,7 +134,7 @@ def _costly_fp32(seen: _Seen) -> Iterator[Advice]:
             yield Advice(
                 f"Try {op} off the FP32 list",
                 _taken_off(seen.policy, "fp32", op),
-                f"{_calls(rows)} got {seen.low} and were cast to float32; the casts took longer than the op ({_ms(casts)} and {_ms(itself)}).",
+                f"{_calls(rows)} got {seen.low}; casting it to float32 took longer than computing ({_ms(casts)} and {_ms(itself)}).",
                 seen.stake(casts, "its casts"),
                 f"{_FP32_CAUTION} {_presets_say(op)}",
                 casts,

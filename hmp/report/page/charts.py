@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 try:
@@ -47,7 +48,9 @@ def time_and_calls(bars: Sequence[OpBar]) -> str:
             start = [one + other for one, other in zip(start, widths, strict=True)]
         if axes is left:
             widths = [bar.cast_seconds for bar in bars]
-            axes.barh(places, widths, 0.66, left=start, color=_VARIABLES["--casts"], hatch="////", edgecolor=_VARIABLES["--paper"], linewidth=0)
+            axes.barh(
+                places, widths, 0.66, left=start, color=_VARIABLES["--casts"], hatch="////", edgecolor=_VARIABLES["--paper"], linewidth=0
+            )
         for place, value in zip(places, total, strict=True):
             label = (duration(value).replace("us", "µs") if value else "no time") if axes is left else f"{value:,.0f}"
             axes.annotate(label, (value, place), (4, 0), textcoords="offset points", va="center", color=_VARIABLES["--soft"], fontsize=8.5)
@@ -62,35 +65,45 @@ def time_and_calls(bars: Sequence[OpBar]) -> str:
     return _svg(figure, f"Time and calls by op and dtype. Most time: {described}", "time-")
 
 
-def error_by_depth(series: Iterable[tuple[str, str, Sequence[tuple[int, float]]]], ulp: float | None, label: str, prefix: str) -> str:
-    """Errors against the order of calls, on a logarithmic scale: (name, colour's variable, points) a line; `ulp` is marked."""
-    figure, (axes,) = _panels(3.4, 1, [1])
-    most = 0
-    for name, colour, points in series:
-        known = [(at, value) for at, value in points if value > 0]
-        if known:
-            most = max(most, max(at for at, _ in known))
-            axes.plot(*zip(*known, strict=True), marker="o", markersize=3.5, linewidth=1.3, color=_VARIABLES[colour], label=name)
-    axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-"))
-    axes.yaxis.set_minor_formatter(lambda value, _: "")
-    if ulp is not None:
-        axes.axhline(ulp, color=_VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)))
-        axes.annotate(
-            "half a bfloat16 ulp", (1, ulp), (-2, 3), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-            fontsize=8.5, color=_VARIABLES["--soft"],
+@dataclass(frozen=True)
+class Line:
+    """A line, or single points, of a chart: name, the CSS variable of its colour, (x, y) pairs."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[int, float]]
+    joined: bool
+
+
+def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, prefix: str) -> str:
+    """Relative errors against the order of the calls, on a logarithmic scale; a dashed line at `mark`, which is called `marked`."""
+    figure, (axes,) = _panels(3.3, 1, [1])
+    for line in lines:
+        xs, ys = zip(*line.points, strict=True)
+        axes.plot(
+            xs, ys, linestyle="-" if line.joined else "", linewidth=1.5, marker="" if line.joined and len(xs) > 1 else "o", markersize=4,
+            color=_VARIABLES[line.colour], label=line.name,
         )  # fmt: skip
-    axes.set_xlabel("order of calls", color=_VARIABLES["--soft"], fontsize=9)
-    axes.set_ylabel(label, color=_VARIABLES["--soft"], fontsize=9)
+    axes.set_yscale("log")
+    low, high = (pick(y for line in lines for _, y in line.points) for pick in (min, max))
+    low, high = min(low, mark or low), max(high, mark or high)
+    axes.set_ylim(low / 2, high * 2)
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+").replace("1e+0", "1"))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.set_xlim(0, most + 1)
+    at = [x for line in lines for x, _ in line.points]
+    axes.set_xlim(min(at) - 1, max(at) + 1)
+    if mark is not None:
+        axes.axhline(mark, color=_VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)), label=marked)
+    axes.set_xlabel("calls, in their order", color=_VARIABLES["--soft"], fontsize=9)
+    axes.set_ylabel("relative error", color=_VARIABLES["--soft"], fontsize=9)
     axes.grid(axis="y", color=_VARIABLES["--line"], linewidth=0.7)
     axes.set_axisbelow(True)
-    legend = axes.legend(frameon=False, fontsize=9, loc="lower right", bbox_to_anchor=(1, 1), ncols=4, borderaxespad=0.2)
+    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4)
     for text in legend.get_texts():
         text.set_color(_VARIABLES["--ink"])
         text.set_parse_math(False)
-    return _svg(figure, f"{label} against the order of calls", prefix)
+    return _svg(figure, "Relative error of every call, in their order", prefix)
 
 
 def _panels(height: float, count: int, widths: Sequence[float]) -> tuple[Any, list[Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -11,8 +12,9 @@ from ...errors import OpListError
 from ...policy import Policy
 from ...presets import policies
 from ...rules import Rule
-from ..report import UNLISTED, Report
+from ..report import Report
 from ..rows import Row, grouped
+from ..units import share
 
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
@@ -59,6 +61,7 @@ class Branch:
     rows: list[Row] = field(default_factory=list)
     branches: dict[str, Branch] = field(default_factory=dict)
     sums: Sums = field(default_factory=Sums)
+    dtypes: list[str] = field(default_factory=list)  # that its calls compute in, most calls first
     open: bool = False
     hidden: int = 0  # lines below it that the page leaves out
 
@@ -94,6 +97,10 @@ def _add_up(branch: Branch) -> list[Row]:
     below = [row for each in branch.branches.values() for row in _add_up(each)]
     branch.rows = sorted(grouped(own, "line"), key=lambda row: -(row.cast_seconds + row.op_seconds))
     branch.sums = Sums.of([*own, *below])
+    calls: Counter[str] = Counter()
+    for row in (*own, *below):
+        calls[row.compute] += row.calls if row.compute else 0
+    branch.dtypes = [dtype for dtype, _ in calls.most_common() if dtype]
     return [*own, *below]
 
 
@@ -190,9 +197,34 @@ def cast_places(report: Report, shown: int = 8) -> list[Row]:
 
 
 def modules_of(report: Report, row: Row) -> str:
-    """The modules in which the calls of a row of `cast_places()` were made."""
-    names = sorted({each.module for each in report.rows if (each.op, each.file, each.line) == (row.op, row.file, row.line)})
-    return ", ".join(name or OUTSIDE for name in names[:2]) + (f" and {len(names) - 2} more" if len(names) > 2 else "")
+    """The modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
+    return in_short(each.module for each in report.rows if (each.op, each.file, each.line) == (row.op, row.file, row.line))
+
+
+def in_short(modules: Iterable[str]) -> str:
+    """The names of modules, those that differ in a number taken together."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        found.setdefault(".".join("*" if part.isdecimal() else part for part in module.split(".")), set()).add(module)
+    names = [
+        (next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{pattern} ({len(kept)} modules)" for pattern, kept in list(found.items())[:2]
+    ]
+    return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
+
+
+def headline(report: Report) -> str:
+    """Which op, and which line, spent most time in casts; "" where none was made."""
+    ops = sorted(_bars(report.rows, lambda row: row.op), key=lambda bar: -bar.cast_seconds)
+    whole = sum(bar.cast_seconds for bar in ops)
+    if not whole:
+        return ""
+    named = [f"{bar.op} ({share(bar.cast_seconds, whole)})" for bar in ops[:3] if bar.cast_seconds >= 0.05 * whole]
+    most = report.grouped("line", "cast_seconds")[0]
+    file = most.file.replace("\\", "/").rpartition("/")[2]
+    return (
+        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{most.line}, {most.op} in {modules_of(report, most)}, "
+        f"{share(most.cast_seconds, whole)}."
+    ).replace(" %", "\u00a0%")
 
 
 @functools.cache
@@ -234,8 +266,3 @@ def never_called(report: Report) -> dict[str, list[str]]:
         if names:
             found[cast] = names
     return found
-
-
-def is_listed(row: Row) -> bool:
-    """Whether a list or a rule decided the calls of `row`."""
-    return row.rule != UNLISTED
