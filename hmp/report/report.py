@@ -79,6 +79,11 @@ class Report:
         return int(self._told("uncast_calls"))
 
     @property
+    def about(self) -> dict[str, Any]:
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up."""
+        return {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+
+    @property
     def notes(self) -> list[str]:
         """What a reader must know of how this was recorded."""
         rows = self.rows

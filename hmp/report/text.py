@@ -54,14 +54,8 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
     for row in report.grouped(by, sort):
         if row.rule == "unlisted":
             continue
-        values = {
-            "op": row.op,
-            "rule": row.rule,
-            "list entry": entry(row.source),
-            "dtypes": row.dtypes,
-            "module": row.module,
-            "place": row.place,
-        }
+        listed = entry(row.source)
+        values = {"op": row.op, "rule": row.rule, "list entry": listed, "dtypes": row.dtypes, "module": row.module, "place": row.place}
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
     return made
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -18,6 +19,7 @@ from . import advice, charts, model
 if TYPE_CHECKING:
     from ..report import Report
 
+UNLISTED_OPS = 15
 RULES = {
     "bf16": "on the BF16 list: inputs become the low dtype (R1)",
     "fp32": "on the FP32 list: inputs become float32 (R2)",
@@ -33,25 +35,26 @@ def report_page(report: Report) -> str:
     """The page of `report`, as HTML."""
     rows = report.rows
     sums = model.Sums.of(rows)
-    about = report.to_dict()
+    unlisted = report.unlisted
     shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
     return render(
         "report.html.j2",
         title="hmp report",
         report=report,
-        about={name: about[name] for name in ("device", "torch", "seconds", "ranks")},
+        about=report.about,
         sums=sums,
         decided=sum(row.calls for row in rows if row.rule != UNLISTED),
         headline=model.headline(report),
         parts=model.parts(rows),
         advices=advice.advices(report),
         advice_rules=advice.RULES,
-        computed=sorted({row.compute for row in rows if row.compute}),
+        computed=sorted({model.computes(row) for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
         tree=model.tree(rows),
-        unlisted=report.unlisted[:15],
-        unlisted_more=max(len(report.unlisted) - 15, 0),
+        unlisted=unlisted[:UNLISTED_OPS],
+        unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
+        no_kernel=report.no_kernel,
         never=model.never_called(report),
         table=shown[: model.TABLE_ROWS],
         table_all=len(shown),
@@ -73,10 +76,11 @@ def _environment() -> jinja2.Environment:
         "size": lambda number: _kept(units.size(number)),
         "entry": units.entry,
         "share": lambda part, whole: _kept(units.share(part, whole)),
-        "dotted": lambda text: markupsafe.Markup(markupsafe.escape(text).replace(".", ".<wbr>")),
+        "dotted": _breakable,
         "count": lambda number: f"{number:,}",
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
+        "computes": model.computes,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
         "short": _short,
         "error": lambda value: "-" if value is None else f"{value:.2g}",
@@ -87,6 +91,11 @@ def _environment() -> jinja2.Environment:
 def _kept(text: str) -> str:
     """A number and its unit on one line."""
     return text.replace(" ", "\u00a0")
+
+
+def _breakable(text: str) -> markupsafe.Markup:
+    """A long name that may go on in the next line after a dot or an underscore."""
+    return markupsafe.Markup(re.sub(r"([._])", r"\1<wbr>", str(markupsafe.escape(text))))
 
 
 def _place(row: Row) -> str:

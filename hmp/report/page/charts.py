@@ -127,7 +127,8 @@ def _svg(figure: Any, label: str, prefix: str) -> str:
     """The figure as an SVG element whose ids start with `prefix`, so that they are no other's on the page."""
     file = io.StringIO()
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hmp", "hatch.linewidth": 1.1}):
-        FigureCanvasSVG(figure).print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)

@@ -20,6 +20,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -55,7 +56,7 @@ def comparison_page(values: Mapping[str, Any]) -> str:
         policy=values.get("policy"),
         notes=list(values.get("notes") or ()),
         dtype=dtype,
-        half_ulp=HALF_ULP[dtype] if dtype in HALF_ULP else None,
+        half_ulp=HALF_ULP.get(dtype),
         figures=figures,
         worst=_worst_ops(rows, dtype),
         jumps=_jumps(rows),
@@ -106,7 +107,7 @@ def _jumps(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     found = []
     for direction in ("forward", "backward"):
         known = [row for row in rows if row["direction"] == direction and row["accumulated"]]
-        for before, row in zip(known, known[1:], strict=False):
+        for before, row in itertools.pairwise(known):
             factor = row["accumulated"] / before["accumulated"]
             if factor >= 2 and row["accumulated"] < math.inf:
                 found.append({**row, "before": before["accumulated"], "factor": factor})

@@ -12,7 +12,7 @@ from ...errors import OpListError
 from ...policy import Policy
 from ...presets import policies
 from ...rules import Rule
-from ..report import Report
+from ..report import UNLISTED, Report
 from ..rows import Row, grouped
 from ..units import share
 
@@ -52,6 +52,13 @@ class Sums:
         )
 
 
+def computes(row: Row) -> str:
+    """The dtype that the calls of `row` compute in: the result's where torch itself took mixed inputs to the widest dtype."""
+    inputs = row.inputs.split(", ")
+    torch_promoted = row.rule in (UNLISTED, "promote") and len(inputs) > 1 and row.output in inputs
+    return row.output if torch_promoted else row.compute
+
+
 @dataclass
 class Branch:
     """A module in the tree: its own calls, by op, and the modules below it; `sums` are of both."""
@@ -66,7 +73,7 @@ class Branch:
     hidden: int = 0  # lines below it that the page leaves out
 
     def walk(self) -> Iterator[Branch]:
-        """This branch and all below it."""
+        """The branch and all below it."""
         yield self
         for branch in self.branches.values():
             yield from branch.walk()
@@ -99,7 +106,7 @@ def _add_up(branch: Branch) -> list[Row]:
     branch.sums = Sums.of([*own, *below])
     calls: Counter[str] = Counter()
     for row in (*own, *below):
-        calls[row.compute] += row.calls if row.compute else 0
+        calls[computes(row)] += row.calls
     branch.dtypes = [dtype for dtype, _ in calls.most_common() if dtype]
     return [*own, *below]
 
@@ -167,7 +174,7 @@ def _bars(rows: Iterable[Row], named: Callable[[Row], str]) -> list[OpBar]:
     found: dict[str, OpBar] = {}
     for row in rows:
         bar = found.setdefault(named(row), OpBar(named(row), {}, {}, 0.0))
-        dtype = row.compute or "other"
+        dtype = computes(row) or "other"
         bar.seconds[dtype] = bar.seconds.get(dtype, 0.0) + row.op_seconds
         bar.calls[dtype] = bar.calls.get(dtype, 0) + row.calls
         found[bar.op] = OpBar(bar.op, bar.seconds, bar.calls, bar.cast_seconds + row.cast_seconds)
@@ -186,7 +193,8 @@ def parts(rows: Iterable[Row]) -> list[Part]:
     """Where the time went: into ops by compute dtype, and into casts."""
     found: dict[str, float] = {}
     for row in rows:
-        found[row.compute or "other"] = found.get(row.compute or "other", 0.0) + row.op_seconds
+        dtype = computes(row) or "other"
+        found[dtype] = found.get(dtype, 0.0) + row.op_seconds
     casts = sum(row.cast_seconds for row in rows)
     return [Part(name, found[name]) for name in sorted(found) if found[name]] + ([Part("casts", casts)] if casts else [])
 
