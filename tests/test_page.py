@@ -201,9 +201,7 @@ def test_a_large_recording_stays_below_two_megabytes_and_says_what_is_left_out()
     text = said(html)
     assert "The 1,000 of 2,800 with most time; Report.to_json() has them all." in text
     assert re.search(r"… [\d,]+ lines with less time", text)
-    many = page_kit.comparison() | {
-        "rows": [each | {"module": f"net.{at}"} for at in range(250) for each in page_kit.comparison()["rows"]]
-    }
+    many = page_kit.comparison() | {"rows": [each | {"module": f"net.{at}"} for at in range(250) for each in page_kit.comparison()["rows"]]}
     assert len(comparison_page(many).encode()) < 2_000_000
 
 

@@ -135,14 +135,14 @@ def _cut(root: Branch) -> None:
     room = TREE_LINES
     level = [root]
     while level:
-        below = [each for branch in level for each in branch.branches.values()]
-        room -= len(below)
-        if room < 0:
-            for branch in level:
-                branch.hidden += sum(1 + each.hidden + len(each.rows) for top in branch.branches.values() for each in top.walk())
-                branch.branches = {}
-            return
-        level = below
+        below = sorted((each for branch in level for each in branch.branches.values()), key=lambda branch: -branch.sums.seconds)
+        dropped = {id(each) for each in below[room:]}
+        for branch in level:
+            for name, each in list(branch.branches.items()):
+                if id(each) in dropped:
+                    branch.hidden += sum(1 + inner.hidden + len(inner.rows) for inner in branch.branches.pop(name).walk())
+        level = below[:room]
+        room -= len(level)
 
 
 @dataclass(frozen=True)
