@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import hmp
@@ -58,12 +59,21 @@ def large(layers: int = 700) -> hmp.Report:
 
 
 def comparison() -> dict[str, Any]:
-    """A comparison's values, as hmp.report.page.comparison documents them."""
+    """A comparison's values, as hmp.report.page.comparison documents them; ranked as Comparison has them, not in the order of calls."""
     forward = [
-        ("embedding", "net.embed", WIDE, 1e-8, 1e-8), ("linear", "net.0", LOW, 0.002, 0.002), ("mul", f"net.{NASTY}", LOW, 0.03, 0.03),
-        ("softmax", "net.1", WIDE, 2e-8, 0.031),
+        (0, "embedding", "net.embed", WIDE, "fp32", 1e-8, 1e-8, 0.0), (1, "linear", "net.0", LOW, "bf16", 0.002, 0.002, 0.2),
+        (2, "mul", f"net.{NASTY}", LOW, "bf16", 0.03, 0.03, 0.7), (3, "softmax", "net.1", WIDE, "fp32", 2e-8, 0.031, 0.0),
+        (4, "linear", "net.1", LOW, "bf16", 0.003, 0.04, 0.1),
     ]  # fmt: skip
-    names = ("op", "module", "dtype", "isolated", "accumulated")
-    rows = [{**dict(zip(names, each, strict=True)), "direction": "forward", "calls": 3, "ulps": each[3] * 256} for each in forward]
-    rows += [{**each, "direction": "backward", "accumulated": 0.04, "isolated": None, "ulps": None} for each in reversed(rows)]
-    return {"title": "mine against float32", "policy": POLICY.to_dict(), "notes": ["One batch."], "rows": rows}
+    names = ("order", "op", "module", "dtype", "listed", "isolated", "accumulated", "share")
+    rows: list[dict[str, Any]] = [
+        {**dict(zip(names, each, strict=True)), "aten": each[1], "direction": "forward", "calls": 3, "isolated_ulps": each[5] * 256}
+        for each in forward
+    ]
+    backward = {"direction": "backward", "accumulated": math.inf, "isolated": None, "share": 0.0}
+    rows += [{**each, **backward, "order": 9 - each["order"]} for each in rows]
+    return {
+        "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
+        "advice": [{"op": "mul", "share": 0.7}, {"op": "linear", "share": 0.3}, {"op": "native_odd", "share": 0.2}],
+        "notes": ["One batch."], "rows": sorted(rows, key=lambda row: -(row["isolated"] or 0)),
+    }  # fmt: skip

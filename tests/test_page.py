@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -231,13 +232,21 @@ def test_to_html_writes_a_recording_and_returns_the_path(tmp_path: Path) -> None
 
 
 def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
-    text = said(comparison_page(page_kit.comparison()))
-    assert "mine against float32" in text
-    assert "error at the end of forward 0.031" in text
-    assert "largest error of one op 0.03 mul" in text
-    assert "fp32.txt + mul" in text and "fp32.txt + linear" not in text
-    assert "accumulated, in the whole run" in text and "half a bfloat16 ulp" in text
+    values = page_kit.comparison()
+    html = comparison_page(values)
+    text = said(html)
+    assert "policy mine bf16 forward and backward, the output's own loss" in text
+    assert "error of the output 0.04 relative to float32 error of the loss 1.0e-5 of 2.5 error of the gradient inf" in text
+    assert "largest error of one op 0.03 mul, by itself" in text
+    assert "Try mul on the FP32 list bf16.txt \u2212 mul fp32.txt + mul 70 % of the squared errors; 0.03 at most by itself" in text
+    assert "Try linear on the FP32 list" in text
+    assert "native_odd" not in text  # no list may hold it
     assert "mul forward bf16 net.<script>alert(1)</script> 0.002 0.03 15" in text  # where the error grows
+    assert html.count("<svg") == 2  # forward, and backward
+    assert "accumulated" in text and "half a bfloat16 ulp" in text and "mul in net.<script>" in text
+    unordered = {**values, "rows": [{name: value for name, value in row.items() if name != "order"} for row in values["rows"]]}
+    assert "The order of the calls is not known." in said(comparison_page(unordered))
+    assert said(comparison_page(json.loads(json.dumps(values).replace("Infinity", '"inf"')))) == text
 
 
 def test_fragments_read_in_a_notebook() -> None:

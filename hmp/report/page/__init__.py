@@ -83,7 +83,8 @@ def _environment() -> jinja2.Environment:
         "computes": model.computes,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
         "short": _short,
-        "error": lambda value: "-" if value is None else f"{value:.2g}",
+        "error": _error,
+        "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
     }
     return made
 
@@ -101,6 +102,12 @@ def _breakable(text: str) -> markupsafe.Markup:
 def _place(row: Row) -> str:
     """The file's name and the line; the page says the whole path when it is pointed at."""
     return f"{row.file.replace(chr(92), '/').rpartition('/')[2]}:{row.line}" if row.file else "-"
+
+
+def _error(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
 
 
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}

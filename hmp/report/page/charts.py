@@ -75,8 +75,11 @@ class Line:
     joined: bool
 
 
-def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, prefix: str) -> str:
-    """Relative errors against the order of the calls, on a logarithmic scale; a dashed line at `mark`, which is called `marked`."""
+def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, prefix: str) -> str:
+    """Relative errors against the order of the calls, on a logarithmic scale.
+
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name.
+    """
     figure, (axes,) = _panels(3.3, 1, [1])
     for line in lines:
         xs, ys = zip(*line.points, strict=True)
@@ -87,12 +90,19 @@ def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, prefi
     axes.set_yscale("log")
     low, high = (pick(y for line in lines for _, y in line.points) for pick in (min, max))
     low, high = min(low, mark or low), max(high, mark or high)
-    axes.set_ylim(low / 2, high * 2)
+    axes.set_ylim(low / 2, high * 4)  # room above for the name of a point
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+").replace("1e+0", "1"))
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.xaxis.get_major_locator().set_params(integer=True)
     at = [x for line in lines for x, _ in line.points]
     axes.set_xlim(min(at) - 1, max(at) + 1)
+    if named is not None:
+        x, y, name = named
+        left = x < (min(at) + max(at)) / 2
+        axes.annotate(
+            _short(name, 60), (x, y), (-4 if left else 4, 7), textcoords="offset points", ha="left" if left else "right", fontsize=8.5,
+            color=_VARIABLES["--ink"], parse_math=False,
+        )  # fmt: skip
     if mark is not None:
         axes.axhline(mark, color=_VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)), label=marked)
     axes.set_xlabel("calls, in their order", color=_VARIABLES["--soft"], fontsize=9)
