@@ -48,6 +48,11 @@ class Rule:
         lines += [f"  {site}" for site in self.sites]
         return "\n".join(lines)
 
+    def _repr_html_(self) -> str:
+        from . import fragments
+
+        return fragments.rule(self)
+
 
 def explain(name: str, policy: Policy | str | None = None) -> Rule:
     """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.

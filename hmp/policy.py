@@ -252,6 +252,11 @@ class Policy:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
         return f"policy {self.name!r}: {counts} ops, low dtype {_dtype_name(self.dtype)}, {self.fingerprint}"
 
+    def _repr_html_(self) -> str:
+        from . import fragments
+
+        return fragments.policy(self)
+
 
 def _low_dtype(dtype: Any) -> torch.dtype:
     for name, low in LOW_DTYPES.items():

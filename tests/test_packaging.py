@@ -73,6 +73,7 @@ def test_checkout_finds_its_lists(from_checkout: Mapping[str, object]) -> None:
 def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     expected = {str(file.relative_to(ROOT)) for file in (ROOT / "hmp").rglob("*.py")} | {"hmp/py.typed"}
     expected |= {"hmp/" + str(file.relative_to(ROOT)) for file in (ROOT / "op_lists").rglob("*.txt")}
+    expected |= {str(file.relative_to(ROOT)) for file in (ROOT / "hmp/report/page/templates").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
     assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"

@@ -80,6 +80,11 @@ class Report:
         return int(self._told("uncast_calls"))
 
     @property
+    def about(self) -> dict[str, Any]:
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up."""
+        return {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+
+    @property
     def notes(self) -> list[str]:
         """What a reader must know of how this was recorded."""
         rows = self.rows
@@ -213,6 +218,17 @@ class Report:
         except HmpError as error:
             raise HmpError(f"{path}: {error}") from None
 
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
+
+        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `hmp-torch[report]`.
+        """
+        from .page import report_page
+
+        target = Path(path)
+        target.write_text(report_page(self), encoding="utf-8")
+        return target
+
     def to_tensorboard(self, writer: Any, step: int = 0) -> None:
         """Adds sums to a `SummaryWriter`, or anything with `add_scalar(name, value, step)`: hmp/calls/<op>/<dtype>, hmp/cast_seconds, …"""
         for row in grouped(self.rows, "op"):
@@ -231,6 +247,11 @@ class Report:
         from .text import text
 
         return text(self)
+
+    def _repr_html_(self) -> str:
+        from .fragment import fragment
+
+        return fragment(self)
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

@@ -11,6 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("a report's tables need rich: pip install 'hmp-torch[report]'") from error
 
+from .units import duration, entry, size
+
 if TYPE_CHECKING:
     from .report import Report
     from .rows import Row
@@ -50,7 +52,8 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
     for name in ("calls", "casts", "saved", "cast", "in casts", "in ops"):
         made.add_column(name, justify="right", no_wrap=True)
     for row in report.grouped(by, sort, unlisted=False):
-        values = {"op": row.op, "rule": row.rule, "list entry": _entry(row), "dtypes": row.dtypes, "module": row.module, "place": row.place}
+        listed = entry(row.source)
+        values = {"op": row.op, "rule": row.rule, "list entry": listed, "dtypes": row.dtypes, "module": row.module, "place": row.place}
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
     return made
 
@@ -79,12 +82,6 @@ def _heading(report: Report) -> str:
     )
 
 
-def _entry(row: Row) -> str:
-    # the file's last two parts: op_lists/habana/bf16.txt is known as habana/bf16.txt
-    name, _, where = row.source.partition(" (")
-    return f"{name} ({'/'.join(where.rstrip(')').split('/')[-2:])})" if where else name
-
-
 def _counts(row: Row) -> list[str]:
     return [
         str(row.calls),
@@ -94,24 +91,3 @@ def _counts(row: Row) -> list[str]:
         duration(row.cast_seconds),
         duration(row.op_seconds),
     ]
-
-
-def duration(seconds: float) -> str:
-    """`seconds` with three digits and a unit."""
-    if seconds == 0:
-        return "-"
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            break
-    return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
-
-
-def size(number: float) -> str:
-    """A number of bytes with a unit."""
-    if number == 0:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"

@@ -1,0 +1,87 @@
+"""Small pieces of HTML for notebooks: no script, no style sheet, and whatever they show is escaped."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import TYPE_CHECKING
+
+from .rules import CASTS
+
+if TYPE_CHECKING:
+    from .explain import Rule
+    from .policy import Policy
+
+_COLOURS = {"bfloat16": "#1f7a8c;color:#fff", "float16": "#7d5ba6;color:#fff", "float32": "#e8b84a;color:#2b2000"}
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+_CELL = "text-align:left;vertical-align:top;padding:1px 10px 1px 0"
+_NUMBER = "text-align:right;vertical-align:top;padding:1px 10px 1px 0;white-space:nowrap"
+
+
+class Html(str):
+    """Text that is HTML already."""
+
+
+def text(value: object) -> Html:
+    """`value` as HTML."""
+    return value if isinstance(value, Html) else Html(escape(str(value)))
+
+
+def code(value: object) -> Html:
+    """`value` as code."""
+    return Html(f"<code>{text(value)}</code>")
+
+
+def chip(dtype: str) -> Html:
+    """A dtype in its colour, with its name."""
+    colours = _COLOURS.get(dtype, "#66707a;color:#fff")
+    style = f"background:{colours};border-radius:4px;padding:0 5px;font:600 85% monospace"
+    return Html(f'<span style="{style}">{text(_SHORT.get(dtype, dtype))}</span>')
+
+
+def flow(*dtypes: str) -> Html:
+    """Chips with arrows between them; each part may hold several dtypes, or none."""
+    parts = ["".join(chip(each) for each in part.split(", ")) if part else "-" for part in dtypes]
+    return Html(f'<span style="white-space:nowrap">{" → ".join(parts)}</span>')
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: int = 0) -> Html:
+    """A table whose last `numbers` columns are numbers."""
+    left = len(heads) - numbers
+
+    def cells(tag: str, values: Sequence[object]) -> str:
+        scope = ' scope="col"' if tag == "th" else ""
+        return "".join(f'<{tag}{scope} style="{_CELL if at < left else _NUMBER}">{text(v)}</{tag}>' for at, v in enumerate(values))
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return Html(f'<table style="border-collapse:collapse"><thead><tr>{cells("th", heads)}</tr></thead><tbody>{body}</tbody></table>')
+
+
+def box(*parts: object) -> Html:
+    """The parts below each other, in the colours of the page that they stand on."""
+    style = "border-left:3px solid #1f7a8c;padding:2px 0 2px 10px;line-height:1.5;color:inherit"
+    return Html(f'<div style="{style}">' + "".join(f"<div>{text(part)}</div>" for part in parts) + "</div>")
+
+
+def policy(value: Policy) -> Html:
+    """A policy: its name, its low dtype, and its lists, folded where they are long."""
+    dtype = str(value.dtype).removeprefix("torch.")
+    parts = [Html(f"policy <b>{text(value.name)}</b>, low dtype {chip(dtype)}, {code(value.fingerprint)}")]
+    for cast in CASTS:
+        names = sorted(getattr(value, cast))
+        shown = Html(" ".join(code(name) for name in names) or "no op")
+        parts.append(Html(f"<details{' open' if len(names) <= 40 else ''}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
+    return box(*parts)
+
+
+def rule(value: Rule) -> Html:
+    """What a policy does with one op: the list and its line, the reason, and what is done at each site."""
+    on = Html(f"on the <b>{text(value.cast)}</b> list" if value.cast else "on <b>no list</b>")
+    place = Html(f" ({code(f'{value.path}:{value.line}')})" if value.path else "")
+    parts = [Html(f"{code(value.name)}: {on} of policy <b>{text(value.policy)}</b>{place}"), text(value.why)]
+    if value.synonyms:
+        parts.append(Html("synonyms: " + ", ".join(map(code, value.synonyms))))
+    sites = [(code(site), done) for site, _, done in (line.partition(": ") for line in value.sites)]
+    if sites:
+        parts.append(table(("site", "what is done there"), sites))
+    return box(*parts)

@@ -1,0 +1,117 @@
+"""The page: a report or a comparison as one HTML file that needs no network."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+try:
+    import jinja2
+    import markupsafe
+except ImportError as error:
+    raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
+
+from .. import units
+from ..report import UNLISTED
+from ..rows import Row
+from . import advice, charts, model
+
+if TYPE_CHECKING:
+    from ..report import Report
+
+UNLISTED_OPS = 15
+RULES = {
+    "bf16": "on the BF16 list: inputs become the low dtype (R1)",
+    "fp32": "on the FP32 list: inputs become float32 (R2)",
+    "promote": "on the promote list: inputs become the widest dtype among them (R3)",
+    "R5": "written in place: the first input keeps its dtype (R5)",
+    "R7": "on no list; torch refuses mixed inputs, so they become the first one's dtype (R7)",
+    "R12": "a scalar or mask beyond the low dtype's range saturates (R12)",
+    UNLISTED: "on no list: left to torch",
+}
+
+
+def report_page(report: Report) -> str:
+    """The page of `report`, as HTML."""
+    rows = report.rows
+    sums = model.Sums.of(rows)
+    unlisted = report.unlisted
+    shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    return render(
+        "report.html.j2",
+        title="hmp report",
+        report=report,
+        about=report.about,
+        sums=sums,
+        decided=sum(row.calls for row in rows if row.rule != UNLISTED),
+        headline=model.headline(report),
+        parts=model.parts(rows),
+        advices=advice.advices(report),
+        advice_rules=advice.RULES,
+        computed=sorted({model.computes(row) for row in rows} - {""}),
+        chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
+        places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
+        tree=model.tree(rows),
+        unlisted=unlisted[:UNLISTED_OPS],
+        unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
+        no_kernel=report.no_kernel,
+        never=model.never_called(report),
+        table=shown[: model.TABLE_ROWS],
+        table_all=len(shown),
+        rules=RULES,
+    )
+
+
+def render(template: str, **values: Any) -> str:
+    """The template with `values`; what they hold is text, and is escaped."""
+    return _environment().get_template(template).render(**values)
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    made.filters |= {
+        "duration": lambda seconds: _kept(units.duration(seconds).replace("us", "µs")),
+        "size": lambda number: _kept(units.size(number)),
+        "entry": units.entry,
+        "share": lambda part, whole: _kept(units.share(part, whole)),
+        "dotted": _breakable,
+        "count": lambda number: f"{number:,}",
+        "dtypes": lambda text: text.split(", ") if text else [],
+        "place": _place,
+        "computes": model.computes,
+        "said": lambda op: model.in_words(model.said_by_presets(op)),
+        "short": _short,
+        "error": _error,
+        "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
+    }
+    return made
+
+
+def _kept(text: str) -> str:
+    """A number and its unit on one line."""
+    return text.replace(" ", "\u00a0")
+
+
+def _breakable(text: str) -> markupsafe.Markup:
+    """A long name that may go on in the next line after a dot or an underscore."""
+    return markupsafe.Markup(re.sub(r"([._])", r"\1<wbr>", str(markupsafe.escape(text))))
+
+
+def _place(row: Row) -> str:
+    """The file's name and the line; the page says the whole path when it is pointed at."""
+    return f"{row.file.replace(chr(92), '/').rpartition('/')[2]}:{row.line}" if row.file else "-"
+
+
+def _error(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+
+
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
+
+
+def _short(dtype: str) -> str:
+    return _SHORT.get(dtype, dtype)

@@ -1,0 +1,157 @@
+"""Charts as inline SVG, drawn by matplotlib: they need no script, print, and take their colours from the page's CSS."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+try:
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise ImportError("a report's page needs matplotlib: pip install 'hmp-torch[report]'") from error
+
+from ..units import duration
+from .model import OpBar
+
+# matplotlib knows no CSS variables: each is drawn in a colour of its own, which is replaced in the SVG.
+_VARIABLES = {
+    "--ink": "#010101", "--soft": "#010102", "--line": "#010103", "--bfloat16": "#010104", "--float32": "#010105",
+    "--float16": "#010106", "--other": "#010107", "--casts": "#010108", "--paper": "#010109",
+}  # fmt: skip
+_DTYPES = {"bfloat16", "float16", "float32"}
+_WIDTH = 11.0
+
+
+def variable(name: str) -> str:
+    """The CSS variable with the colour of a dtype or of "casts"."""
+    return f"--{name}" if name in _DTYPES or name == "casts" else "--other"
+
+
+def time_and_calls(bars: Sequence[OpBar]) -> str:
+    """Time by op, split by compute dtype and casts, beside calls by op and dtype."""
+    figure, (left, right) = _panels(0.62 + 0.27 * len(bars), 2, [1.35, 1])
+    dtypes = sorted({dtype for bar in bars for dtype in (*bar.seconds, *bar.calls)}, key=lambda name: (name == "other", name))
+    places = range(len(bars))
+    for axes, values, total in (
+        (left, [bar.seconds for bar in bars], [bar.total for bar in bars]),
+        (right, [bar.calls for bar in bars], [float(sum(bar.calls.values())) for bar in bars]),
+    ):
+        start = [0.0] * len(bars)
+        for dtype in dtypes:
+            widths = [float(each.get(dtype, 0)) for each in values]
+            axes.barh(places, widths, 0.66, left=start, color=_VARIABLES[variable(dtype)])
+            start = [one + other for one, other in zip(start, widths, strict=True)]
+        if axes is left:
+            widths = [bar.cast_seconds for bar in bars]
+            axes.barh(
+                places, widths, 0.66, left=start, color=_VARIABLES["--casts"], hatch="////", edgecolor=_VARIABLES["--paper"], linewidth=0
+            )
+        for place, value in zip(places, total, strict=True):
+            label = (duration(value).replace("us", "µs") if value else "no time") if axes is left else f"{value:,.0f}"
+            axes.annotate(label, (value, place), (4, 0), textcoords="offset points", va="center", color=_VARIABLES["--soft"], fontsize=8.5)
+        axes.set_xlim(0, max([*total, 1e-9]) * 1.16)
+        axes.xaxis.set_visible(False)
+        axes.set_ylim(len(bars) - 0.4, -0.6)
+    left.set_yticks(places, [_short(bar.op) for bar in bars], parse_math=False)
+    right.set_yticks([])
+    left.set_title("time in the op and in its casts", loc="left", fontsize=10, color=_VARIABLES["--soft"])
+    right.set_title("calls", loc="left", fontsize=10, color=_VARIABLES["--soft"])
+    described = "; ".join(f"{bar.op} {duration(bar.total)}, {sum(bar.calls.values())} calls" for bar in bars[:5])
+    return _svg(figure, f"Time and calls by op and dtype. Most time: {described}", "time-")
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line, or single points, of a chart: name, the CSS variable of its colour, (x, y) pairs."""
+
+    name: str
+    colour: str
+    points: Sequence[tuple[int, float]]
+    joined: bool
+
+
+def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, prefix: str) -> str:
+    """Relative errors against the order of the calls, on a logarithmic scale.
+
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name.
+    """
+    figure, (axes,) = _panels(3.3, 1, [1])
+    for line in lines:
+        xs, ys = zip(*line.points, strict=True)
+        axes.plot(
+            xs, ys, linestyle="-" if line.joined else "", linewidth=1.5, marker="" if line.joined and len(xs) > 1 else "o", markersize=4,
+            color=_VARIABLES[line.colour], label=line.name,
+        )  # fmt: skip
+    axes.set_yscale("log")
+    low, high = (pick(y for line in lines for _, y in line.points) for pick in (min, max))
+    low, high = min(low, mark or low), max(high, mark or high)
+    axes.set_ylim(low / 2, high * 4)  # room above for the name of a point
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+").replace("1e+0", "1"))
+    axes.yaxis.set_minor_formatter(lambda value, _: "")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    at = [x for line in lines for x, _ in line.points]
+    axes.set_xlim(min(at) - 1, max(at) + 1)
+    if named is not None:
+        x, y, name = named
+        left = x < (min(at) + max(at)) / 2
+        axes.annotate(
+            _short(name, 60), (x, y), (-4 if left else 4, 7), textcoords="offset points", ha="left" if left else "right", fontsize=8.5,
+            color=_VARIABLES["--ink"], parse_math=False,
+        )  # fmt: skip
+    if mark is not None:
+        axes.axhline(mark, color=_VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)), label=marked)
+    axes.set_xlabel("calls, in their order", color=_VARIABLES["--soft"], fontsize=9)
+    axes.set_ylabel("relative error", color=_VARIABLES["--soft"], fontsize=9)
+    axes.grid(axis="y", color=_VARIABLES["--line"], linewidth=0.7)
+    axes.set_axisbelow(True)
+    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4)
+    for text in legend.get_texts():
+        text.set_color(_VARIABLES["--ink"])
+        text.set_parse_math(False)
+    return _svg(figure, "Relative error of every call, in their order", prefix)
+
+
+def _panels(height: float, count: int, widths: Sequence[float]) -> tuple[Any, list[Any]]:
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    panels = figure.subplots(1, count, squeeze=False, gridspec_kw={"width_ratios": list(widths)})[0]
+    for axes in panels:
+        axes.patch.set_alpha(0)
+        for side, spine in axes.spines.items():
+            spine.set_visible(side == "left" or (side == "bottom" and count == 1))
+            spine.set_color(_VARIABLES["--line"])
+        axes.tick_params(length=0, which="both", labelcolor=_VARIABLES["--ink"], labelsize=9.5)
+    return figure, list(panels)
+
+
+def _short(name: str, most: int = 34) -> str:
+    return name if len(name) <= most else name[: most // 2 - 1] + "…" + name[-(most // 2) :]
+
+
+def _svg(figure: Any, label: str, prefix: str) -> str:
+    """The figure as an SVG element whose ids start with `prefix`, so that they are no other's on the page."""
+    file = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "hmp", "hatch.linewidth": 1.1}):
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(file, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<style.*?</style>", "", text, flags=re.DOTALL)
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    text = re.sub(r'(?<= id=")|(?<=url\(#)|(?<=xlink:href="#)', prefix, text)
+    for name, colour in _VARIABLES.items():
+        text = text.replace(colour, f"var({name})")
+    width, height = figure.get_size_inches() * 72
+    opening = f'<svg class="chart" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{_attribute(label)}"'
+    spaces = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    text = re.sub(r"<svg[^>]*>", lambda _: f"{opening} {spaces}>", text, count=1)
+    return re.sub(r"\s*\n\s*", "\n", text)
+
+
+def _attribute(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace('"', "&quot;")

@@ -1,0 +1,276 @@
+"""What the page of a report shows: sums, the module tree, and what the presets say of an op."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from ... import op_names, sites, tables
+from ...errors import OpListError
+from ...policy import Policy
+from ...presets import policies
+from ...rules import Rule
+from ..report import UNLISTED, Report
+from ..rows import Row, grouped
+from ..units import share
+
+OUTSIDE = "(outside every module)"
+TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
+TREE_LINES = 1200
+_OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What was counted of some rows, added up."""
+
+    calls: int = 0
+    casts: int = 0
+    saved: int = 0
+    bytes: int = 0
+    cast_seconds: float = 0.0
+    op_seconds: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time in ops and in their casts."""
+        return self.op_seconds + self.cast_seconds
+
+    @classmethod
+    def of(cls, rows: Iterable[Row]) -> Sums:
+        """The sums of `rows`."""
+        kept = list(rows)
+        return cls(
+            sum(row.calls for row in kept),
+            sum(row.casts for row in kept),
+            sum(row.casts_saved for row in kept),
+            sum(row.cast_bytes for row in kept),
+            sum(row.cast_seconds for row in kept),
+            sum(row.op_seconds for row in kept),
+        )
+
+
+def computes(row: Row) -> str:
+    """The dtype that the calls of `row` compute in: the result's where torch itself took mixed inputs to the widest dtype."""
+    inputs = row.inputs.split(", ")
+    torch_promoted = row.rule in (UNLISTED, "promote") and len(inputs) > 1 and row.output in inputs
+    return row.output if torch_promoted else row.compute
+
+
+@dataclass
+class Branch:
+    """A module in the tree: its own calls, by op, and the modules below it; `sums` are of both."""
+
+    name: str
+    path: str
+    rows: list[Row] = field(default_factory=list)
+    branches: dict[str, Branch] = field(default_factory=dict)
+    sums: Sums = field(default_factory=Sums)
+    dtypes: list[str] = field(default_factory=list)  # that its calls compute in, most calls first
+    open: bool = False
+    hidden: int = 0  # lines below it that the page leaves out
+
+    def walk(self) -> Iterator[Branch]:
+        """The branch and all below it."""
+        yield self
+        for branch in self.branches.values():
+            yield from branch.walk()
+
+    @property
+    def lines(self) -> int:
+        """The lines that unfolding it adds."""
+        return len(self.branches) + len(self.rows)
+
+
+def tree(rows: Iterable[Row]) -> Branch:
+    """The modules of `rows` as a tree in the order of their first calls; the part with most cast time is unfolded."""
+    root = Branch("all modules", "", open=True)
+    for row in rows:
+        branch = root
+        for name in row.module.split(".") if row.module else [OUTSIDE]:
+            path = f"{branch.path}.{name}" if branch.path else name
+            branch = branch.branches.setdefault(name, Branch(name, path))
+        branch.rows.append(row)
+    _add_up(root)
+    _unfold(root)
+    _cut(root)
+    return root
+
+
+def _add_up(branch: Branch) -> list[Row]:
+    own = branch.rows
+    below = [row for each in branch.branches.values() for row in _add_up(each)]
+    branch.rows = sorted(grouped(own, "line"), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    branch.sums = Sums.of([*own, *below])
+    calls: Counter[str] = Counter()
+    for row in (*own, *below):
+        calls[computes(row)] += row.calls
+    branch.dtypes = [dtype for dtype, _ in calls.most_common() if dtype]
+    return [*own, *below]
+
+
+def _unfold(root: Branch) -> None:
+    left = _OPEN_LINES - root.lines
+    closed = list(root.branches.values())
+    while closed:
+        chosen = max(closed, key=lambda branch: (branch.sums.cast_seconds, branch.sums.op_seconds))
+        closed.remove(chosen)
+        if chosen.lines <= left:
+            chosen.open = True
+            left -= chosen.lines
+            closed += chosen.branches.values()
+
+
+def _cut(root: Branch) -> None:
+    """Leaves out the lines of ops with the least time where there are too many, and then the innermost modules."""
+    order = sorted((row for branch in root.walk() for row in branch.rows), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    modules = sum(1 for _ in root.walk())
+    kept = {id(row) for row in order[: max(TREE_LINES - modules, TREE_LINES // 4)]}
+    for branch in root.walk():
+        shown = [row for row in branch.rows if id(row) in kept]
+        branch.hidden += len(branch.rows) - len(shown)
+        branch.rows = shown
+    room = TREE_LINES
+    level = [root]
+    while level:
+        below = sorted((each for branch in level for each in branch.branches.values()), key=lambda branch: -branch.sums.seconds)
+        dropped = {id(each) for each in below[room:]}
+        for branch in level:
+            for name, each in list(branch.branches.items()):
+                if id(each) in dropped:
+                    branch.hidden += sum(1 + inner.hidden + len(inner.rows) for inner in branch.branches.pop(name).walk())
+        level = below[:room]
+        room -= len(level)
+
+
+@dataclass(frozen=True)
+class OpBar:
+    """One op of the charts: seconds and calls by compute dtype, and seconds in casts."""
+
+    op: str
+    seconds: dict[str, float]
+    calls: dict[str, int]
+    cast_seconds: float
+
+    @property
+    def total(self) -> float:
+        """All its seconds."""
+        return sum(self.seconds.values()) + self.cast_seconds
+
+
+def op_bars(rows: Iterable[Row], shown: int = 14) -> list[OpBar]:
+    """The ops with most time, most first; those that are left are one bar, "n others"."""
+    bars = sorted(_bars(rows, lambda row: row.op), key=lambda bar: (-bar.total, -sum(bar.calls.values())))
+    if len(bars) <= shown + 1:
+        return bars
+    names = {bar.op for bar in bars[shown:]}
+    (others,) = _bars([row for row in rows if row.op in names], lambda row: f"{len(names)} others")
+    return [*bars[:shown], others]
+
+
+def _bars(rows: Iterable[Row], named: Callable[[Row], str]) -> list[OpBar]:
+    found: dict[str, OpBar] = {}
+    for row in rows:
+        bar = found.setdefault(named(row), OpBar(named(row), {}, {}, 0.0))
+        dtype = computes(row) or "other"
+        bar.seconds[dtype] = bar.seconds.get(dtype, 0.0) + row.op_seconds
+        bar.calls[dtype] = bar.calls.get(dtype, 0) + row.calls
+        found[bar.op] = OpBar(bar.op, bar.seconds, bar.calls, bar.cast_seconds + row.cast_seconds)
+    return list(found.values())
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the whole time: "bfloat16", ..., or "casts"."""
+
+    name: str
+    seconds: float
+
+
+def parts(rows: Iterable[Row]) -> list[Part]:
+    """Where the time went: into ops by compute dtype, and into casts."""
+    found: dict[str, float] = {}
+    for row in rows:
+        dtype = computes(row) or "other"
+        found[dtype] = found.get(dtype, 0.0) + row.op_seconds
+    casts = sum(row.cast_seconds for row in rows)
+    return [Part(name, found[name]) for name in sorted(found) if found[name]] + ([Part("casts", casts)] if casts else [])
+
+
+def cast_places(report: Report, shown: int = 8) -> list[Row]:
+    """The lines of the program that spent most time in casts."""
+    return [row for row in report.grouped("line", "cast_seconds")[:shown] if row.casts]
+
+
+def modules_of(report: Report, row: Row) -> str:
+    """The modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
+    return in_short(each.module for each in report.rows if (each.op, each.file, each.line) == (row.op, row.file, row.line))
+
+
+def in_short(modules: Iterable[str]) -> str:
+    """The names of modules, those that differ in a number taken together."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        found.setdefault(".".join("*" if part.isdecimal() else part for part in module.split(".")), set()).add(module)
+    names = [
+        (next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{pattern} ({len(kept)} modules)" for pattern, kept in list(found.items())[:2]
+    ]
+    return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
+
+
+def headline(report: Report) -> str:
+    """Which op, and which line, spent most time in casts; "" where none was made."""
+    ops = sorted(_bars(report.rows, lambda row: row.op), key=lambda bar: -bar.cast_seconds)
+    whole = sum(bar.cast_seconds for bar in ops)
+    if not whole:
+        return ""
+    named = [f"{bar.op} ({share(bar.cast_seconds, whole)})" for bar in ops[:3] if bar.cast_seconds >= 0.05 * whole]
+    most = report.grouped("line", "cast_seconds")[0]
+    file = most.file.replace("\\", "/").rpartition("/")[2]
+    return (
+        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{most.line}, {most.op} in {modules_of(report, most)}, "
+        f"{share(most.cast_seconds, whole)}."
+    ).replace(" %", "\u00a0%")
+
+
+@functools.cache
+def _presets() -> dict[str, tables.Listed]:
+    # a frozen release says what the one that follows torch says
+    return {name: tables.Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
+
+
+def said_by_presets(op: str) -> dict[str, list[str]]:
+    """The lists that presets have `op` on: list → names of presets."""
+    found: dict[str, list[str]] = {}
+    for name, listed in _presets().items():
+        entry = listed.source(op)
+        if entry is not None:
+            found.setdefault(entry.cast, []).append(name)
+    return found
+
+
+def in_words(said: dict[str, list[str]]) -> str:
+    """`said_by_presets()` as a phrase."""
+    words = {"bf16": "BF16", "fp32": "FP32", "promote": "promote"}
+    return "; ".join(f"{words[cast]}: {', '.join(names)}" for cast, names in sorted(said.items()))
+
+
+def can_be_listed(op: str) -> bool:
+    """Whether a list may hold `op` by this name: it is an op of torch's or a registered one, and no in-place form."""
+    try:
+        return not op.endswith("_") and op not in op_names.DTYPE_OPS and op in sites.resolve(Rule(op, "bf16"))
+    except OpListError:
+        return False
+
+
+def never_called(report: Report) -> dict[str, list[str]]:
+    """The listed names that were never called, by list."""
+    never = set(report.never_called)
+    found = {}
+    for cast in ("bf16", "fp32", "promote"):
+        names = sorted({name for policy in report.policies for name in policy[cast]} & never)
+        if names:
+            found[cast] = names
+    return found

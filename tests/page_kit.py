@@ -1,0 +1,79 @@
+"""A report made by hand, for the page: every rule of the advice finds something in it, or nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import hmp
+from hmp.report.rows import Row
+
+LOW, WIDE = "bfloat16", "float32"
+FILE = "/home/somebody/model.py"
+NASTY = "<script>alert(1)</script>"
+
+
+def row(op: str, rule: str, dtypes: tuple[str, str, str], module: str, line: int, **counted: Any) -> Row:
+    return Row(op, rule, counted.pop("source", ""), *dtypes, module, FILE, line, counted.pop("calls", 2), **counted)
+
+
+ROWS = (
+    row("linear", "bf16", (WIDE, LOW, LOW), "net.layer.0.query", 10, casts=4, cast_bytes=4096, op_seconds=0.2, cast_seconds=0.05,
+        source="linear (/lists/mine/bf16.txt:1)"),
+    row("linear", "bf16", (f"{LOW}, {WIDE}", LOW, LOW), "net.layer.1.query", 10, casts=2, casts_saved=2, cast_bytes=2048,
+        op_seconds=0.2, cast_seconds=0.02, source="linear (/lists/mine/bf16.txt:1)"),
+    row("tanh", "fp32", (LOW, WIDE, WIDE), "net.layer.0", 11, casts=2, cast_bytes=512, op_seconds=0.001, cast_seconds=0.03,
+        source="tanh (/lists/mine/fp32.txt:1)"),
+    row("cross_entropy", "fp32", (LOW, WIDE, WIDE), "", 30, calls=1, casts=1, cast_bytes=64, op_seconds=0.001, cast_seconds=0.02,
+        source="cross_entropy (/lists/mine/fp32.txt:2)"),
+    row("mul", "bf16", (WIDE, LOW, LOW), "net.rotary", 12, casts=4, cast_bytes=256, op_seconds=0.002, cast_seconds=0.01,
+        source="mul (/lists/mine/bf16.txt:2)"),
+    row("relu", "unlisted", (WIDE, WIDE, WIDE), "net.layer.0", 13, op_seconds=0.1),
+    row("add", "promote", (f"{LOW}, {WIDE}", LOW, WIDE), "net.layer.0", 14, op_seconds=0.002),
+    row("layer_norm", "R7", (WIDE, WIDE, WIDE), "net.layer.0.norm", 15, op_seconds=0.02),
+    row("layer_norm", "R7", (LOW, LOW, LOW), "net.layer.1.norm", 15, op_seconds=0.02),
+    row("cdist", "bf16", (LOW, WIDE, LOW), "net.head", 16, no_kernel=2, op_seconds=0.001, source="cdist (/lists/mine/bf16.txt:3)"),
+    row("max_pool2d", "unlisted", (LOW, LOW, LOW), "net.head", 17, calls=3, op_seconds=0.004),
+    row("view", "unlisted", (LOW, LOW, LOW), "net.head", 18, op_seconds=0.0001),
+)  # fmt: skip
+POLICY = hmp.Policy("mine", bf16={"linear", "mul", "cdist", "max_pool1d"}, fp32={"tanh", "cross_entropy"}, promote={"add"})
+
+
+def report(rows: tuple[Row, ...] = ROWS, **about: Any) -> hmp.Report:
+    told = {"policies": [POLICY.to_dict()], "never_called": ["max_pool1d"], "uncast_calls": 7, "seconds": 1.5, "torch": "2.13.0"}
+    return hmp.Report(rows, **(told | about))
+
+
+def large(layers: int = 700) -> hmp.Report:
+    """More than a page can hold: 2,800 rows with long paths."""
+    path = "/home/somebody/a/rather/long/path/to/a/package/modeling_something_large.py"
+    module = "model.decoder.layers.{}.self_attention.projection"
+    return report(
+        tuple(
+            Row(op, rule, "linear (/lists/mine/bf16.txt:1)", WIDE, LOW, LOW, module.format(layer), path,
+                at, 1, 2, 0, 4096, 1e-4, 1e-5 * (layer % 7))
+            for layer in range(layers)
+            for at, (op, rule) in enumerate((("linear", "bf16"), ("matmul", "bf16"), ("softmax", "fp32"), ("view", "unlisted")))
+        )
+    )  # fmt: skip
+
+
+def comparison() -> dict[str, Any]:
+    """A comparison's values, as hmp.report.page.comparison documents them; ranked as Comparison has them, not in the order of calls."""
+    forward = [
+        (0, "embedding", "net.embed", WIDE, "fp32", 1e-8, 1e-8, 0.0), (1, "linear", "net.0", LOW, "bf16", 0.002, 0.002, 0.2),
+        (2, "mul", f"net.{NASTY}", LOW, "bf16", 0.03, 0.03, 0.7), (3, "softmax", "net.1", WIDE, "fp32", 2e-8, 0.031, 0.0),
+        (4, "linear", "net.1", LOW, "bf16", 0.003, 0.04, 0.1),
+    ]  # fmt: skip
+    names = ("order", "op", "module", "dtype", "listed", "isolated", "accumulated", "share")
+    rows: list[dict[str, Any]] = [
+        {**dict(zip(names, each, strict=True)), "aten": each[1], "direction": "forward", "calls": 3, "isolated_ulps": each[5] * 256}
+        for each in forward
+    ]
+    backward = {"direction": "backward", "accumulated": math.inf, "isolated": None, "share": 0.0}
+    rows += [{**each, **backward, "order": 9 - each["order"]} for each in rows]
+    return {
+        "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
+        "advice": [{"op": "mul", "share": 0.7}, {"op": "linear", "share": 0.3}, {"op": "native_odd", "share": 0.2}],
+        "notes": ["One batch."], "rows": sorted(rows, key=lambda row: -(row["isolated"] or 0)),
+    }  # fmt: skip

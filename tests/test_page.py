@@ -1,0 +1,272 @@
+"""The page of a report: what it says, that it is one small file that needs nothing else, and that nothing in it is taken for HTML."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+import page_kit
+from hmp.report.page import advice, model, report_page
+from hmp.report.page.comparison import comparison_page
+from hmp.report.rows import Row
+
+BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
+VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
+
+
+class Page(HTMLParser):
+    """The text of a page by section, its ids, its URLs; fails where elements do not close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.urls: list[str] = []
+        self.heads: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        if tag == "th":
+            self.heads.append(values)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+        if tag in BLOCKS:
+            self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+
+def said(html: str) -> str:
+    """What a reader sees, in one line."""
+    return " ".join(Page(html).text.replace("\u00a0", " ").split())
+
+
+@pytest.fixture(scope="module")
+def html() -> str:
+    return report_page(page_kit.report())
+
+
+PAGES = {
+    "report": lambda: report_page(page_kit.report()),
+    "comparison": lambda: comparison_page(page_kit.comparison()),
+    "empty": lambda: report_page(hmp.Report()),
+    "bare comparison": lambda: comparison_page({}),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_page_is_one_well_formed_file_that_asks_for_no_other(name: str) -> None:
+    html = PAGES[name]()
+    page = Page(html)
+    assert len(page.ids) == len(set(page.ids))
+    assert all(url.startswith("#") or url == "data:," for url in page.urls)
+    assert {url[1:] for url in page.urls if url[0] == "#"} <= set(page.ids)
+    assert all(head.get("scope") in ("col", "row") for head in page.heads)
+    without_names = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)
+    assert not re.search(r"https?:|//www|url\((?!#)|@import", without_names)
+    assert "default-src 'none'" in html
+    assert "var(--" in html and not re.search(r"#0101\d\d", html)
+
+
+def test_the_page_says_what_was_in_force_and_where_the_time_went(html: str) -> None:
+    text = said(html)
+    assert f"policy mine {page_kit.POLICY.fingerprint}" in text
+    assert "in casts 130 ms 19 % of the time in ops and casts" in text
+    assert "in ops 551 ms 24 calls, 17 by a rule" in text
+    assert "Most cast time: linear (54 %), tanh (23 %), cross_entropy (15 %)." in text
+    assert "The line with most of it: model.py:10, linear in net.layer.*.query (2 modules), 38 %." in text
+    assert "7 calls ran where casts are off" in text
+    assert "cdist: 2 of 2 calls, listed as cdist (mine/bf16.txt:3)" in text
+    assert "bf16.txt: 1 max_pool1d" in text
+    assert "relu fp32→fp32→fp32 2 100 ms 15 % BF16: habana, resnet50" in text
+
+
+def test_an_op_that_torch_promotes_computes_in_the_dtype_of_its_result(html: str) -> None:
+    (add,) = (row for row in page_kit.ROWS if row.op == "add")
+    assert model.computes(add) == "float32"
+    assert "add promote bf16fp32→fp32→fp32" in said(html)
+
+
+def test_what_to_change_is_said_in_lines_to_copy() -> None:
+    found = advice.advices(page_kit.report())
+    assert {item.title: [f"{c.sign}{c.cast} {c.name}" for c in item.changes] for item in found.items} == {
+        "Try relu on the BF16 list": ["+bf16 relu"],
+        "Try add on the BF16 list": ["+bf16 add"],
+        "Settle layer_norm: try it on the BF16 list": ["+bf16 layer_norm"],
+        "Try tanh off the FP32 list": ["-fp32 tanh"],
+        "Try mul off the BF16 list": ["-bf16 mul"],
+        "Did you mean max_pool2d by max_pool1d?": ["+bf16 max_pool2d"],
+        "Take cdist off the BF16 list": ["-bf16 cdist"],
+    }
+    assert [item.seconds for item in found.items] == sorted((item.seconds for item in found.items), reverse=True)
+    tanh = next(item for item in found.items if "tanh" in item.title)
+    assert tanh.seen == "2 calls got bfloat16; casting it to float32 took longer than computing (30 ms and 1 ms)."
+    assert tanh.stake == "30 ms in its casts, 4.4 % of the time in ops and casts"
+    assert [line.partition(":")[0] for line in found.left] == ["cross_entropy", "linear"]
+    policy = page_kit.POLICY
+    values = {"hmp": hmp}
+    exec(
+        found.code.replace("policy = ...", "policy = given").replace("tried.save", "(lambda folder: None)"),
+        values | {"given": policy},
+        values,
+    )
+    tried = values["tried"]
+    assert isinstance(tried, hmp.Policy)
+    assert tried.bf16 == (policy.bf16 - {"mul", "cdist"}) | {"relu", "add", "layer_norm", "max_pool2d"}
+    assert tried.fp32 == {"cross_entropy"}
+
+
+def test_taking_an_op_off_a_list_takes_off_all_names_that_it_follows() -> None:
+    habana = hmp.Policy.load("habana")
+    changes = advice._taken_off(habana, "fp32", "truediv")
+    assert {change.name for change in changes} == {"truediv", "div", "divide"}
+    tried = habana.replace(fp32=habana.fp32 - {change.name for change in changes})
+    assert hmp.explain("truediv", tried).cast != "fp32"
+    o2 = hmp.Policy.load("habana-o2")  # its FP32 list is `*`: nothing can be taken off
+    assert [f"{c.sign}{c.cast} {c.name}" for c in advice._taken_off(o2, "fp32", "softmax")] == ["+promote softmax"]
+
+
+def test_a_preset_that_is_in_force_is_loaded_by_its_name() -> None:
+    report = page_kit.report(policies=[hmp.Policy.load("habana").to_dict()], never_called=["dropout3d"])
+    assert advice.advices(report).code.startswith('policy = hmp.Policy.load("habana")\ntried = policy.replace(\n')
+
+
+@pytest.mark.parametrize(
+    ("policies", "message"),
+    [
+        ([], "No policy was in force."),
+        ([page_kit.POLICY.to_dict(), hmp.Policy.load("bert").to_dict()], "More than one policy was in force."),
+        ([{"name": "x", "bf16": ["no_such_op"], "fp32": [], "promote": [], "dtype": "bfloat16", "fingerprint": ""}], "cannot be read here"),
+    ],
+)
+def test_no_advice_without_one_policy_that_is_known_here(policies: list[dict[str, object]], message: str) -> None:
+    report = page_kit.report(policies=policies)
+    assert message in advice.advices(report).nothing
+    assert message in said(report_page(report))
+
+
+def test_calls_without_times_get_no_advice_and_a_page() -> None:
+    report = page_kit.report((page_kit.row("linear", "bf16", ("float32", "bfloat16", "bfloat16"), "net", 1, traced=2, casts=2),))
+    assert "2 calls were traced into compiled graphs" in said(report_page(report))
+    assert not advice.advices(report).items
+
+
+def test_names_are_text_and_never_html(tmp_path: Path) -> None:
+    nasty = page_kit.NASTY
+    rows = [Row(f"op{nasty}", "bf16", f"x{nasty} (/a/{nasty}:1)", "float32", f"float32{nasty}", "$x$", f"net.{nasty}", f"/{nasty}", 1, 1, 1,
+                0, 1, 1.0, 1.0), Row("--><b>&amp;", "unlisted", "", "", "", "", "]]><i>", "", 0, 1, 0, 0, 0, 1.0)]  # fmt: skip
+    policy = {"name": nasty, "bf16": [nasty], "fp32": [], "promote": [], "dtype": "bfloat16", "fingerprint": nasty}
+    report = page_kit.report(tuple(rows), policies=[policy], never_called=[nasty], device=nasty)
+    rule = hmp.Rule(nasty, "bf16", nasty, nasty, nasty, 1, (f"{nasty}: {nasty}",), (nasty,), nasty)
+    for html in (
+        report_page(report),
+        comparison_page(page_kit.comparison()),
+        report._repr_html_(),
+        rule._repr_html_(),
+        hmp.Policy(nasty)._repr_html_(),
+    ):
+        assert nasty not in html
+        assert "<b>&amp;" not in html.replace("<b>&amp;lt;", "") and "<i>]]" not in html and "]]><i>" not in html
+        assert "alert(1)" in Page(html).text
+
+
+def test_a_large_recording_stays_below_two_megabytes_and_says_what_is_left_out() -> None:
+    html = report_page(page_kit.large())
+    assert len(html.encode()) < 2_000_000
+    text = said(html)
+    assert "The 1,000 of 2,800 with most time; Report.to_json() has them all." in text
+    assert re.search(r"… [\d,]+ lines with less time", text)
+    many = page_kit.comparison() | {"rows": [each | {"module": f"net.{at}"} for at in range(250) for each in page_kit.comparison()["rows"]]}
+    assert len(comparison_page(many).encode()) < 2_000_000
+
+
+def test_the_tree_has_the_sums_of_what_is_below_and_unfolds_the_way_to_most_casts() -> None:
+    tree = model.tree(page_kit.ROWS)
+    net = tree.branches["net"]
+    layer = net.branches["layer"].branches["0"]
+    assert list(tree.branches) == ["net", model.OUTSIDE]
+    assert [row.op for row in layer.rows] == ["relu", "tanh", "add"]
+    assert layer.sums == model.Sums(10, 6, 0, 4608, pytest.approx(0.08), pytest.approx(0.323))
+    assert tree.sums.casts == sum(row.casts for row in page_kit.ROWS)
+    assert layer.dtypes == ["float32", "bfloat16"]
+    assert net.open and layer.open and layer.branches["query"].open
+
+
+def test_to_html_writes_a_recording_and_returns_the_path(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+    with hmp.casts("habana"), hmp.record() as report:
+        net(torch.ones(2, 4)).softmax(-1)
+    written = report.to_html(tmp_path / "report.html")
+    assert written == tmp_path / "report.html"
+    text = said(written.read_text(encoding="utf-8"))
+    assert "policy habana" in text
+    assert "test_page.py" in text
+    again = hmp.Report.from_dict(report.to_dict())
+    assert said(report_page(again)) == text
+
+
+def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
+    values = page_kit.comparison()
+    html = comparison_page(values)
+    text = said(html)
+    assert "policy mine bf16 forward and backward, the output's own loss" in text
+    assert "error of the output 0.04 relative to float32 error of the loss 1.0e-5 of 2.5 error of the gradient inf" in text
+    assert "largest error of one op 0.03 mul, by itself" in text
+    assert "Try mul on the FP32 list bf16.txt \u2212 mul fp32.txt + mul 70 % of the squared errors; 0.03 at most by itself" in text
+    assert "Try linear on the FP32 list" in text
+    assert "native_odd" not in text  # no list may hold it
+    assert "mul forward bf16 net.<script>alert(1)</script> 0.002 0.03 15" in text  # where the error grows
+    assert html.count("<svg") == 2  # forward, and backward
+    assert "accumulated" in text and "half a bfloat16 ulp" in text and "mul in net.<script>" in text
+    unordered = {**values, "rows": [{name: value for name, value in row.items() if name != "order"} for row in values["rows"]]}
+    assert "The order of the calls is not known." in said(comparison_page(unordered))
+    assert said(comparison_page(json.loads(json.dumps(values).replace("Infinity", '"inf"')))) == text
+
+
+def test_fragments_read_in_a_notebook() -> None:
+    report = page_kit.report()._repr_html_()
+    assert said(report).startswith("hmp report: policy mine, 24 calls, 13 casts; 130 ms in casts (19 %), 551 ms in ops")
+    assert said(hmp.Policy.load("habana")._repr_html_()).startswith("policy habana, low dtype bf16, ")
+    assert said(hmp.explain("softmax", "habana")._repr_html_()).startswith("softmax: on the fp32 list of policy habana (")
+    assert "gelu: on no list" in said(hmp.explain("gelu", "habana")._repr_html_())
+    assert "<script" not in report and "<style" not in report
+
+
+def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
+    code = (
+        "import sys, hmp\nhmp.Report()._repr_html_()\n"
+        "for name in ('jinja2', 'matplotlib'):\n"
+        "    sys.modules[name] = None\n"
+        "    try: hmp.Report().to_html('x')\n"
+        "    except ImportError as error: print(error)\n"
+        "    del sys.modules[name]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=Path(hmp.__file__).parent.parent, capture_output=True, text=True)
+    said = [f"a report's page needs {name}: pip install 'hmp-torch[report]'" for name in ("jinja2", "matplotlib")]
+    assert done.stdout.splitlines() == said, done.stderr

@@ -1,0 +1,207 @@
+"""The page in a real browser: it says nothing on the console, asks for nothing, sorts, filters, turns dark, and prints."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import page_kit
+from hmp.report.page.comparison import comparison_page
+
+OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
+--disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --window-size=1280,800""".split()
+WIDTH, HEIGHT = 1280, 800
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium of its own. Where there is none the tests are skipped, or fail if HMP_NEED_CHROMIUM says that they must run."""
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    driver = shutil.which("chromedriver")
+    if chromium is None or driver is None:
+        lacking = "chromium" if chromium is None else "chromedriver"
+        if os.environ.get("HMP_NEED_CHROMIUM"):
+            pytest.fail(f"HMP_NEED_CHROMIUM is set, and there is no {lacking}: apt-get install chromium chromium-driver")
+        pytest.skip(f"no {lacking} on the PATH: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('chromium')}"):
+        options.add_argument(option)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    started = webdriver.Chrome(options, webdriver.ChromeService(driver))
+    yield started
+    started.quit()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pages")
+    nasty = page_kit.row(f"op{page_kit.NASTY}", "bf16", ("float32", "bfloat16", "bfloat16"), f"net.{page_kit.NASTY}", 1, cast_seconds=2e-6)
+    report = page_kit.report((*page_kit.ROWS, nasty)).to_html(folder / "report.html")
+    comparison = folder / "comparison.html"
+    comparison.write_text(comparison_page(page_kit.comparison()), encoding="utf-8")
+    return {"report": report, "comparison": comparison}
+
+
+def opened(browser: Any, page: Path, theme: str = "light", media: str = "screen") -> Any:
+    """The browser at the page, with nothing kept of the test before."""
+    sized(browser, WIDTH, HEIGHT)
+    features = [{"name": "prefers-color-scheme", "value": theme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": media, "features": features})
+    browser.get(page.as_uri())
+    browser.execute_script("try { localStorage.clear() } catch {}")
+    browser.get_log("browser")
+    browser.get(page.as_uri())
+    return browser
+
+
+def sized(browser: Any, width: int, height: int) -> None:
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+
+
+def background(browser: Any) -> str:
+    return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
+    shots = []
+    for theme, colour in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 28)")):
+        opened(browser, pages[name], theme)
+        assert browser.get_log("browser") == []
+        assert browser.execute_script("return performance.getEntriesByType('resource').map(each => each.name)") == []
+        assert background(browser) == colour
+        shots.append(tmp_path / f"{name}-{theme}.png")
+        assert browser.save_screenshot(str(shots[-1]))
+        assert browser.execute_script("return document.documentElement.scrollWidth") <= WIDTH
+        assert browser.execute_script(OVERLAPPING) == []
+        assert browser.execute_script(CUT_OFF) == []
+    light, dark = (shot.read_bytes() for shot in shots)
+    assert min(len(light), len(dark)) > 20_000 and light != dark
+
+
+# Texts of charts that lie on each other, or stick out of their chart.
+OVERLAPPING = """
+const found = [];
+for (const chart of document.querySelectorAll("svg.chart")) {
+  const all = chart.getBoundingClientRect();
+  const boxes = [...chart.querySelectorAll("text")].map((text) => [text.textContent, text.getBoundingClientRect()]);
+  boxes.forEach(([text, box], at) => {
+    if (box.left < all.left - 1 || box.right > all.right + 1) found.push(text + " sticks out");
+    for (const [other, its] of boxes.slice(at + 1))
+      if (box.left < its.right - 1 && its.left < box.right - 1 && box.top < its.bottom - 3 && its.top < box.bottom - 3)
+        found.push(text + " lies on " + other);
+  });
+}
+return found;
+"""
+# Names in the tree and tables that do not fit.
+CUT_OFF = """
+return [...document.querySelectorAll(".line .name, .scroll")].filter((each) => each.offsetParent && each.scrollWidth > each.clientWidth + 1)
+  .map((each) => each.className + " " + each.textContent.slice(0, 60)).filter((text) => !text.includes("<script>"));
+"""
+
+
+def test_a_header_sorts_numbers_by_value_and_text_from_a_to_z(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["report"])
+    heads = {head.text: head for head in browser.find_elements("css selector", "#table thead th")}
+    at = list(heads).index("in casts")
+
+    def column() -> list[float]:
+        return [
+            float(cell.get_attribute("data-v")) for cell in browser.find_elements("css selector", f"#table tbody td:nth-child({at + 1})")
+        ]
+
+    head = heads["in casts"]
+    button = head.find_element("tag name", "button")
+    button.click()
+    assert head.get_attribute("aria-sort") == "descending"
+    assert column() == sorted(column(), reverse=True)
+    assert column()[0] == 0.05 and 2e-6 in column()  # 50 ms before 2 µs
+    button.send_keys("\ue007")  # Enter
+    assert head.get_attribute("aria-sort") == "ascending"
+    assert column() == sorted(column())
+    heads["op"].find_element("tag name", "button").click()
+    assert (head.get_attribute("aria-sort"), heads["op"].get_attribute("aria-sort")) == ("none", "ascending")
+    ops = [cell.text for cell in browser.find_elements("css selector", "#table tbody th")]
+    assert ops == sorted(ops)
+    assert ops[0] == "add" and f"op{page_kit.NASTY}" in ops
+    assert browser.get_log("browser") == []
+
+
+def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["report"])
+    count = len(page_kit.ROWS) + 1
+
+    def shown() -> list[str]:
+        return [row.find_element("tag name", "th").text for row in browser.find_elements("css selector", "#table tbody tr:not([hidden])")]
+
+    said = browser.find_element("id", "shown")
+    field = browser.find_element("id", "filter")
+    assert (len(shown()), said.text) == (count, f"{count} of {count} rows")
+    field.send_keys("Layer.0 FP32")
+    assert sorted(shown()) == ["add", "layer_norm", "linear", "relu", "tanh"]
+    assert said.text == f"5 of {count} rows"
+    field.clear()
+    field.send_keys("model.py:17")
+    assert shown() == ["max_pool2d"]
+    field.clear()
+    field.send_keys(" ")
+    browser.find_element("css selector", "#rule option:nth-child(3)").click()
+    assert sorted(shown()) == ["cross_entropy", "tanh"]
+
+
+def test_the_button_turns_the_page_dark_and_light_and_is_remembered(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["report"], "dark")
+    button = browser.find_element("id", "theme")
+    assert (button.text, button.get_attribute("aria-pressed")) == ("Light", "true")
+    button.click()
+    assert background(browser) == "rgb(255, 255, 255)"
+    assert (button.text, button.get_attribute("aria-pressed")) == ("Dark", "false")
+    browser.refresh()
+    assert background(browser) == "rgb(255, 255, 255)"
+
+
+def test_the_tree_folds_and_unfolds(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["report"])
+
+    def visible() -> list[str]:
+        return [line.text for line in browser.find_elements("css selector", ".tree .name") if line.is_displayed()]
+
+    browser.find_element("css selector", "[data-open='0']").click()
+    assert [name.split(" ")[0] for name in visible()] == ["all", "net", "(outside"]
+    browser.find_element("css selector", "[data-open='1']").click()
+    assert "mul bf16 · model.py:12" in visible()
+    summary = browser.find_element("css selector", ".tree summary summary, .tree details details summary")
+    summary.send_keys(" ")  # by the keyboard
+    assert "mul bf16 · model.py:12" not in visible()
+
+
+def test_the_code_to_copy_is_offered_with_a_button(browser: Any, pages: dict[str, Path]) -> None:
+    opened(browser, pages["report"])
+    button = browser.find_element("css selector", ".copy")
+    button.click()
+    assert browser.execute_async_script("const done = arguments[0]; setTimeout(() => done(arguments.length), 200)") == 1
+    assert button.text in ("Copied", "Selected")
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+def test_paper_is_white_and_has_no_buttons(browser: Any, pages: dict[str, Path], name: str) -> None:
+    opened(browser, pages[name], "dark", "print")
+    assert background(browser) == "rgb(255, 255, 255)"
+    for selector in ("#theme", "nav", "#filter", ".tools"):
+        assert not any(each.is_displayed() for each in browser.find_elements("css selector", selector))
+    assert browser.find_element("css selector", "#table thead th").is_displayed()
+    sized(browser, 720, 1000)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= 720
+    paper = base64.b64decode(browser.execute_cdp_cmd("Page.printToPDF", {"printBackground": True})["data"])
+    assert paper.startswith(b"%PDF-") and len(paper) > 20_000
