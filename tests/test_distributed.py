@@ -27,7 +27,7 @@ DTENSOR = ["tensor parallel"]
 MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_sync", "sequence parallel"]
 
 
-def launched(folder: Path, policies: list[str], modes: list[str], seconds: int = 150) -> list[list[dict[str, Any]]]:
+def launched(folder: Path, policies: list[str], modes: list[str], seconds: int = 300) -> list[list[dict[str, Any]]]:
     """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
     path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT)])
     # tensors are tiny: threads of a rank would only wait for those of the other
