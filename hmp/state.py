@@ -151,12 +151,12 @@ def traced_plainly() -> bool:
 
 def policy_here() -> Any:
     """The policy in force for the calling thread or task, None where nothing is cast."""
-    return None if traced_plainly() else here().policy
+    return None if _compiling() else here().policy
 
 
 def casts_enabled() -> bool:
     """Whether ops called here and now are cast, for the calling thread or task."""
-    return policy_here() is not None
+    return not _compiling() and here().policy is not None
 
 
 def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -225,16 +225,16 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> None:
-        if traced_plainly() and not self._brings_casts:
-            return
+        if _compiling() and not self._brings_casts:
+            return  # traced plainly
         before = get()
         chosen = self._choose(before or settle())
         _found.set((before, Entered(), _found.get()))
         put(chosen)
 
     def __exit__(self, *exc_info: object) -> None:
-        if traced_plainly() and not self._brings_casts:
-            return
+        if _compiling() and not self._brings_casts:
+            return  # traced plainly
         found = _found.get()
         before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
         put(before)
