@@ -211,6 +211,18 @@ def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
 
 
 @pytest.mark.usefixtures("on_cpu")
+def test_hpu_autocast_is_in_bfloat16_where_the_mapped_devices_default_is_another() -> None:
+    default = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.float16)
+    try:
+        assert torch.autocast("cpu").fast_dtype is torch.float16
+        assert torch.autocast("hpu").fast_dtype is torch.bfloat16
+        assert torch.autocast("hpu", torch.float16).fast_dtype is torch.float16
+    finally:
+        torch.set_autocast_dtype("cpu", default)
+
+
+@pytest.mark.usefixtures("on_cpu")
 def test_custom_fwd_for_hpu_casts_its_inputs() -> None:
     seen = []
 
