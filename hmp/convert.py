@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -157,18 +158,33 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
 
     The patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
     """
+    if torch.compiler.is_dynamo_compiling():
+        _refuse_tracing()
     if isinstance(policy, (types.FunctionType, types.MethodType)):
         return casts()(policy)
-    chosen = as_policy(policy)  # type: ignore[arg-type]
+    chosen = _uncompiled(as_policy)(policy)  # type: ignore[arg-type]
 
     def choose(_: object) -> Casts:
         global _regions_entered
         _regions_entered = True
-        casts = _quick(_casts_of(chosen))
+        if torch.compiler.is_dynamo_compiling():
+            _refuse_tracing()
+        casts = _quick(_uncompiled(_casts_of)(chosen))
         torch_autocast.say_if_enabled()
         return casts
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
+
+
+def _refuse_tracing() -> None:
+    """Ends a compilation that meets hmp in place nowhere, where its bridge would stand for this code: the frame runs as it is then."""
+    raise HmpError("the first hmp.casts() of a process cannot be compiled; call hmp.convert() or enter hmp.casts() once before")
+
+
+def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which torch.compile leaves alone with all that it calls, while hmp's bridge does not see to that."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return function if dynamo is None or patches.installed() else dynamo.disable(function)
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:

@@ -184,3 +184,21 @@ def test_higher_order_ops_hold_the_casts_of_where_they_stand():
 
     hmp.convert(policy=LOW)
     assert dtypes(torch.compile(branches, backend="eager", fullgraph=True)(X)) == [F32, BF16]
+
+
+def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why() -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        with hmp.casts("habana"):
+            return torch.nn.functional.linear(x, x)
+
+    x = torch.randn(3, 3)
+    hmp.revert()
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match=r"(?s)exception.*first hmp\.casts\(\) of a process cannot be compiled"):
+        torch.compile(model, backend="eager", fullgraph=True)(x)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend="eager")
+    assert [compiled(x).dtype, compiled(x).dtype] == [torch.bfloat16] * 2
+    # hmp is in place now
+    assert torch.compile(model, backend="eager", fullgraph=True)(x).dtype is torch.bfloat16
+    hmp.revert()
