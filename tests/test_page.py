@@ -235,7 +235,7 @@ def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
     values = page_kit.comparison()
     html = comparison_page(values)
     text = said(html)
-    assert "policy mine bf16 forward and backward, the output's own loss" in text
+    assert "policy mine bf16 the output's own loss" in text
     assert "error of the output 0.04 relative to float32 error of the loss 1.0e-5 of 2.5 error of the gradient inf" in text
     assert "largest error of one op 0.03 mul, by itself" in text
     assert "Try mul on the FP32 list bf16.txt \u2212 mul fp32.txt + mul 70 % of the squared errors; 0.03 at most by itself" in text
