@@ -67,12 +67,12 @@ def time_and_calls(bars: Sequence[OpBar]) -> str:
 
 @dataclass(frozen=True)
 class Line:
-    """A line, or single points, of a chart: name, the CSS variable of its colour, (x, y) pairs."""
+    """A line of a chart: name, the CSS variable of its colour, (x, y) pairs, and the size of its points; 0 joins them by a line."""
 
     name: str
     colour: str
     points: Sequence[tuple[int, float]]
-    joined: bool
+    size: float
 
 
 def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, prefix: str) -> str:
@@ -83,14 +83,12 @@ def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named
     figure, (axes,) = _panels(3.3, 1, [1])
     for line in lines:
         xs, ys = zip(*line.points, strict=True)
-        axes.plot(
-            xs, ys, linestyle="-" if line.joined else "", linewidth=1.5, marker="" if line.joined and len(xs) > 1 else "o", markersize=4,
-            color=_VARIABLES[line.colour], label=line.name,
-        )  # fmt: skip
+        style = {"linestyle": "", "marker": "o", "markersize": line.size} if line.size else {"linewidth": 1.7}
+        axes.plot(xs, ys, color=_VARIABLES[line.colour], label=line.name, markeredgewidth=0, **style)
     axes.set_yscale("log")
     low, high = (pick(y for line in lines for _, y in line.points) for pick in (min, max))
     low, high = min(low, mark or low), max(high, mark or high)
-    axes.set_ylim(low / 2, high * 4)  # room above for the name of a point
+    axes.set_ylim(low / 2, high * 8)  # room above for the name of a point
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}".replace("e-0", "e-").replace("e+0", "e+").replace("1e+0", "1"))
     axes.yaxis.set_minor_formatter(lambda value, _: "")
     axes.xaxis.get_major_locator().set_params(integer=True)
@@ -99,17 +97,19 @@ def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named
     if named is not None:
         x, y, name = named
         left = x < (min(at) + max(at)) / 2
+        side, foot = ("left", (0, 0)) if left else ("right", (1, 0))
+        leader = {"arrowstyle": "-", "color": _VARIABLES["--soft"], "linewidth": 0.7, "relpos": foot, "shrinkA": 0}
         axes.annotate(
-            _short(name, 60), (x, y), (-4 if left else 4, 7), textcoords="offset points", ha="left" if left else "right", fontsize=8.5,
-            color=_VARIABLES["--ink"], parse_math=False,
+            _short(name, 60), (x, y), (x, 0.97), textcoords=("data", "axes fraction"), ha=side, va="top", fontsize=8.5,
+            color=_VARIABLES["--ink"], parse_math=False, arrowprops=leader,
         )  # fmt: skip
     if mark is not None:
         axes.axhline(mark, color=_VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)), label=marked)
-    axes.set_xlabel("calls, in their order", color=_VARIABLES["--soft"], fontsize=9)
+    axes.set_xlabel("ops, in the order of their first calls", color=_VARIABLES["--soft"], fontsize=9)
     axes.set_ylabel("relative error", color=_VARIABLES["--soft"], fontsize=9)
     axes.grid(axis="y", color=_VARIABLES["--line"], linewidth=0.7)
     axes.set_axisbelow(True)
-    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4)
+    legend = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=5)
     for text in legend.get_texts():
         text.set_color(_VARIABLES["--ink"])
         text.set_parse_math(False)

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -89,17 +90,27 @@ def _figure(rows: Sequence[Mapping[str, Any]], low: str, direction: str) -> str:
     # beyond 1 an error says that nothing is left of the value
     accumulated = [(at, min(row["accumulated"], 1.0)) for at, row in enumerate(rows, 1) if row["accumulated"]]
     if accumulated:
-        lines.append(charts.Line("accumulated", "--casts", accumulated, joined=True))
+        lines.append(charts.Line("accumulated", "--casts", accumulated, 2.0))
+        lines.append(charts.Line("its median", "--casts", _median(accumulated), 0.0))
     for dtype in sorted({row["dtype"] for row in rows}):
         own = [(at, min(row["isolated"], 1.0)) for at, row in enumerate(rows, 1) if row["isolated"] and row["dtype"] == dtype]
         if own:
-            lines.append(charts.Line(f"the op's own, in {dtype or 'another dtype'}", charts.variable(dtype), own, joined=False))
+            lines.append(charts.Line(f"the op's own, in {dtype or 'another dtype'}", charts.variable(dtype), own, 4.0))
     if not lines:
         return ""
     worst = max(range(len(rows)), key=lambda at: _or_zero(rows[at]["isolated"]))
     own_error = min(_or_zero(rows[worst]["isolated"]), 1.0)
-    named = (worst + 1, own_error, f"{rows[worst]['op']} in {rows[worst]['module'] or 'no module'}") if own_error else None
+    named = (
+        (worst + 1, own_error, f"{rows[worst]['op']} in {rows[worst]['module'] or 'no module'}")
+        if own_error > 2 * HALF_ULP.get(low, 0)
+        else None
+    )
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
+
+
+def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
+    """The points with the median of their neighbours: by-products such as a norm's statistics err more than what goes on."""
+    return [(x, statistics.median(y for _, y in points[max(at - around, 0) : at + around + 1])) for at, (x, _) in enumerate(points)]
 
 
 def _advices(advice: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
