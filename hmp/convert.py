@@ -162,7 +162,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
         _refuse_tracing()
     if isinstance(policy, (types.FunctionType, types.MethodType)):
         return casts()(policy)
-    chosen = _uncompiled(as_policy)(policy)  # type: ignore[arg-type]
+    chosen = _uncompiled(as_policy)(policy)
 
     def choose(_: object) -> Casts:
         global _regions_entered

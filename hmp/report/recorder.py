@@ -153,8 +153,8 @@ class Recorder:
             return result  # hmp decided something inside: that was noted
         call = _Call()
         call.op_seconds = self._now() - started
-        call.compute = inputs.partition(",")[0]
         output = _dtypes((result,))
+        call.compute = (output or inputs).partition(",")[0] if "," in inputs else inputs  # torch itself promoted a mixture
         if inputs or output:
             self._note((here.policy, name, UNLISTED, inputs, call.compute, output), call, 0, 0)
         return result
