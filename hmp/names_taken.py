@@ -235,5 +235,5 @@ def _in_attributes(module: torch.nn.Module, switches: Switches) -> Iterator[Plac
     if not switches.keys().isdisjoint(map(id, attributes.values())):
         yield from _in(attributes, switches)
     for value in list(attributes.values()):
-        if value and (type(value) is dict or type(value) is list):
+        if (type(value) is dict or type(value) is list) and value:
             yield from _in(value, switches)

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -112,6 +113,7 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
         ) as process:
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
+            time.sleep(0.5)  # it has left print() by then
             process.send_signal(number)
             _, errors = process.communicate()
         results.append((process.returncode, errors))

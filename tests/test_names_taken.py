@@ -10,6 +10,7 @@ import sys
 import textwrap
 import types
 
+import numpy
 import pytest
 import torch
 import torch.nn.functional as F
@@ -332,3 +333,10 @@ def test_a_models_activation_is_found_in_transformers():
     with hmp.convert(policy=LISTS):
         assert act(X).dtype is BF16
     assert act.act is F.gelu and act(X).dtype is F32
+
+
+def test_attributes_that_are_no_tables_are_not_asked_what_they_are_worth():
+    model = torch.nn.Linear(2, 2)
+    model.cached, model.array, model.tables = torch.ones(3), numpy.ones(3), [torch.ones(2), {"f": torch.tanh}]
+    with hmp.convert(policy=policy(bf16={"linear"})):
+        assert model(torch.ones(1, 2)).dtype is torch.bfloat16
