@@ -14,7 +14,7 @@ from ..cast_cache import clear_cache
 from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
-from ..state import here
+from ..state import disable_casts, here
 from .aten import each_tensor, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
@@ -54,7 +54,7 @@ def compare(
         value, source = _loss_of(output, loss)
         if value is not None:
             value.backward()
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with disable_casts(), torch._C._DisableTorchDispatch(), torch.no_grad():
             output_error = _total((t, shadows.reference(t)) for t in each_tensor(output) if t.is_floating_point())
             if value is not None:
                 loss_value = float(value)
