@@ -1,6 +1,8 @@
 """Mixed precision that you decide, op by op, from text files: Habana's op-casting model for PyTorch on any device."""
 
+import importlib
 import sys
+from typing import TYPE_CHECKING, Any
 
 from .benchmark import benchmark
 from .cast_cache import cache_info, clear_cache, set_cache_limit
@@ -9,8 +11,6 @@ from .errors import HmpError, NonFiniteError, OpListError
 from .explain import Rule, explain
 from .kernels import fallbacks
 from .memory_stats import memory_stats
-from .numerics.compare import compare
-from .numerics.nonfinite import detect_nonfinite
 from .policy import Policy
 from .presets import policies
 from .registry import bf16_function, fp32_function, promote_function
@@ -18,6 +18,10 @@ from .report.record import record
 from .report.report import Report
 from .state import casts_enabled, disable_casts, enable_casts
 from .unreachable import Unreachable, unreachable
+
+if TYPE_CHECKING:
+    from .numerics.compare import compare
+    from .numerics.nonfinite import detect_nonfinite
 
 __version__ = "0.1.0"
 __all__ = [
@@ -59,3 +63,13 @@ __all__ = [
 
 # Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same
 hmp = sys.modules[__name__]
+
+# imported when they are first asked for: scripts that look at no numbers do not wait for them
+_LATER = {"compare": ".numerics.compare", "detect_nonfinite": ".numerics.nonfinite"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
+    return found

@@ -68,6 +68,12 @@ def mark(module: torch.nn.Module, casts: Casts) -> None:
     _count_change()
 
 
+def policy_of(module: torch.nn.Module) -> Any:
+    """The policy that is applied to `module`, None for none."""
+    found = module.__dict__.get(_KEY)
+    return None if found is None else found.casts.policy
+
+
 def unmark(module: torch.nn.Module) -> None:
     """Undoes `mark` for `module`; nothing where there is no mark."""
     vars(module).pop(_KEY, None)

@@ -149,6 +149,39 @@ def test_the_policy_in_force_is_the_default_policy_of_a_comparison():
         assert hmp.compare(model, x).policy == "bert"
 
 
+def test_an_applied_policy_is_the_policy_of_a_comparison():
+    model = hmp.apply(net(), "bert")
+    assert hmp.compare(model, torch.randn(6, 8)).policy == "bert"
+    with pytest.raises(hmp.HmpError, match="policy 'bert' is applied to the model, whose calls follow it and not 'habana'"):
+        hmp.compare(model, torch.randn(6, 8), "habana")
+
+
+@pytest.mark.parametrize("kind", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_recurrent_layers_whose_kernels_keep_notes_for_backward(kind: type):
+    class Recurrent(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = kind(4, 8, num_layers=2, dropout=0.3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)[0]
+
+    model, x, lists = Recurrent(), torch.randn(5, 3, 4), policy(bf16={"lstm", "gru", "rnn_tanh"})
+    torch.manual_seed(1)
+    with hmp.casts(lists):
+        loss = squares(model(x)).item()
+    torch.manual_seed(1)
+    comparison = hmp.compare(model, x, lists, loss=squares)
+    assert comparison.loss_value == loss
+    assert 0 < comparison.output < 0.02 and 0 < comparison.gradient < 0.02
+    assert comparison.advice[0][0] in ("lstm", "gru", "rnn_tanh")
+
+
+def test_sparse_gradients():
+    model = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+    assert 0 < hmp.compare(model, torch.tensor([[1, 2, 1]]), loss=squares).gradient < 0.02
+
+
 def test_without_a_loss_only_forward_is_compared():
     comparison = hmp.compare(net(), (torch.randn(6, 8),))
     assert comparison.loss is comparison.gradient is None

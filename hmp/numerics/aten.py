@@ -27,6 +27,8 @@ _MOVES = frozenset(
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "set_", "resize_", "_foreach_copy_", "_foreach_zero_"}) | _DRAWS
 # Their schemas do not say that they write the running statistics.
 _WRITES_STATISTICS = frozenset({"native_batch_norm", "cudnn_batch_norm", "miopen_batch_norm"})
+# What a forward kernel leaves for its backward, in a form of its own.
+_WORKSPACES = frozenset({"workspace", "reserve"})
 _UNWRITTEN = ("empty", "new_empty", "_empty", "resize")
 
 
@@ -43,6 +45,7 @@ class Facts(NamedTuple):
     is_random: bool
     unwritten: bool
     has_workspace: bool
+    takes_workspace: bool
 
 
 @functools.cache
@@ -68,7 +71,8 @@ def facts(func: Any) -> Facts:
         moves=name in _MOVES,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
         unwritten=name.startswith(_UNWRITTEN),
-        has_workspace="rnn" in name or not words.isdisjoint({"workspace", "reserve", "philox_seed", "rng_state"}),
+        has_workspace="rnn" in name or not words.isdisjoint(_WORKSPACES),
+        takes_workspace=not _WORKSPACES.isdisjoint(a.name for a in arguments),
     )
 
 

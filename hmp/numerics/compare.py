@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
+from ..applied import policy_of
 from ..cast_cache import clear_cache
 from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
-from ..state import here
+from ..state import disable_casts, here
 from .aten import each_tensor, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
@@ -33,7 +34,7 @@ def compare(
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
     there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else Habana's
-    default; it is in force for the loss too.
+    default, or what hmp.apply() gave the model; it is in force for the loss too.
 
     Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
     float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor
@@ -43,7 +44,7 @@ def compare(
     Raises HmpError for what is no module, a scripted module, a loss that is no scalar, and inside another compare().
     """
     _check(model)
-    chosen = as_policy(policy) if policy is not None else here().policy or as_policy(DEFAULT)
+    chosen = _choose(model, policy)
     statistics = Statistics()
     attribution = Attribution(lambda result: shadows.ended(result))
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
@@ -54,7 +55,7 @@ def compare(
         value, source = _loss_of(output, loss)
         if value is not None:
             value.backward()
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with disable_casts(), torch._C._DisableTorchDispatch(), torch.no_grad():
             output_error = _total((t, shadows.reference(t)) for t in each_tensor(output) if t.is_floating_point())
             if value is not None:
                 loss_value = float(value)
@@ -83,6 +84,19 @@ def _check(model: Any) -> None:
         raise HmpError("compare() sees nothing inside a scripted module, which is compiled; compare the module that it was made of")
     if any(isinstance(mode, Shadows) for mode in _modes()):
         raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
+
+
+def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
+    """The policy of the run: what is applied to the model, which its calls follow anyway, else what was asked for or is in force."""
+    applied = policy_of(model)
+    if policy is None:
+        return applied or here().policy or as_policy(DEFAULT)
+    chosen = as_policy(policy)
+    if applied is not None and applied != chosen:
+        raise HmpError(
+            f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
+        )
+    return chosen
 
 
 def _modes() -> list[Any]:
@@ -143,12 +157,18 @@ def _total(pairs: Any) -> float | None:
     found = False
     for got, reference in pairs:
         found = True
+        got, reference = _values(got), _values(reference)
         wanted = reference.to(torch.float64)
         size = float(torch.linalg.vector_norm(wanted[wanted.abs() < 2.0**100]))
         relative = distance(got, reference).relative
         error += (relative * size) ** 2 if size else 0.0
         norm += size**2
     return math.sqrt(error / norm) if norm else 0.0 if found else None
+
+
+def _values(tensor: Tensor) -> Tensor:
+    """The tensor's values: of a sparse one those that it holds, which the reference holds at the same places."""
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
 
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:

@@ -23,15 +23,16 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """The distance over all elements, in float64; masked elements, infinite or beyond 2**100 in both, do not count.
+    """The distance over all elements, summed in float64; masked elements, infinite or beyond 2**100 in both, do not count.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
-    got, reference = got.detach().to(torch.float64), reference.detach().to(torch.float64)
+    dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
+    got, reference = got.detach().to(dtype), reference.detach().to(dtype)
     known = reference.abs() < LARGE  # false for NaN
     if not bool(known.all()):
         got, reference = got[known], reference[known]
-    error = float(torch.linalg.vector_norm(got - reference))
+    error = _norm(got - reference)
     if not math.isfinite(error):
         return Distance(math.inf, math.inf)
     if error == 0.0:
@@ -39,7 +40,11 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
     _, exponent = torch.frexp(reference)
     exponent = torch.where(reference == 0, _SMALLEST, exponent).clamp(min=_SMALLEST)
     spacing = torch.ldexp(torch.ones_like(reference), exponent - 8)
-    return Distance(_ratio(error, float(torch.linalg.vector_norm(reference))), _ratio(error, float(torch.linalg.vector_norm(spacing))))
+    return Distance(_ratio(error, _norm(reference)), _ratio(error, _norm(spacing)))
+
+
+def _norm(tensor: torch.Tensor) -> float:
+    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
 
 
 def _ratio(error: float, norm: float) -> float:

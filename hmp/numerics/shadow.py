@@ -102,7 +102,7 @@ class Shadows(TorchDispatchMode):
         if written and not func._schema.returns:
             made, reference_outs = written, [self.reference(t) for t in written]
         exact_outs: list[Tensor] | None = None
-        if exact is not None and not known.has_workspace:
+        if exact is not None and not known.takes_workspace:
             exact_outs = again(exact, made)
             if exact_outs is not None and written and not func._schema.returns:
                 exact_outs = None
