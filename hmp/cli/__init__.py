@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import benchmark, check, demo, diff, explain, lists, run
+from hmp.cli import benchmark, check, compare, demo, diff, explain, lists, run
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo, run, lists, check, explain, diff, benchmark)
+_SUBCOMMANDS = (demo, run, lists, check, explain, diff, compare, benchmark)
 _WRONG_USE = 2
 
 

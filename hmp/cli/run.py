@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
+import importlib
 import importlib.machinery
 import importlib.util
 import io
@@ -40,6 +41,12 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--opt-level", choices=("O1", "O2"), help="cast, by the lists (O1), or products low and all else float32 (O2)")
     parser.add_argument("--verbose", action="store_true", help="log the policy and every distinct cast once")
     parser.add_argument(
+        "--report",
+        metavar="FILE",
+        help="record what ran in which precision, and write it when the script ends: a page (.html), JSON (.json) or text; "
+        "ranks other than 0 write FILE.rank1.html and so on",
+    )
+    parser.add_argument(
         "--habana",
         action="store_true",
         help="make habana_frameworks importable and 'hpu' a device, where Habana's software is not installed",
@@ -63,7 +70,8 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        _launch(script, arguments, options.is_module)
+        with _recorded(options.report):
+            _launch(script, arguments, options.is_module)
     except SystemExit:
         raise
     except BaseException:
@@ -91,6 +99,8 @@ def prepare(options: argparse.Namespace) -> None:
         raise hmp.HmpError(f"--policy and {others} exclude each other; give one of them")
     if options.verbose and not converts:
         raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
+    if options.report is not None:
+        _check_report(Path(options.report))
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
             from hmp.compat import habana  # here: other runs do without
@@ -100,6 +110,38 @@ def prepare(options: argparse.Namespace) -> None:
             level, bf16, fp32 = options.opt_level or "O1", options.bf16 or "", options.fp32 or ""
             hmp.convert(level, bf16, fp32, options.verbose, policy=options.policy)
         undo.pop_all()  # all of it stays
+
+
+def _check_report(target: Path) -> None:
+    """HmpError where the report could not be written: better now than when the script has run."""
+    if not target.absolute().parent.is_dir():
+        raise hmp.HmpError(f"--report {target}: there is no such folder; make it first")
+    needed = {".html": "hmp.report.page", ".json": "hmp.report.report"}.get(target.suffix, "hmp.report.text")
+    try:
+        importlib.import_module(needed)
+    except ImportError as error:
+        raise hmp.HmpError(f"--report {target}: {error}") from None
+
+
+@contextlib.contextmanager
+def _recorded(name: str | None) -> Iterator[None]:
+    """Records while the script runs, and writes the report however it ends."""
+    if name is None:
+        yield
+        return
+    with hmp.record() as report:
+        try:
+            yield
+        finally:
+            target, rank = Path(name), os.environ.get("RANK", "0")
+            if rank != "0":
+                target = target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
+            if target.suffix == ".html":
+                report.to_html(target)
+            elif target.suffix == ".json":
+                report.to_json(target)
+            else:
+                target.write_text(f"{report}\n", encoding="utf-8")
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

@@ -20,7 +20,8 @@ class Row:
     `op` is the name that lists spell, or the ATen op's where hmp had no hand in it; `listed` the list that it is on, "" for none;
     `dtype` that of the results. `isolated` is the error of this op alone, beside float32 on the same inputs; `accumulated` that of its
     result beside the result of the float32 run. Errors are ||result - reference|| / ||reference||, the largest and the mean over `calls`
-    calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32.
+    calls; `_ulps` are in spacings of bfloat16. `isolated` is None where torch cannot compute the op alone in float32. `order` is the
+    place of its first call among all rows.
     """
 
     op: str
@@ -37,6 +38,7 @@ class Row:
     accumulated_mean: float
     accumulated_ulps: float
     share: float
+    order: int
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,23 @@ class Comparison:
         target.write_text(json.dumps(_named_infinities(self.to_dict()), indent=1) + "\n", encoding="utf-8")
         return target
 
+    def to_html(self, path: str | Path) -> Path:
+        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `hmp-torch[report]`."""
+        from ..report.page.comparison import comparison_page
+
+        target = Path(path)
+        target.write_text(comparison_page(_named_infinities(self.to_dict())), encoding="utf-8")
+        return target
+
+    def _repr_html_(self) -> str:
+        from .. import fragments
+
+        heads = ("op", "calls", "isolated", "accumulated", "share")
+        rows = [(g.name, g.calls, _most(g.isolated, 1), _most(g.accumulated, 1), f"{g.share:.1%}") for g in self.by_op()[:20]]
+        moved = ", ".join(op for op, _ in self.advice[:5]) or "nothing"
+        heading = f"policy {self.policy!r} against float32, {self.loss_source}"
+        return fragments.box(heading, fragments.table(heads, rows, numbers=4), f"to put on the FP32 list first: {moved}")
+
     def __str__(self) -> str:
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}"]
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
@@ -136,7 +155,7 @@ class Statistics:
     def rows(self) -> tuple[Row, ...]:
         """The rows, the largest isolated error first."""
         total = sum(sums.isolated.squares for sums in self._rows.values())
-        rows = [sums.row(key, total) for key, sums in self._rows.items()]
+        rows = [sums.row(key, total, order) for order, (key, sums) in enumerate(self._rows.items())]
         return tuple(sorted(rows, key=lambda row: (-(row.isolated or 0.0), -row.accumulated, row.op, row.aten, row.module)))
 
 
@@ -160,7 +179,7 @@ class _Sums:
         self.isolated = _Errors()
         self.accumulated = _Errors()
 
-    def row(self, key: tuple[str, str, Direction, str, str], total: float) -> Row:
+    def row(self, key: tuple[str, str, Direction, str, str], total: float, order: int) -> Row:
         own, accumulated = self.isolated, self.accumulated
         known = own.count > 0
         return Row(
@@ -174,6 +193,7 @@ class _Sums:
             accumulated_mean=accumulated.sum / accumulated.count,
             accumulated_ulps=accumulated.ulps,
             share=own.squares / total if total else 0.0,
+            order=order,
         )
 
 
