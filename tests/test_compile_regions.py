@@ -199,6 +199,7 @@ def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why
     torch._dynamo.reset()
     compiled = torch.compile(model, backend="eager")
     assert [compiled(x).dtype, compiled(x).dtype] == [torch.bfloat16] * 2
+    torch._dynamo.reset()  # it has given that function up
     # hmp is in place now
     assert torch.compile(model, backend="eager", fullgraph=True)(x).dtype is torch.bfloat16
     hmp.revert()
