@@ -239,10 +239,11 @@ _log_observers: dict[Policy, LogObserver] = {}  # they know what they have said
 def _make_again() -> None:
     """Has every policy that is in use cast by what is registered and observed now."""
     if patches.installed():
-        for (policy, is_verbose), casts in _casts.items():
-            fresh = _made(policy, is_verbose)
-            casts.table, casts.looks = fresh.table, fresh.looks
-        _put_in_force()
+        with _uncollected():
+            for (policy, is_verbose), casts in _casts.items():
+                fresh = _made(policy, is_verbose)
+                casts.table, casts.looks = fresh.table, fresh.looks
+            _put_in_force()
 
 
 def _put_in_force() -> None:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import itertools
 import sys
 import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-
-from . import in_flight
 
 
 class Living(NamedTuple):
@@ -22,36 +21,52 @@ class Living(NamedTuple):
     modules: list[torch.nn.Module]
 
 
-_FEW = 50_000  # with more objects the search in C is the faster one
 # What the last search found, and how often older objects had been collected before it.
 _known: list[weakref.ref[Any]] = []
 _collected: tuple[int, ...] | None = None
 
 
 def find() -> Living:
-    """What is alive now."""
+    """What is alive now. For while no collection runs: convert() sees to that."""
     global _collected
     with unfrozen() as was_frozen:
-        # a list of all objects holds tuples too that another thread is making, which Python then refuses to finish
-        alone = in_flight.alone()
-        now = _collections() if alone and not was_frozen else None
+        now = None if was_frozen else _collections()
         found = None
         if now is not None and now == _collected:
             # no object has grown old since the last search: those that are new are among the young ones
-            young = [*gc.get_objects(0), *gc.get_objects(1)]
-            if len(young) < _FEW:
-                before = [o for o in [reference() for reference in _known] if o is not None]
-                found = _chosen({id(o): o for o in (*before, *young)}.values(), _module_classes())
+            young = _of_types({functools.partial, *_module_classes()}, 0, 1)
+            before = [o for o in [reference() for reference in _known] if o is not None]
+            found = _chosen({id(o): o for o in (*before, *young)}.values(), _module_classes())
         if found is None or _collections() != now:
             # a partial refers to its class, and so does a parameter: a loop in C over all objects
             found = _chosen(gc.get_referrers(functools.partial, torch.nn.Parameter), {torch.nn.Parameter})
             if found.modules:
-                # there are models: a loop in Python over all objects takes twice the time, and what refers to any of many classes ten times
-                classes = _module_classes()
-                found = Living(found.partials, _chosen(gc.get_objects() if alone else gc.get_referrers(*classes), classes).modules)
+                # there are models: another loop over all objects, in a few times the time
+                found = Living(found.partials, _of_types(_module_classes(), 0, 1, 2))
             _collected = now
     _known[:] = [weakref.ref(o) for o in (*found.partials, *found.modules)]
     return found
+
+
+def _of_types(classes: set[type], *generations: int) -> list[Any]:
+    """Every object that is of exactly one of `classes`, in these generations. For while no collection runs.
+
+    In C from end to end, in one call: a list of all objects holds tuples too that another thread is making, which Python refuses to
+    finish for as long as somebody else holds them. So both lists are made, gone through side by side, and freed within that call; the
+    second one has at its end what the first one's making has brought, and beside that stands None.
+    """
+    of_type = [
+        itertools.compress(
+            itertools.chain(_listed(generation), itertools.repeat(None)), map(classes.__contains__, map(type, _listed(generation)))
+        )
+        for generation in generations
+    ]
+    return list(itertools.chain.from_iterable(of_type))
+
+
+def _listed(generation: int) -> Iterator[Any]:
+    """The objects of a generation, listed when the first one is asked for."""
+    return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
 
 
 def _chosen(objects: Iterable[Any], classes: set[type]) -> Living:
