@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -236,3 +239,40 @@ def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
         F.linear(x, x)
     names = [event.key for event in profile.key_averages() if event.key.startswith("hmp::")]
     assert names == ["hmp::cast float32 to bfloat16"]
+
+
+def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
+    net, x = Net(), torch.randn(3, 8)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    with hmp.convert(policy=LISTS):
+        compiled(x)
+        with hmp.record() as report:
+            compiled(x)
+        counters = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        compiled(x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counters  # the code that was compiled before
+    assert row_of(report, "softmax").calls == 1
+    assert sum(row.calls for row in decided(report) if row.op == "linear") == 2
+
+
+def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(
+        "import sys, torch, hmp\n"
+        "x = torch.randn(3, 3)\n"
+        "plain = torch.compile\n"
+        "with hmp.casts('habana'), hmp.record() as report:\n"
+        "    assert 'torch._dynamo' not in sys.modules\n"
+        "    compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)\n"
+        "    compiled(x)\n"
+        "assert torch.compile is plain\n"
+        "report.assert_dtype('linear', torch.bfloat16)\n"
+        "with hmp.casts('habana'):\n"
+        "    assert compiled(x).dtype is torch.bfloat16\n"
+        "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

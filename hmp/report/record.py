@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import torch
 
@@ -20,17 +22,42 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     The report can be read inside as well as after, and keeps what was noted when an exception leaves the region. Recordings nest; each
     has its own report. Nothing is observed outside: the functions that note are installed for the time of the recording. With
     `synchronize` the accelerator is waited for around each op and cast, so that times are those of its kernels; otherwise they are what
-    the calling thread spent.
+    the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
     """
     recorder = Recorder(synchronize)
     report = Report(device=_device())
     report._recorder = recorder
     started = time.perf_counter()
     try:
-        with observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
+        with _uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
             yield report
     finally:
         report._end(time.perf_counter() - started)
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """A stretch in which compiled code runs as it was written; torch._dynamo, which takes seconds to import, is not imported for that."""
+    with ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+            return
+        plain, entered = torch.compile, False
+
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            nonlocal entered
+            if not entered:
+                entered = True
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            return plain(*args, **kwargs)
+
+        torch.compile = compile
+        try:
+            yield
+        finally:
+            if torch.compile is compile:
+                torch.compile = plain
 
 
 def _device() -> str:

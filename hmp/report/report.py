@@ -97,7 +97,7 @@ class Report:
             )
         traced = sum(row.traced for row in rows)
         if traced:
-            notes.append(f"{_calls(traced)} traced into compiled graphs; what runs there later is not seen.")
+            notes.append(f"{_calls(traced)} seen only by a compiler.")
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{_calls(raised)} ended in an exception.")
