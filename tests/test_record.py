@@ -241,6 +241,7 @@ def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
     assert names == ["hmp::cast float32 to bfloat16"]
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
     net, x = Net(), torch.randn(3, 8)
     compiled = torch.compile(net, backend="eager", fullgraph=True)
