@@ -33,10 +33,35 @@ _reported: set[str] = set()
 
 
 def _differences() -> list[str]:
-    hmp = sys.modules.get("hmp")
-    left = residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None else []
     # what one test left behind is that test's failure alone
-    return [line for line in TORCH.differences() + left if line not in _reported]
+    return [line for line in TORCH.differences() + _left_on_modules() if line not in _reported]
+
+
+def _left_on_modules() -> list[str]:
+    """What is left on classes of modules. There are thousands once every library is imported, so not every test looks."""
+    global _looks
+    _looks += 1
+    hmp = sys.modules.get("hmp")
+    return residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None and _looks % 25 == 0 else []
+
+
+_looks = 0
+# These convert with the search for names that were taken before, and so do tests marked slow and all other processes.
+_SEARCHING = """
+test_names_taken test_partials test_objects_pickled test_threads_conversions test_neighbours test_user_functions test_r16_reversible
+test_r16_handles test_models_construction test_verbose test_foreign_patches test_end_to_end test_register test_tracers_export
+""".split()
+
+
+@pytest.fixture(autouse=True)
+def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test."""
+    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.install" not in sys.modules:
+        return
+    from hmp import living, names_taken
+
+    monkeypatch.setattr(living, "find", lambda: living.Living([], []))
+    monkeypatch.setattr(names_taken, "_in_python_modules", lambda switches: iter(()))
 
 
 @pytest.fixture
