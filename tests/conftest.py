@@ -48,20 +48,23 @@ def _left_on_modules() -> list[str]:
 _looks = 0
 # These convert with the search for names that were taken before, and so do tests marked slow and all other processes.
 _SEARCHING = """
-test_names_taken test_partials test_objects_pickled test_threads_conversions test_neighbours test_user_functions test_r16_reversible
+test_names_taken test_as_found test_partials test_objects_pickled test_threads_conversions test_neighbours test_user_functions test_r16_reversible
 test_r16_handles test_models_construction test_verbose test_foreign_patches test_end_to_end test_register test_tracers_export
 """.split()
 
 
 @pytest.fixture(autouse=True)
-def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test."""
     if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.install" not in sys.modules:
+        yield
         return
     from hmp import living, names_taken
 
-    monkeypatch.setattr(living, "find", lambda: living.Living([], []))
-    monkeypatch.setattr(names_taken, "_in_python_modules", lambda switches: iter(()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(living, "find", lambda: living.Living([], []))
+        patch.setattr(names_taken, "_in_python_modules", lambda switches: iter(()))
+        yield
 
 
 @pytest.fixture
