@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import sys
 import warnings
@@ -32,24 +33,19 @@ with warnings.catch_warnings():
 _reported: set[str] = set()
 
 
-def _differences() -> list[str]:
-    # what one test left behind is that test's failure alone
-    return [line for line in TORCH.differences() + _left_on_modules() if line not in _reported]
-
-
-def _left_on_modules() -> list[str]:
-    """What is left on classes of modules. There are thousands once every library is imported, so not every test looks."""
-    global _looks
-    _looks += 1
+def _differences(on_modules: bool = True) -> list[str]:
     hmp = sys.modules.get("hmp")
-    return residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None and _looks % 25 == 0 else []
+    left = residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None and on_modules else []
+    # what one test left behind is that test's failure alone
+    return [line for line in TORCH.differences() + left if line not in _reported]
 
 
-_looks = 0
+_tests = itertools.count(1)
 # These convert with the search for names that were taken before, and so do tests marked slow and all other processes.
 _SEARCHING = """
-test_names_taken test_as_found test_partials test_objects_pickled test_threads_conversions test_neighbours test_user_functions test_r16_reversible
-test_r16_handles test_models_construction test_verbose test_foreign_patches test_end_to_end test_register test_tracers_export
+test_names_taken test_as_found test_partials test_objects_pickled test_threads_conversions test_neighbours
+test_user_functions test_r16_reversible test_r16_handles test_models_construction test_verbose
+test_foreign_patches test_end_to_end test_register test_tracers_export
 """.split()
 
 
@@ -81,7 +77,8 @@ def torch_stays_torch() -> Iterator[None]:
     hmp = sys.modules.get("hmp")
     if hmp is not None and hasattr(hmp, "revert"):
         hmp.revert()
-    differences = _differences()
+    # there are thousands of classes of modules once every library is imported: not every test looks at them
+    differences = _differences(on_modules=next(_tests) % 25 == 0)
     _reported.update(differences)
     if differences:
         pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)

@@ -72,6 +72,7 @@ def fake(arguments: Any) -> Any:
     return tree_map(lambda a: mode.from_tensor(a.detach()) if isinstance(a, torch.Tensor) else a, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lists", LISTS)
 def test_r8_unlisted_ops_that_are_python_inside_stay_as_they_are_under_fake_tensors(lists: str) -> None:
     compared = 0

@@ -174,7 +174,7 @@ def test_no_advice_without_one_policy_that_is_known_here(policies: list[dict[str
 def test_calls_without_times_get_no_advice_and_a_page() -> None:
     report = page_kit.report((page_kit.row("linear", "bf16", ("float32", "bfloat16", "bfloat16"), "net", 1, traced=2, casts=2),))
     (note,) = report.notes
-    assert "traced into compiled graphs" in note and note in said(report_page(report))
+    assert "seen only by a compiler" in note and note in said(report_page(report))
     assert not advice.advices(report).items
 
 

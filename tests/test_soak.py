@@ -248,8 +248,8 @@ def _soak(at_least: int, examples: int = 6) -> list[Measure]:
 def _measure(steps: int) -> Measure:
     clear_strategy_cache()  # Hypothesis keeps the latest 1024 strategies, some 30 objects each
     assert hmp.cache_info()[:2] == (0, 0)
+    gc.collect()  # a context that a test before this one left in a cycle
     assert state.live == []
-    gc.collect()
     objects = gc.get_objects()
     tensors = sum(issubclass(type(each), torch.Tensor) for each in objects)
     with open("/proc/self/statm") as file:

@@ -290,6 +290,6 @@ def test_tuples_that_other_threads_are_making_are_left_alone() -> None:
             assert len(tuple(x for x in range(40))) == 40
 
     with threads(work, 3):
-        for _ in range(25):
+        for _ in range(8):
             hmp.convert()
             hmp.revert()
