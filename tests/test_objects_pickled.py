@@ -209,7 +209,7 @@ def test_models_go_between_processes_with_hmp_and_without(tmp_path):
             assert all(torch.equal(a, b) for a, b in zip(got, want)), name
         pickle.load(open(sys.argv[1] + "/while.pickle", "rb"))
         torch.save(users_models.make(), sys.argv[1] + "/without.pt")
-        assert not any("hmp" in name for name, module in sys.modules.items() if module is not None)
+        assert not any(name.split(".")[0] == "hmp" for name, module in sys.modules.items() if module is not None)
         """,
         tmp_path, with_hmp=False, path=path,
     )  # fmt: skip
