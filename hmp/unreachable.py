@@ -65,8 +65,8 @@ def unreachable() -> list[Unreachable]:
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
                     for op in _held_in(value, originals, known):
                         found.add(Unreachable(each.__module__, f"{each.__qualname__}, {what}", each.__code__.co_firstlineno, op))
-        elif id(type(each)) in users or (isinstance(each, type) and _is_users(each)):
-            cls = each if isinstance(each, type) else type(each)
+        elif id(type(each)) in users or (issubclass(type(each), type) and _is_users(each)):  # isinstance() asks the object itself
+            cls = each if issubclass(type(each), type) else type(each)
             for key, value in _attributes(each):
                 for op in _held_in(value, originals, known):
                     if id(cls) not in lines:
