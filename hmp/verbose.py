@@ -19,7 +19,7 @@ from .policy import Policy
 
 log = logging.getLogger("hmp")
 
-_PACKAGES = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep)
+PACKAGES = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 
 def announce(policy: Policy) -> None:
@@ -88,7 +88,7 @@ class LogObserver:
         inputs = tuple(t.dtype for t in each_tensor((*args, *kwargs.values())))
         if not inputs or rule.kind == "inside":
             return
-        place = _caller()
+        place = "{}:{}".format(*caller())
         decision = (rule.op, place, inputs, tuple(made))
         with self._lock:
             if decision in self._said:
@@ -99,12 +99,12 @@ class LogObserver:
             log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(_short, inputs)), casts)
 
 
-def _caller() -> str:
-    """file:line of the nearest frame outside hmp and torch."""
+def caller() -> tuple[str, int]:
+    """File and line of the nearest frame outside hmp and torch."""
     frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith((*PACKAGES, "<")):
         frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return frame.f_code.co_filename, frame.f_lineno
 
 
 def _short(dtype: torch.dtype) -> str:

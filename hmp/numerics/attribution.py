@@ -3,13 +3,11 @@ forward op that the autograd node belongs to."""
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,12 +16,12 @@ from ..call_rules import CallRule
 from ..casting import Caster
 from ..convert import observed_by
 from ..policy import Policy
-from ..report.where import Modules, Place, line
+from ..report.where import Modules, Place
 from ..state import here
+from ..verbose import PACKAGES, caller
 
 Direction = Literal["forward", "backward"]
-# Two files stand between the line that calls backward() and the user's Python code that backward calls.
-_TORCH = str(Path(str(torch.__file__)).parent) + os.sep
+# It stands between the line that calls backward() and the user's Python code that backward calls.
 _ENGINE = "_engine_run_backward"
 # How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
 REMEMBERED = 500_000
@@ -124,7 +122,7 @@ class Attribution:
                 if len(self._by_sequence) > REMEMBERED:
                     self._by_sequence.popitem(last=False)
             return Call(owner, "forward", None)
-        owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *line()))
+        owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
         users = _users_line_in_backward()
         if users is not None:
             owner = owner._replace(place=Place(owner.place.module, *users))
@@ -139,15 +137,11 @@ class Attribution:
 def _users_line_in_backward() -> tuple[str, int] | None:
     """The line of the user's Python code that backward is running (hooks, autograd.Function), None for torch's own nodes."""
     frame = sys._getframe(1)
-    here = Path(__file__).parent.as_posix()
     while frame.f_back is not None:
         file = frame.f_code.co_filename
         if frame.f_code.co_name == _ENGINE:
             return None
-        if not file.startswith((_TORCH, "<")) and Path(file).parent.as_posix() != here and not file.startswith(_HMP):
+        if not file.startswith((*PACKAGES, "<")):
             return file, frame.f_lineno
         frame = frame.f_back
     return None
-
-
-_HMP = str(Path(__file__).parent.parent) + os.sep

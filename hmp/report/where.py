@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-_PACKAGES = (str(Path(torch.__file__).parent) + os.sep, str(Path(__file__).parent.parent) + os.sep)
+from ..verbose import caller
 
 
 class Place(NamedTuple):
@@ -26,14 +23,6 @@ class Place(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.module or '(no module)'} at {self.file}:{self.line}"
-
-
-def line() -> tuple[str, int]:
-    """File and line of the nearest caller outside torch and hmp."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*_PACKAGES, "<")):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno
 
 
 class Modules:
@@ -73,7 +62,7 @@ class Modules:
 
     def place(self) -> Place:
         """Where the calling code is."""
-        return Place(self.path, *line())
+        return Place(self.path, *caller())
 
     def _stack(self) -> list[tuple[torch.nn.Module, str]]:
         found: list[tuple[torch.nn.Module, str]] | None = getattr(self._threads, "stack", None)
