@@ -1,0 +1,79 @@
+"""tune(): the cheapest op lists that keep a model within a tolerance of float32, measured and verified on the user's own task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import torch
+
+    from ..policy import Policy
+    from .progress import Progress
+    from .result import TuneResult
+    from .tolerance import Tolerance
+
+
+def tune(
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    tolerance: float | Mapping[str, float] | Tolerance = 0.01,
+    metric: Callable[[Any], Any] | None = None,
+    optimizer: Callable[[Any], Any] | None = None,
+    budget: float | str | None = None,
+    start: str | Path | Policy = "habana",
+    per_module: bool = False,
+    ops: Collection[str] | None = None,
+    objective: Literal["time", "memory"] = "time",
+    steps: int | None = None,
+    seed: int = 0,
+    folder: str | Path | None = None,
+    resume: bool = True,
+    progress: bool | Progress | None = None,
+) -> TuneResult:
+    """The cheapest lists within `tolerance` of float32, as a TuneResult whose `policy` they are.
+
+    `loss(model, batch)` gives a scalar tensor. With `optimizer(model)`, which gives an optimizer over the model's parameters, a policy
+    is verified by training `steps` steps over the batches in turns (by default once over all of them, and 20 at least), and its loss is
+    the mean over the last pass; without, the loss is the mean over the batches, with gradients where they are asked for.
+    `metric(model)` gives a number, the larger the better (an accuracy), after training, and is called under the policy.
+    Both start from the model's state and `seed`, every time.
+
+    `tolerance` is the most by which the metric, or the loss where there is no metric, may be worse than float32's, relative to it; or a
+    mapping with bounds for "loss", "metric" and "gradient", the last being the least cosine between the gradient and float32's.
+    `objective` is what is made small: the time of a step, or the bytes that it keeps for backward ("memory").
+
+    `start` is the policy to begin with: it says what is done with ops that are not decided, and its low dtype is used. Decided are the
+    ops that the model calls and that `start` or a preset has on its BF16 or FP32 list, or those of `ops` among them; with `per_module`
+    each of them in each module by itself, written as scoped lines.
+
+    `budget` bounds the search: a number of seconds, or "10 min", "2 h", "30 evaluations". With `folder` the best lists so far are
+    there at any time (after Ctrl-C too), with tune.json, which holds all that was measured; a second call with the same arguments
+    goes on where it ended, unless `resume` is False. `progress` shows a bar on stderr, by default on a terminal.
+
+    What is evaluated is the same for the same seed and the same measured times. Afterwards model, random state and torch are as before.
+    Raises HmpError for wrong arguments, and where float32 itself gives no finite loss.
+    """
+    from .search import run  # here, so that `import hmp` does not pay for it
+
+    return run(
+        model,
+        batches,
+        loss=loss,
+        tolerance=tolerance,
+        metric=metric,
+        optimizer=optimizer,
+        budget=budget,
+        start=start,
+        per_module=per_module,
+        ops=ops,
+        objective=objective,
+        steps=steps,
+        seed=seed,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+    )
