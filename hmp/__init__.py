@@ -17,6 +17,7 @@ from .registry import bf16_function, fp32_function, promote_function
 from .report.record import record
 from .report.report import Report
 from .state import casts_enabled, disable_casts, enable_casts
+from .tune import tune
 from .unreachable import Unreachable, unreachable
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ __all__ = [
     "remove",
     "revert",
     "set_cache_limit",
+    "tune",
     "unreachable",
 ]
 

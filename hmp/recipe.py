@@ -20,11 +20,11 @@ from .errors import HmpError
 
 FORM = (
     "a recipe defines model() -> a torch.nn.Module, batches() -> an iterable, loss(model, batch) -> a scalar tensor and, if it is "
-    "to train, optimizer(model); or step() alone"
+    "to train, optimizer(model), and, if hmp tune is to watch one, metric(model) -> a number, the larger the better; or step() alone"
 )
 MOST_BATCHES = 16
 # name → how many arguments it is called with
-_PIECES = {"model": 0, "batches": 0, "loss": 2, "optimizer": 1, "step": 0}
+_PIECES = {"model": 0, "batches": 0, "loss": 2, "optimizer": 1, "metric": 1, "step": 0}
 _NEEDED = ("model", "batches", "loss")
 _MODULE = "hmp_recipe"
 
@@ -35,19 +35,32 @@ class RecipeError(HmpError):
 
 @dataclass(frozen=True)
 class Recipe:
-    """The functions of a recipe file: `model`, `batches` and `loss`, maybe `optimizer`; or `step` alone."""
+    """The functions of a recipe file: `model`, `batches` and `loss`, maybe `optimizer` and `metric`; or `step` alone."""
 
     path: str
     model: Callable[[], Any] | None = None
     batches: Callable[[], Iterable[Any]] | None = None
     loss: Callable[[Any, Any], Any] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    metric: Callable[[Any], Any] | None = None
     step: Callable[[], Any] | None = None
 
     def make_step(self) -> Step:
         """A step to run; model, batches and optimizer are made by the recipe's functions. RecipeError where they make no such thing."""
         if self.step is not None:
             return Step(self.step)
+        model, batches = self.make_model_and_batches()
+        optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
+        if self.optimizer is not None and not callable(getattr(optimizer, "step", None)):
+            raise RecipeError(
+                f"{self.path}: optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer"
+            )
+        return _training_step(self, model, optimizer, batches)
+
+    def make_model_and_batches(self, most: int = MOST_BATCHES) -> tuple[torch.nn.Module, list[Any]]:
+        """What model() and batches() give, of the latter the first `most`. RecipeError where that is no module, or no batch."""
+        if self.model is None or self.batches is None:
+            raise RecipeError(f"{self.path}: defines step() alone; this needs model(), batches() and loss(model, batch)")
         model = self._call("model", self.model)
         if not isinstance(model, torch.nn.Module):
             raise RecipeError(f"{self.path}: model() returned an object of type {type(model).__name__}; return a torch.nn.Module")
@@ -56,15 +69,10 @@ class Recipe:
             raise RecipeError(
                 f"{self.path}: batches() returned an object of type {type(made).__name__}; return an iterable, such as a list"
             )
-        batches = self._call("batches", lambda: list(itertools.islice(made, MOST_BATCHES)))
+        batches = self._call("batches", lambda: list(itertools.islice(made, most)))
         if not batches:
             raise RecipeError(f"{self.path}: batches() returned no batch; return at least one")
-        optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
-        if self.optimizer is not None and not callable(getattr(optimizer, "step", None)):
-            raise RecipeError(
-                f"{self.path}: optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer"
-            )
-        return _training_step(self, model, optimizer, batches)
+        return model, batches
 
     def _call(self, name: str, function: Any, *arguments: Any) -> Any:
         """What one of the functions returns."""

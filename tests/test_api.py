@@ -13,7 +13,7 @@ import hmp
 
 ROOT = Path(__file__).parent.parent
 NAMES = """convert revert is_converted casts apply remove disable_casts enable_casts casts_enabled Policy policies explain bf16_function
-    fp32_function promote_function register fallbacks benchmark compare detect_nonfinite cache_info
+    fp32_function promote_function register fallbacks benchmark compare tune detect_nonfinite cache_info
     set_cache_limit clear_cache HmpError OpListError NonFiniteError"""
 
 

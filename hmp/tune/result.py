@@ -121,7 +121,7 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        from ..json_values import finite
+        from ..json_values import json_values
 
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
@@ -130,7 +130,8 @@ class TuneResult:
         values["units"] = [asdict(unit) for unit in self.units]
         values["flows"] = [asdict(flow) for flow in self.flows]
         values["trials"] = [trial_values(trial) for trial in self.trials]
-        return finite(values)  # type: ignore[no-any-return]
+        plain: dict[str, Any] = json_values(values)
+        return plain
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""

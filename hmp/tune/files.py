@@ -1,0 +1,149 @@
+"""The folder of a search: list files in which each name has its reason beside it, and tune.json."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+
+from ..errors import HmpError
+from ..policy import DTYPE_FILE
+from ..rules import CASTS, EVERY_OP, Cast
+from .reasons import gain, percent, why_float32, why_low
+from .result import TuneResult, Unit
+
+JSON_FILE = "tune.json"
+_WIDEST = 40  # names beyond it do not push all other comments to the right
+
+
+def write(result: TuneResult, folder: Path) -> Path:
+    """`folder` with the lists of `result`, so that Policy.load(folder) is its policy, and tune.json; what was there is replaced whole.
+
+    HmpError where that cannot be written.
+    """
+    lists = list_files(result)
+    staged = {folder / f".{name}.part": folder / name for name in (*lists, JSON_FILE)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            for part, target in staged.items():
+                if target.name == JSON_FILE:
+                    result.to_json(part)
+                else:
+                    part.write_text(lists[target.name], encoding="utf-8")
+            _put(staged, [folder / DTYPE_FILE] if DTYPE_FILE not in lists else [])
+        finally:
+            for part in staged:
+                part.unlink(missing_ok=True)
+    except OSError as error:
+        raise HmpError(f"{folder}: the lists cannot be written: {error.strerror or error}; name a folder that can be written to") from error
+    return folder
+
+
+def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
+    """Moves all files to their places; Ctrl-C between two of them waits for the rest, for lists of two searches may exclude each other."""
+    try:
+        for part, target in staged.items():
+            os.replace(part, target)
+    finally:
+        for part, target in staged.items():
+            with contextlib.suppress(FileNotFoundError):
+                os.replace(part, target)
+        for file in stale:
+            file.unlink(missing_ok=True)
+
+
+def list_files(result: TuneResult) -> dict[str, str]:
+    """The text of each list file of the policy that was chosen, by the file's name."""
+    lines = _lines(result)
+    files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in CASTS}
+    if result.policy.dtype is not torch.bfloat16:
+        files[DTYPE_FILE] = f"{_low(result)}\n"
+    return files
+
+
+def _low(result: TuneResult) -> str:
+    return str(result.policy.dtype).removeprefix("torch.")
+
+
+def _heading(result: TuneResult, cast: Cast) -> str:
+    """What holds for the whole list, as comments."""
+    said = {"bf16": f"in {_low(result)}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
+    best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
+    found = [f"loss {percent(best.loss_change)}"]
+    if best.metric_change is not None:
+        found.append(f"metric {percent(-best.metric_change)}")
+    if best.ratio is not None:
+        found.append(f"{best.ratio:.2f} of the time")
+    base = result.trials[0].saved_bytes if result.trials else 0
+    if base:
+        found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
+    steps = f", {result.steps} step{'' if result.steps == 1 else 's'}" if result.steps else ""
+    heading = (
+        f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
+        f"Tolerance: {result.tolerance}.",
+        f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
+    )
+    return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
+
+
+def _aligned(lines: Sequence[tuple[str, str]]) -> str:
+    width = max((len(name) for name, _ in lines if len(name) <= _WIDEST), default=0)
+    return "".join(f"{name:<{width}}  # {' '.join(comment.split())}\n" for name, comment in lines)
+
+
+def _lines(result: TuneResult) -> dict[Cast, list[tuple[str, str]]]:
+    """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
+    belongs = units_by_line(result)
+    found: dict[Cast, list[tuple[str, str]]] = {}
+    for cast in CASTS:
+        names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
+        # of several scoped lines for a module their order decides, and it is kept
+        names += [spelled(rule) for rule in result.policy.scoped if rule.cast == cast]
+        found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
+    return found
+
+
+def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, bool, float, str]:
+    return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
+
+
+def spelled(rule: object) -> str:
+    """A scoped rule as its line in a list file."""
+    return f"{rule.name} @ {rule.scope}"  # type: ignore[attr-defined]
+
+
+def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
+    """The units that each line of the lists decides, by list and line: a module's own line, or a pattern for it, before the op's."""
+    lines: dict[str, Cast] = {}
+    for rule in result.policy.scoped:
+        lines.setdefault(spelled(rule), rule.cast)
+    ops: dict[str, tuple[Cast, str]] = {}
+    for cast in CASTS:
+        names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
+        names |= {name: name for name in getattr(result.policy, cast)}
+        for op, name in names.items():
+            ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
+    found: dict[tuple[Cast, str], list[Unit]] = {}
+    for unit in result.units:
+        pattern = next((line for line in lines if unit.module and fnmatchcase(unit.name, line)), None)
+        line = unit.name if unit.module and unit.name in lines else pattern
+        place = ops.get(unit.op) if line is None else (lines[line], line)
+        if place is not None:
+            found.setdefault(place, []).append(unit)
+    return found
+
+
+def _comment(cast: Cast, name: str, units: Sequence[Unit], result: TuneResult) -> str:
+    if name == EVERY_OP:
+        return "every op that no list names"
+    taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
+    if not units:
+        return f"not decided; as in {taken}"
+    if cast == "bf16":
+        return why_low(units, result.objective)
+    return why_float32(units, result) if cast == "fp32" else f"as in {taken}"

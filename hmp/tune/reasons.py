@@ -1,0 +1,86 @@
+"""Why a unit is on its list, in few words: what it gains, what it does to the loss, what kept it in float32."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ..report.units import duration, size
+from .result import Objective, TuneResult, Unit
+
+
+def gain(unit: Unit, objective: Objective) -> float:
+    """How many seconds a step is shorter, or how many bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be there."""
+    if not runs_low(unit):
+        return -math.inf
+    return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
+
+
+def amount(value: float, objective: Objective) -> str:
+    """Seconds or bytes with their unit and the sign of less than nothing."""
+    if not math.isfinite(value):
+        return "-"
+    text = (size if objective == "memory" else duration)(abs(value))
+    return "0" if text == "-" else f"-{text}" if value < 0 else text
+
+
+def percent(change: float | None) -> str:
+    """A relative change with its sign."""
+    if change is None:
+        return "-"
+    if not math.isfinite(change):
+        return "not finite"
+    return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change:+.2%}"
+
+
+def runs_low(unit: Unit) -> bool:
+    """Whether the unit can run in the low dtype, with finite results."""
+    return all(map(math.isfinite, (unit.error, unit.sensitivity, unit.seconds_low)))
+
+
+def why_low(units: Sequence[Unit], objective: Objective) -> str:
+    """What these units bring in the low dtype, and what that costs in accuracy."""
+    runs = [unit for unit in units if runs_low(unit)]
+    if not runs:
+        return f"cannot run in the low dtype, {_calls(units)}"
+    gained = sum(gain(unit, objective) for unit in runs)
+    brings = "costs" if gained < 0 else "saves" if objective == "memory" else "gain"
+    error, loss = max(unit.error for unit in runs), sum(unit.sensitivity for unit in runs)
+    return f"{brings} {amount(abs(gained), objective)} a step, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
+
+
+def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
+    """What keeps these units out of the low dtype."""
+    low, objective = str(result.policy.dtype).removeprefix("torch."), result.objective
+    runs = [unit for unit in units if runs_low(unit)]
+    if not runs:
+        never = all(math.isinf(unit.seconds_low) for unit in units)
+        return f"{f'cannot run in {low}' if never else f'gives NaN or Inf in {low}'}, {_calls(units)}"
+    gained, loss = sum(gain(unit, objective) for unit in runs), sum(unit.sensitivity for unit in runs)
+    found = []
+    if result.tolerance.loss is not None and loss > result.tolerance.loss:
+        found.append(f"too sensitive: loss {percent(loss)} in {low}")
+    if gained <= 0:
+        less = "keeps no bytes less" if objective == "memory" else f"slower by {amount(-gained, objective)} a step"
+        found.append(f"{less} in {low}")
+    found = found or _beyond(units, result)
+    if not found:
+        found = [f"left in float32 by the solver: gain {amount(gained, objective)} a step, loss {percent(loss)}"]
+    return f"{'; '.join(found)}, {_calls(units)}"
+
+
+def _beyond(units: Sequence[Unit], result: TuneResult) -> list[str]:
+    """What was beyond the tolerance in the trial that differs least from the chosen one and had one of these in the low dtype."""
+    names, kept = {unit.name for unit in units}, set(result.best.low or ())
+    tried = [(set(trial.low) - kept, trial.why) for trial in result.trials if trial.low and not trial.fits and names & set(trial.low)]
+    if not tried or result.best.low is None:
+        return []
+    more, why = min(tried, key=lambda each: len(each[0]))
+    others = len(more - names)
+    return [f"with it{f' and {others} more' if others else ''}: {why or 'beyond the tolerance'}"]
+
+
+def _calls(units: Sequence[Unit]) -> str:
+    calls = sum(unit.calls for unit in units)
+    where = f" in {len(units)} modules" if len(units) > 1 else ""
+    return f"{calls} call{'' if calls == 1 else 's'}{where}"

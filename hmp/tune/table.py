@@ -1,0 +1,113 @@
+"""What a search found as lines of text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..report.units import duration, size
+from ..rules import CASTS
+from .files import units_by_line
+from .reasons import amount, gain, percent, runs_low
+from .result import Trial, TuneResult, Unit
+
+_UNITS = 30
+_NOTHING = "-"
+_TRIALS = ("trial", "low", "loss", "worse", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
+_COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves", "error", "loss")
+
+
+def table(result: TuneResult) -> str:
+    """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
+    named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
+    lines = [
+        f"hmp tune: {named} lists with {result.tolerance or 'no bound'}",
+        f"{result.device}, torch {result.torch}, seed {result.seed}, {_count(result.steps, 'step')} a trial, from {result.start}",
+        "",
+        *_lists(result),
+        "",
+        *_aligned([_TRIALS, *(_trial(trial, result) for trial in result.trials)], {0, len(_TRIALS) - 1}),
+    ]
+    if result.units:
+        ranked = sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
+        listed = {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
+        lines += ["", *_aligned([_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in ranked[:_UNITS])], {0, 1})]
+        if len(ranked) > _UNITS:
+            lines.append(f"and {len(ranked) - _UNITS} more")
+    return "\n".join([*lines, "", *_ended(result), *result.notes])
+
+
+def _lists(result: TuneResult) -> list[str]:
+    """What was decided on each list, the most gain first, and how many names are as they were."""
+    belongs = units_by_line(result)
+    lines = []
+    for cast in CASTS:
+        decided = [(sum(gain(unit, result.objective) for unit in units), name) for (on, name), units in belongs.items() if on == cast]
+        names = [name for _, name in sorted(decided, key=lambda each: (-each[0], each[1]))]
+        others = len(getattr(result.policy, cast)) + sum(rule.cast == cast for rule in result.policy.scoped) - len(names)
+        rest = [f"{others} not decided"] if others else []
+        lines.append(f"{cast:7}  {', '.join(names + rest) or 'nothing'}")
+    return lines
+
+
+def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
+    said = "yes" if trial.fits else f"no: {trial.why}" if trial.why else "no"
+    return (
+        trial.name,
+        _NOTHING if trial.low is None else str(len(trial.low)),
+        f"{trial.loss:.5g}",
+        percent(trial.loss_change),
+        _NOTHING if trial.metric is None else f"{trial.metric:.5g}",
+        percent(trial.metric_change),
+        _NOTHING if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
+        duration(trial.seconds),
+        _NOTHING if trial.ratio is None else f"{trial.ratio:.2f}",
+        size(trial.saved_bytes),
+        f"{said}, chosen" if trial.name == result.best.name else said,
+    )
+
+
+def _unit(unit: Unit, listed: str, result: TuneResult) -> tuple[str, ...]:
+    if not runs_low(unit):
+        return (unit.name, listed or _NOTHING, str(unit.calls), duration(unit.seconds_float32), *[_NOTHING] * 4, "not finite", _NOTHING)
+    return (
+        unit.name,
+        listed or _NOTHING,
+        str(unit.calls),
+        duration(unit.seconds_float32),
+        duration(unit.seconds_low),
+        duration(unit.cast_seconds),
+        amount(gain(unit, "time"), "time"),
+        amount(gain(unit, "memory"), "memory"),
+        f"{unit.error:.1e}",
+        percent(unit.sensitivity),
+    )
+
+
+def _ended(result: TuneResult) -> list[str]:
+    best = result.best
+    how = {
+        "solved": "nothing cheaper is expected within the tolerance",
+        "budget": "the budget is spent; a larger one goes on from here",
+        "interrupted": "interrupted; the same call goes on from here",
+    }[result.stopped]
+    ratio = f", {best.ratio:.2f} of float32's time" if best.ratio is not None else ""
+    lines = [f"chosen: {best.name}, loss {percent(best.loss_change)}{ratio}; {how}"]
+    if result.left:
+        whole = "" if not result.predicted else f" of {amount(abs(result.predicted), result.objective)}"
+        lines.append(f"the tolerance leaves {amount(result.left, result.objective)}{whole} a step behind")
+    return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
+
+
+def _aligned(rows: Sequence[Sequence[str]], to_the_left: set[int]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [
+        "  ".join(f"{cell:{'<' if at in to_the_left else '>'}{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        for row in rows
+    ]
+    # sentences in the last column may be longer than its name, and the line below the heading is not
+    heading, *body = (line.rstrip() for line in lines)
+    return [heading, "-" * len(heading), *body]
+
+
+def _count(number: int, noun: str) -> str:
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
