@@ -72,7 +72,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     made.filters |= {
-        "duration": lambda seconds: _kept(units.duration(seconds).replace("us", "µs")),
+        "duration": lambda seconds: _kept(units.typeset_duration(seconds)),
         "size": lambda number: _kept(units.size(number)),
         "entry": units.entry,
         "share": lambda part, whole: _kept(units.share(part, whole)),
