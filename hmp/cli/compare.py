@@ -56,14 +56,13 @@ def run(options: argparse.Namespace) -> int:
         policy = hmp.Policy.load(options.policy)
         found = recipe.load(options.recipe)
         step = found.make_step()
-        if step.model is None or found.batches is None:
+        if step.model is None:
             raise recipe.RecipeError(f"{options.recipe}: defines step() alone; compare needs model(), batches() and loss(model, batch)")
-        batch = next(iter(found.batches()))
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 2
     try:
-        result = hmp.compare(_Step(step.model, found.loss), (batch,), policy, loss=lambda loss: loss)
+        result = hmp.compare(_Step(step.model, found.loss), (step.batches[0],), policy, loss=lambda loss: loss)
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1
