@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import hmp
+from hmp.cli.output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -47,11 +47,9 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     from hmp import recipe  # here, with what it imports: other subcommands do without
 
-    for name in (options.json, options.html):
-        if name is not None and not Path(name).absolute().parent.is_dir():
-            print(f"hmp compare: {name}: there is no such folder; make it first", file=sys.stderr)
-            return 2
     try:
+        check_folder(options.json)
+        check_folder(options.html)
         torch.manual_seed(options.seed)
         policy = hmp.Policy.load(options.policy)
         found = recipe.load(options.recipe)
