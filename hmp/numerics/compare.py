@@ -20,7 +20,7 @@ from ..state import disable_casts, here
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
-from .distance import Distance, distance
+from .distance import LARGE, Distance, distance
 from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
@@ -160,7 +160,7 @@ def _total(pairs: Any) -> float | None:
         found = True
         got, reference = _values(got), _values(reference)
         wanted = reference.to(torch.float64)
-        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < 2.0**100]))
+        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < LARGE]))
         relative = distance(got, reference).relative
         error += (relative * size) ** 2 if size else 0.0
         norm += size**2
