@@ -11,6 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
 
+from ... import fragments
 from .. import units
 from ..report import UNLISTED
 from ..rows import Row
@@ -81,7 +82,7 @@ def _environment() -> jinja2.Environment:
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
-        "short": _short,
+        "short": fragments.short,
         "error": _error,
         "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
     }
@@ -107,10 +108,3 @@ def _error(value: float | None) -> str:
     if value is None:
         return "-"
     return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-
-
-def _short(dtype: str) -> str:
-    return _SHORT.get(dtype, dtype)
