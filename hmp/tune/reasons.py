@@ -10,7 +10,7 @@ from .result import Objective, TuneResult, Unit
 
 
 def gain(unit: Unit, objective: Objective) -> float:
-    """How many seconds a step is shorter, or how many bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be there."""
+    """How many seconds a step is shorter, or bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be."""
     if not runs_low(unit):
         return -math.inf
     return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
