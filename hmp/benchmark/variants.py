@@ -64,14 +64,14 @@ def _variant(given: Any, device: torch.device) -> Variant:
         raise
     if policy.name in (FLOAT32, AUTOCAST) and given is policy:
         raise HmpError(f"a policy called {policy.name!r} would be mistaken for torch's own; give policy.replace(name='another name')")
-    return Variant(str(_name(given)), str(policy), around_sample=lambda: _in_force(policy))
+    return Variant(str(_name(given)), str(policy), around_sample=lambda: in_force(policy))
 
 
 @contextmanager
-def _in_force(policy: Policy) -> Iterator[None]:
+def in_force(policy: Policy) -> Iterator[None]:
     """A region with `policy` in force, after which what hmp did before is done again: nothing, if it did nothing."""
     # convert() and not casts(): a handle takes the patches off again
-    with convert(policy=policy), Region("benchmark()", lambda _: PROCESS):
+    with convert(policy=policy), Region("in_force()", lambda _: PROCESS):
         yield
 
 

@@ -29,14 +29,14 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     report._recorder = recorder
     started = time.perf_counter()
     try:
-        with _uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
+        with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
             yield report
     finally:
         report._end(time.perf_counter() - started)
 
 
 @contextmanager
-def _uncompiled() -> Iterator[None]:
+def uncompiled() -> Iterator[None]:
     """A stretch in which compiled code runs as it was written; torch._dynamo, which takes seconds to import, is not imported for that."""
     with ExitStack() as stack:
         if "torch._dynamo" in sys.modules:

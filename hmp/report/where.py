@@ -60,6 +60,12 @@ class Modules:
         stack = self._stack()
         return stack[0][0] if stack else None
 
+    @property
+    def innermost(self) -> torch.nn.Module | None:
+        """The innermost module that is running in this thread."""
+        stack = self._stack()
+        return stack[-1][0] if stack else None
+
     def place(self) -> Place:
         """Where the calling code is."""
         return Place(self.path, *caller())

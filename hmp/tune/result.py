@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ..policy import Policy
 from .tolerance import Tolerance
 
+_NESTED = ("policy", "best", "trials", "units", "flows")
 Objective = Literal["time", "memory"]
 Stopped = Literal["solved", "budget", "interrupted"]
 
@@ -40,6 +41,16 @@ class Unit:
     def name(self) -> str:
         """As a list spells it."""
         return f"{self.op} @ {self.module}" if self.module else self.op
+
+
+@dataclass(frozen=True)
+class Flow:
+    """Tensors that go from one unit to another in a step: seconds and bytes of casting them, where one is in the low dtype alone."""
+
+    source: str
+    target: str
+    seconds: float
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -73,13 +84,14 @@ class TuneResult:
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
-    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended.
+    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json.
     """
 
     policy: Policy
     best: Trial
     trials: tuple[Trial, ...]
     units: tuple[Unit, ...]
+    flows: tuple[Flow, ...]
     tolerance: Tolerance
     objective: Objective
     stopped: Stopped
@@ -92,6 +104,7 @@ class TuneResult:
     torch: str
     notes: tuple[str, ...] = ()
     folder: str | None = None
+    key: str = ""
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
@@ -110,11 +123,12 @@ class TuneResult:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
         from ..json_values import json_values
 
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in ("policy", "best", "trials", "units")}
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
         values["best"] = self.best.name
         values["tolerance"] = asdict(self.tolerance)
         values["units"] = [asdict(unit) for unit in self.units]
+        values["flows"] = [asdict(flow) for flow in self.flows]
         values["trials"] = [trial_values(trial) for trial in self.trials]
         plain: dict[str, Any] = json_values(values)
         return plain

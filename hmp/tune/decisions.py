@@ -1,0 +1,129 @@
+"""What is decided: units, and the policy that a choice among them makes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+from ..errors import HmpError
+from ..policy import Policy, as_policy
+from ..presets import policies
+from ..rules import CASTS, EVERY_OP, Cast, Rule
+from ..sites import ancestry, resolve, sites_of
+from ..tables import Listed
+
+
+class Key(NamedTuple):
+    """A unit: an op, everywhere (`module` None) or in the calls of one module ("" for those outside every module of the model)."""
+
+    op: str
+    module: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.op} @ {self.module}" if self.module else self.op
+
+
+class Decisions:
+    """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name."""
+
+    def __init__(self, start: Policy, ops: Collection[str] | None, per_module: bool) -> None:
+        if ops is not None and (isinstance(ops, str) or not ops):
+            raise HmpError(f"ops={ops!r} is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all")
+        self.start = start
+        self.low = start.dtype
+        self.per_module = per_module
+        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(Rule(name, "bf16"))))
+        # what an op does that is listed by itself does not change with the ops that are decided
+        self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in CASTS}
+        self._calls: Mapping[Key, int] = {}
+
+    def op_of(self, op: str) -> str | None:
+        """The decided op that `op` (rmul, softmax of torch.special) is decided with, None for none."""
+        return next((each for each in ancestry(op) if each in self.ops), None)
+
+    def key(self, op: str, module: str) -> Key:
+        """The unit that a call of the decided op in that module belongs to."""
+        return Key(op, module if self.per_module else None)
+
+    def found(self, calls: Mapping[Key, int]) -> None:
+        """Says which units there are, and how often each is called."""
+        self._calls = calls
+
+    def policy(self, low: Iterable[Key], name: str = "tuned") -> Policy:
+        """The policy that has these units on the BF16 list and the others on the FP32 list."""
+        chosen = frozenset(low)
+        if not self._calls:
+            fp32 = self.ops  # nobody knows yet which are called
+            return self._with(frozenset(key.op for key in chosen), fp32 - {key.op for key in chosen}, (), name)
+        lists: dict[Cast, set[str]] = {"bf16": set(), "fp32": set()}
+        scoped: list[Rule] = []
+        for op in sorted({key.op for key in self._calls}):
+            keys = [key for key in self._calls if key.op == op]
+            everywhere = self._everywhere(keys, chosen)
+            lists[everywhere].add(op)
+            scoped += _lines(op, keys, chosen, everywhere)
+        return self._with(frozenset(lists["bf16"]), frozenset(lists["fp32"]), scoped, name)
+
+    def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
+        """Those of the units that a policy without scoped lines has on its BF16 list."""
+        listed = Listed(policy)
+        sources = {key: listed.source(key.op) or listed.star for key in keys}
+        return frozenset(key for key, source in sources.items() if source is not None and source.cast == "bf16")
+
+    def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> Cast:
+        """The list for the line without a scope: what holds outside every module, else what most calls want."""
+        outside = [key for key in keys if not key.module]
+        counted = outside or keys
+        in_low = sum(self._calls[key] for key in counted if key in low)
+        return "bf16" if 2 * in_low > sum(self._calls[key] for key in counted) else "fp32"
+
+    def _with(self, bf16: frozenset[str], fp32: frozenset[str], scoped: Iterable[Rule], name: str) -> Policy:
+        decided = bf16 | fp32
+        rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in CASTS}
+        return Policy(
+            name=name,
+            dtype=self.low,
+            bf16=rest["bf16"] | bf16,
+            fp32=rest["fp32"] | fp32,
+            promote=rest["promote"],
+            scoped=tuple(scoped),
+        )
+
+
+def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast) -> list[Rule]:
+    """The scoped lines that say where the op is not on the list that it is on everywhere: one where a module differs from what
+    holds around it, since a line holds for the modules inside as well."""
+    said: dict[str, Cast] = {}
+    for key in sorted(keys, key=lambda each: (each.module or "").count(".")):
+        if not key.module:
+            continue
+        parts = key.module.split(".")
+        around = next((said[path] for at in range(len(parts) - 1, 0, -1) if (path := ".".join(parts[:at])) in said), everywhere)
+        wanted: Cast = "bf16" if key in low else "fp32"
+        if wanted != around:
+            said[key.module] = wanted
+    return [Rule(op, cast, scope=path) for path, cast in sorted(said.items())]
+
+
+def _listed(start: Policy) -> set[str]:
+    """The ops of torch that `start` or a preset has on its BF16 or FP32 list."""
+    found: set[str] = set()
+    casts: tuple[Cast, ...] = ("bf16", "fp32")
+    for cast in casts:
+        found.update(op for op in start.casts_by_op(cast) if sites_of(op))
+        for preset in map(as_policy, policies()):
+            # a name that this release of torch does not know is nobody's to call
+            found.update(name for name in getattr(preset, cast) if name != EVERY_OP and sites_of(name))
+    return found
+
+
+def _without(names: Iterable[str], cast: Cast, ops: frozenset[str]) -> frozenset[str]:
+    """The names less those of `ops`; a name that stands for several ops leaves the others."""
+    kept: set[str] = set()
+    for name in names:
+        stands_for = resolve(Rule(name, cast)) if name != EVERY_OP else (EVERY_OP,)
+        if not ops.intersection(stands_for):
+            kept.add(name)
+        else:
+            kept.update(op for op in stands_for if op not in ops)
+    return frozenset(kept)

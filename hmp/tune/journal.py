@@ -1,0 +1,54 @@
+"""What was measured before: tune.json of a search that has the same task goes on, another's is refused."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from ..errors import HmpError
+from ..policy import Policy
+from .result import Flow, Trial, Unit, trial_of, unit_of
+
+FILE = "tune.json"
+
+
+class Journal:
+    """The trials and measurements of an earlier search with this key; empty where there is none.
+
+    HmpError where the folder holds those of another task, and for a file that is none of hmp's.
+    """
+
+    def __init__(self, folder: Path | None, key: str, resume: bool) -> None:
+        self.trials: dict[str, Trial] = {}
+        self.units: tuple[Unit, ...] = ()
+        self.flows: tuple[Flow, ...] = ()
+        file = None if folder is None else folder / FILE
+        if file is None or not resume or not file.is_file():
+            return
+        try:
+            values = json.loads(file.read_text(encoding="utf-8"))
+            if values["key"] != key:
+                raise HmpError(
+                    f"{file}: is of a search with another model, data, tolerance or torch; name another folder, "
+                    "or give resume=False (--no-resume) to start anew"
+                )
+            self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
+            self.units = tuple(map(unit_of, values["units"]))
+            self.flows = tuple(Flow(**each) for each in values["flows"])
+        except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
+            raise HmpError(f"{file}: is no tune.json of hmp ({type(error).__name__}: {error}); take it away, or name another folder") from None
+
+    def trial(self, name: str, policy: Policy) -> Trial | None:
+        """The trial of that policy, None where it was not made."""
+        return self.trials.get(_id(name, policy))
+
+
+def _id(name: str, policy: Policy) -> str:
+    return "float32" if name == "float32" else policy.fingerprint  # which runs without hmp
+
+
+def key_of(*parts: Any) -> str:
+    """Twelve hexadecimal digits for a search: the same for the same parts, told by their text."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

@@ -1,0 +1,377 @@
+"""What each op of a step costs in float32 and in the low dtype, and what its rounding does to the loss: one watched step in float32.
+
+An observer stands around every decided op of a step that runs in float32. At each call it also runs the op in the low dtype on the
+same inputs: the difference, times the gradient that backward brings, is the first-order change of the loss.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..benchmark.memory import Storages
+from ..benchmark.sampling import synchronize
+from ..benchmark.snapshot import random_state_kept
+from ..call_rules import CallRule, Op
+from ..casting import Caster, Tensor, each_castable, each_tensor
+from ..convert import observed_by
+from ..report.record import uncompiled
+from ..report.where import Modules
+from ..state import disable_casts
+from ..wrappers import op_wrap
+from .decisions import Decisions, Key
+from .task import Task
+
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+
+_REPEATS = 3
+_WALKED = 64  # autograd nodes between an input and the decided op that it comes from
+
+
+@dataclass
+class Measured:
+    """Sums over the calls of one unit in a step."""
+
+    calls: int = 0
+    errors: float = 0.0
+    norms: float = 0.0
+    loss_change: float = 0.0
+    loss_variance: float = 0.0
+    has_gradient: bool = False
+    seconds_float32: float = 0.0
+    seconds_low: float = 0.0
+    cast_seconds: float = 0.0
+    saved_bytes: int = 0
+    cannot: str = ""
+
+    @property
+    def error(self) -> float:
+        """The relative error of all calls together."""
+        return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
+
+    def sensitivity(self, loss: float) -> float | None:
+        """The relative change of the loss; None where no gradient came back to tell."""
+        if self.cannot:
+            return math.inf
+        if not self.has_gradient:
+            return 0.0 if self.errors == 0.0 else None
+        return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
+
+
+@dataclass
+class Flow:
+    """Tensors that go from one unit to another in a step: what a cast of all of them costs."""
+
+    seconds: float = 0.0
+    bytes: int = 0
+
+
+@dataclass
+class Measurements:
+    """What a watched step gave: by unit, and by pair of units that tensors go between."""
+
+    units: dict[Key, Measured] = field(default_factory=dict)
+    flows: dict[tuple[Key, Key], Flow] = field(default_factory=dict)
+    loss: float = 0.0
+
+
+def probe(task: Task, decisions: Decisions) -> Measurements:
+    """The measurements of one step on the first batch, from the task's state. The step's results are float32's."""
+    task.from_the_start()
+    probing = Probe(task, decisions)
+    policy = decisions.policy(())
+    with uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
+        loss = task.loss(task.batches[0])
+        probing.measurements.loss = float(loss.detach())
+        if loss.requires_grad:
+            loss.backward()
+    return probing.measurements
+
+
+class _Casts:
+    """Notes which tensors are cast."""
+
+    def __init__(self) -> None:
+        self.seen: dict[int, Tensor] = {}  # holds them, so that no other gets the same id
+
+    def clear(self) -> None:
+        self.seen.clear()
+
+    def casting(self, caster: Caster) -> Caster:
+        def noting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+            if tensor.dtype is not dtype:
+                self.seen[id(tensor)] = tensor
+            return caster(tensor, dtype)
+
+        return noting
+
+    def calling(self, op: Op, rule: CallRule) -> Op:
+        return op
+
+    def around(self, wrapper: Op, rule: CallRule) -> Op:
+        return wrapper
+
+
+@dataclass
+class _Op:
+    """A function of torch, as the probe calls it: in float32, in the low dtype, and that once more so that its casts are noted."""
+
+    name: str
+    rule: CallRule
+    full: Op
+    low: Op
+    casts: _Casts
+    telling: Op = field(init=False)
+
+
+class Probe:
+    """The observer. Calls of other threads than its own, and of ops inside ops, go on unwatched."""
+
+    def __init__(self, task: Task, decisions: Decisions) -> None:
+        self.measurements = Measurements()
+        self.modules = Modules()
+        self._task = task
+        self._decisions = decisions
+        self._paths = {id(module): name for name, module in task.model.named_modules()}
+        self._op: Op | None = None
+        self._busy = False
+        self._thread = threading.get_ident()
+        self._producers: dict[Any, Key] = {}
+        self._timed: dict[Any, tuple[float, float, int]] = {}
+        self._cast_seconds: dict[int, float] = {}
+
+    def casting(self, caster: Caster) -> Caster:
+        """`caster` itself."""
+        return caster
+
+    def calling(self, op: Op, rule: CallRule) -> Op:
+        """`op` itself; `around` is told of its wrapper next."""
+        self._op = op
+        return op
+
+    def around(self, wrapper: Op, rule: CallRule) -> Op:
+        """`wrapper`, beside which the op runs in both dtypes."""
+        inner, decided = self._op, self._decisions.op_of(rule.op)
+        if rule.kind != "fp32" or inner is None or decided is None:
+            return wrapper
+        op = _Op(decided, rule, wrapper, op_wrap(inner, rule._replace(kind="bf16")), _Casts())
+        op.telling = op_wrap(inner, rule._replace(kind="bf16"), op.casts)
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
+                return wrapper(*args, **kwargs)
+            self._busy = True
+            try:
+                with disable_casts():
+                    call = _as_given(args, kwargs)
+                    draws = self._draws()
+                    result = wrapper(*args, **kwargs)
+                    self._measure(op, call, result, not torch.equal(draws, self._draws()))
+                return result
+            finally:
+                self._busy = False
+
+        return watched
+
+    def _draws(self) -> Tensor:
+        """The state of the random numbers that the op may draw."""
+        if self._task.device.type == "cpu":
+            return torch.get_rng_state()
+        found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
+        return found
+
+    def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
+        module = self.modules.innermost
+        key = self._decisions.key(op.name, self._paths.get(id(module), ""))
+        measured = self.measurements.units.setdefault(key, Measured())
+        measured.calls += 1
+        try:
+            with random_state_kept(self._task.device):
+                taken = self._compare(measured, op, call, result, drew)
+                if taken:
+                    self._time(measured, op, call, taken)
+        except RuntimeError as error:
+            measured.cannot = str(error).partition("\n")[0] or type(error).__name__
+            return
+        inputs = [*each_tensor(call)]
+        self._follow(key, [inputs[at] for at in taken], measured)
+        for each in each_tensor((result,)):
+            if each.grad_fn is not None:
+                self._producers[each.grad_fn] = key
+
+    def _compare(self, measured: Measured, op: _Op, call: Call, result: Any, drew: bool) -> frozenset[int]:
+        """Notes the error of the op alone, and hangs on its result a hook for what that does to the loss. Gives the positions, among
+        the tensors of the call, of those that are cast."""
+        results = list(each_castable((result,)))
+        with torch.no_grad():
+            args, kwargs = _copied(call, detach=True)
+            op.casts.clear()
+            lows = list(each_castable((op.telling(*args, **kwargs),)))
+        taken = frozenset(at for at, t in enumerate(each_tensor((args, kwargs))) if id(t) in op.casts.seen)
+        if drew:
+            lows = [t.detach().to(self._decisions.low) for t in results]  # other draws are no error: what is left is rounding
+        for got, wanted in zip(lows, results, strict=True):
+            if not wanted.is_floating_point() or wanted.layout is not torch.strided:
+                continue
+            reference = wanted.detach()
+            error = got.to(torch.float32) - reference
+            finite = torch.isfinite(reference)
+            if not bool(torch.isfinite(error)[finite].all()):
+                measured.cannot = "gives NaN or Inf"
+                continue
+            error = torch.where(finite, error, 0.0)
+            measured.errors += float(error.double().square().sum())
+            measured.norms += float(torch.where(finite, reference, 0.0).double().square().sum())
+            if wanted.requires_grad:
+                wanted.register_hook(_first_order(measured, error))
+        return taken
+
+    def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
+        """Notes seconds and saved bytes in both dtypes; measured once for calls of the same form."""
+        form = (op.rule, _form(call))
+        if form not in self._timed:
+            wide = self._seconds(op.full, _copied(call))
+            narrow = self._seconds(op.low, _copied(call, cast=taken, dtype=self._decisions.low))
+            self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call))
+        wide, narrow, saved = self._timed[form]
+        measured.seconds_float32 += wide
+        measured.seconds_low += narrow
+        measured.saved_bytes += saved
+
+    def _seconds(self, function: Op, call: Call) -> float:
+        """Seconds of forward and backward, the least of a few."""
+        args, kwargs = call
+        leaves = [t for t in each_tensor(call) if t.requires_grad]
+        best = math.inf
+        for _ in range(_REPEATS + 1):
+            started = time.perf_counter()
+            outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
+            if outs and leaves:
+                torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+            synchronize(self._task.device)
+            best = min(best, time.perf_counter() - started)
+        return best
+
+    def _follow(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
+        """Notes which decided ops the inputs come from; parameters and batches come from none."""
+        for tensor in inputs:
+            seconds = self._cast_of(tensor)
+            producers = self._from(tensor)
+            if not producers:
+                measured.cast_seconds += seconds
+            for producer in producers:
+                flow = self.measurements.flows.setdefault((producer, key), Flow())
+                flow.seconds += seconds
+                flow.bytes += tensor.numel() * self._decisions.low.itemsize
+
+    def _from(self, tensor: Tensor) -> set[Key]:
+        found: set[Key] = set()
+        todo, seen = [tensor.grad_fn], set()
+        while todo and len(seen) < _WALKED:
+            node = todo.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            if node in self._producers:
+                found.add(self._producers[node])
+            else:
+                todo += [following for following, _ in node.next_functions]
+        return found
+
+    def _cast_of(self, tensor: Tensor) -> float:
+        """Seconds of a cast of so many elements, with the one back that its gradient needs."""
+        size = 1 << max(tensor.numel() - 1, 0).bit_length()
+        if size not in self._cast_seconds:
+            sample = torch.zeros(tensor.numel(), dtype=torch.float32, device=tensor.device)
+            best = math.inf
+            with disable_casts(), torch.no_grad():
+                for _ in range(_REPEATS):
+                    started = time.perf_counter()
+                    sample.to(self._decisions.low).to(torch.float32)
+                    synchronize(self._task.device)
+                    best = min(best, time.perf_counter() - started)
+            self._cast_seconds[size] = best
+        return self._cast_seconds[size] if tensor.requires_grad else self._cast_seconds[size] / 2
+
+
+def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
+    def hook(gradient: Tensor) -> None:
+        with disable_casts(), torch.no_grad():
+            product = gradient.to(torch.float32) * error
+            measured.has_gradient = True
+            measured.loss_change += float(product.double().sum())
+            measured.loss_variance += float(product.double().square().sum())
+
+    return hook
+
+
+def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+    """The arguments as they are before the call; what the op may write (running statistics) is copied."""
+    found: Call = _mapped((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
+    return found
+
+
+def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozenset(), dtype: torch.dtype | None = None) -> Call:
+    """The call with tensors of its own, with or without gradients; those at the positions `cast` in `dtype`."""
+    at = itertools.count()
+
+    def copy(tensor: Tensor) -> Tensor:
+        low = dtype is not None and next(at) in cast
+        fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
+        return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
+
+    found: Call = _mapped(call, copy)
+    return found
+
+
+def _saved(function: Op, call: Call) -> int:
+    """The bytes that the op keeps for backward, its parameters left out and their copies counted."""
+
+    def fresh(tensor: Tensor) -> Tensor:
+        copy = tensor.detach().clone()
+        if not tensor.requires_grad:
+            return copy
+        copy.requires_grad_()
+        return copy if tensor.is_leaf else copy.clone()
+
+    storages = Storages(())
+    args, kwargs = _mapped(call, fresh)
+    with storages.hooks():
+        function(*args, **kwargs)
+    return storages.bytes
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(each, function) for each in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_mapped(each, function) for each in value)
+    if isinstance(value, dict):
+        return {name: _mapped(each, function) for name, each in value.items()}
+    return value
+
+
+def _form(value: Any) -> Any:
+    """What tells calls of one form from those of another."""
+    if isinstance(value, Tensor):
+        return tuple(value.shape), value.dtype, value.requires_grad, value.is_leaf, value.is_contiguous()
+    if isinstance(value, (list, tuple)):
+        return tuple(_form(each) for each in value)
+    return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
+
+
+def _writes(args: tuple[Any, ...], kwargs: dict[str, Any], rule: CallRule) -> bool:
+    """Whether the call writes into its arguments, which then are not to be tried twice."""
+    at = rule.inplace_at
+    flag = kwargs.get("inplace") or (at is not None and at < len(args) and args[at])
+    out = kwargs.get("out") is not None or (rule.out_at is not None and rule.out_at < len(args) and args[rule.out_at] is not None)
+    return bool(flag) or out

@@ -1,0 +1,422 @@
+"""The search: measure each unit, solve for the set, verify by really running, repair what fails, and keep the cheapest that fits."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..benchmark.variants import in_force
+from ..errors import HmpError, NonFiniteError
+from ..numerics.nonfinite import detect_nonfinite
+from ..policy import Policy, as_policy
+from . import files
+from .budget import Budget, Over
+from .decisions import Decisions, Key
+from .journal import Journal, key_of
+from .probe import probe
+from .progress import Progress, shown
+from .result import Flow, Objective, Stopped, Trial, TuneResult, Unit
+from .solver import Model, scipy, solve
+from .task import Task, cosine
+from .tolerance import Tolerance, as_tolerance
+
+FLOAT32 = "float32"
+_ROUNDS = 5
+# A step that is less than this faster is taken to be as fast.
+_NOISE = 0.02
+_MOST_FLIPS = 16
+_FIRST_LIMIT = 0.01
+
+
+def run(
+    model: torch.nn.Module,
+    batches: Iterable[Any],
+    *,
+    loss: Callable[[Any, Any], Any],
+    tolerance: float | Mapping[str, float] | Tolerance,
+    metric: Callable[[Any], Any] | None,
+    optimizer: Callable[[Any], Any] | None,
+    budget: float | str | None,
+    start: str | Path | Policy,
+    per_module: bool,
+    ops: Collection[str] | None,
+    objective: Objective,
+    steps: int | None,
+    seed: int,
+    folder: str | Path | None,
+    resume: bool,
+    progress: bool | Progress | None,
+) -> TuneResult:
+    """What `hmp.tune()` returns."""
+    scipy()
+    if objective not in ("time", "memory"):
+        raise HmpError(f'objective={objective!r} is unknown; give "time" (of a step) or "memory" (kept for backward)')
+    bounds = as_tolerance(tolerance, metric is not None)
+    begin = as_policy(start)
+    if begin.scoped:
+        raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
+    allowed = Budget(budget)
+    decisions = Decisions(begin, ops, per_module)
+    task = Task(model, batches, loss, metric, optimizer, steps, seed)
+    target = None if folder is None else Path(folder)
+    key = key_of(
+        [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()], _sum(model), len(task.batches), task.trains, task.steps,
+        seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
+    )  # fmt: skip
+    shows = shown(progress)
+    search = Search(task, decisions, bounds, objective, allowed, Journal(target, key, resume), shows, key, target)
+    try:
+        with task.prepared(), in_force(begin):
+            try:
+                search.go()
+                stopped: Stopped = "solved"
+            except Over:
+                stopped = "budget"
+        return search.end(stopped)
+    finally:
+        shows.close()
+
+
+def _sum(model: torch.nn.Module) -> float:
+    """A number that tells one state of the parameters from another."""
+    with torch.no_grad():
+        return math.fsum(float(p.detach().double().abs().sum()) for p in model.parameters() if p.layout is torch.strided)
+
+
+class Search:
+    """One search. `go()` makes trials until there is nothing left to try; what is known by then is in `result()` at any time."""
+
+    def __init__(
+        self,
+        task: Task,
+        decisions: Decisions,
+        tolerance: Tolerance,
+        objective: Objective,
+        budget: Budget,
+        journal: Journal,
+        progress: Progress,
+        key: str,
+        folder: Path | None,
+    ) -> None:
+        self._task = task
+        self._decisions = decisions
+        self._tolerance = tolerance
+        self._objective = objective
+        self._budget = budget
+        self._journal = journal
+        self._progress = progress
+        self._key = key
+        self._folder = folder
+        self._trials: dict[str, Trial] = {}
+        self._units: dict[Key, Unit] = {}
+        self._flows: tuple[Flow, ...] = ()
+        self._model = Model({}, {}, {})
+        self._fastest: frozenset[Key] = frozenset()  # what the solver would choose if every set were accurate enough
+        self._barred: set[Key] = set()
+        self._failed: list[frozenset[Key]] = []
+        self._notes: list[str] = []
+        self._expected = 8
+
+    def go(self) -> None:
+        """Makes the trials. Over where the budget is spent."""
+        self._progress.stage("float32 and the policies that there are")
+        self._reference = self._outcome(None)
+        if self._reference.failure:
+            raise HmpError(f"in float32 {self._reference.failure}: there is nothing to keep to. Make the step train in float32 first")
+        self._note(self._judged(FLOAT32, Policy(name=FLOAT32), None, self._reference, 1.0))
+        self._progress.stage("measuring each op in both precisions")
+        self._measure()
+        self._try(frozenset(), "nothing low")
+        start = self._decisions.start
+        for policy in dict.fromkeys((start, as_policy("autocast").replace(dtype=start.dtype))):
+            self._evaluated(policy.name, policy, None)
+        self._progress.stage("solving and verifying")
+        self._fastest = solve(self._model)
+        self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), _MOST_FLIPS)
+        self._verified(self._fastest)
+        self._progress.stage("trying single ops")
+        self._flip()
+        self._run_off()
+
+    # --- trials ---
+
+    def _outcome(self, policy: Policy | None) -> Any:
+        self._budget.take()
+        self._task.from_the_start()
+        return self._task.run(policy)
+
+    def _try(self, low: frozenset[Key], name: str) -> Trial:
+        """The trial of these units in the low dtype."""
+        trial = self._evaluated(name, self._decisions.policy(low, name), low)
+        if not trial.fits:
+            self._failed.append(low)
+        return trial
+
+    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None) -> Trial:
+        for trial in self._trials.values():
+            if trial.name != FLOAT32 and trial.policy == policy:
+                return trial
+        known = self._journal.trial(name, policy)
+        if known is not None:
+            return self._note(known)
+        try:
+            outcome = self._outcome(policy)
+        except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
+            trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return self._note(trial)
+        trial = self._judged(name, policy, low, outcome, None)
+        if trial.fits and self._objective == "time":
+            trial = replace(trial, ratio=self._ratios({name: policy}, _ROUNDS)[name])
+        return self._note(trial)
+
+    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any, ratio: float | None) -> Trial:
+        reference = self._reference
+        loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
+        metric_change = None
+        if outcome.metric is not None and reference.metric is not None:
+            metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
+        similar = cosine(outcome.gradient, reference.gradient)
+        why = outcome.failure or self._tolerance.exceeded(loss_change, metric_change, similar)
+        return Trial(
+            name=name,
+            policy=policy,
+            low=None if low is None else tuple(sorted(map(str, low))),
+            loss=outcome.loss,
+            loss_change=loss_change,
+            metric=outcome.metric,
+            metric_change=metric_change,
+            gradient_cosine=similar,
+            seconds=outcome.seconds,
+            saved_bytes=outcome.saved_bytes,
+            fits=not why,
+            why=why,
+            ratio=ratio,
+        )
+
+    def _failure(self, name: str, policy: Policy, low: frozenset[Key] | None, why: str) -> Trial:
+        names = None if low is None else tuple(sorted(map(str, low)))
+        return Trial(name, policy, names, math.nan, math.nan, None, None, None, math.nan, 0, False, why)
+
+    def _note(self, trial: Trial) -> Trial:
+        same = sum(1 for name in self._trials if name.partition(" (")[0] == trial.name)
+        if same:
+            trial = replace(trial, name=f"{trial.name} ({same + 1})")
+        self._trials[trial.name] = trial
+        best = self._best()
+        told = "" if best is None else f"{best.name}: {self._cost(best):.3f} of float32's"
+        self._progress.step(len(self._trials), max(self._expected, len(self._trials) + 1), told)
+        if self._folder is not None and best is not None:
+            files.write(self.result("interrupted"), self._folder)
+        return trial
+
+    def _ratios(self, policies: Mapping[str, Policy], rounds: int) -> dict[str, float]:
+        """The time of a step under each policy, as a ratio to float32's in the same round: the median of the rounds."""
+        self._task.from_the_start()
+        samplers = {FLOAT32: self._task.timer(None), **{name: self._task.timer(policy) for name, policy in policies.items()}}
+        ratios: dict[str, list[float]] = {name: [] for name in policies}
+        names = list(samplers)
+        for at in range(rounds):
+            turn = names[at % len(names) :] + names[: at % len(names)]
+            seconds = {name: samplers[name]() for name in turn}
+            for name in policies:
+                ratios[name].append(seconds[name] / seconds[FLOAT32])
+        return {name: statistics.median(found) for name, found in ratios.items()}
+
+    def _cost(self, trial: Trial) -> float:
+        """What is made small, as a ratio to float32."""
+        if self._objective == "time":
+            return math.inf if trial.ratio is None else trial.ratio
+        return trial.saved_bytes / max(self._trials[FLOAT32].saved_bytes, 1)
+
+    def _best(self) -> Trial | None:
+        fitting = [trial for trial in self._trials.values() if trial.fits and trial.name != FLOAT32]
+        return min(fitting, key=self._cost, default=None)
+
+    # --- what is known of the units ---
+
+    def _measure(self) -> None:
+        if self._journal.units:
+            self._units = {self._decisions.key(unit.op, unit.module or ""): unit for unit in self._journal.units}
+            self._flows = self._journal.flows
+        else:
+            found = probe(self._task, self._decisions)
+            self._decisions.found({key: measured.calls for key, measured in found.units.items()})
+            for key, measured in found.units.items():
+                sensitivity = measured.sensitivity(found.loss)
+                self._units[key] = Unit(
+                    op=key.op,
+                    module=key.module,
+                    calls=measured.calls,
+                    error=measured.error,
+                    sensitivity=self._tried(key, found.loss) if sensitivity is None else sensitivity,
+                    seconds_float32=measured.seconds_float32,
+                    seconds_low=measured.seconds_low,
+                    cast_seconds=measured.cast_seconds,
+                    saved_bytes=measured.saved_bytes,
+                )
+            self._flows = tuple(Flow(str(a), str(b), flow.seconds, flow.bytes) for (a, b), flow in found.flows.items())
+        self._decisions.found({key: unit.calls for key, unit in self._units.items()})
+        by_name = {str(key): key for key in self._units}
+        is_time = self._objective == "time"
+        self._model = Model(
+            # where nothing is gained float32 is the better choice
+            {key: _seconds(unit) if is_time else 1.0 - unit.saved_bytes for key, unit in self._units.items()},
+            {(by_name[f.source], by_name[f.target]): f.seconds for f in self._flows} if is_time else {},
+            {key: unit.sensitivity for key, unit in self._units.items()},
+        )
+
+    def _tried(self, key: Key, loss: float) -> float:
+        """The relative change of the first batch's loss with this unit alone in the low dtype: where no gradient tells."""
+        self._task.from_the_start()
+        try:
+            with self._task.under(self._decisions.policy((key,))), torch.no_grad():
+                changed = float(self._task.loss(self._task.batches[0]))
+        except RuntimeError:
+            return math.inf
+        return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
+
+    # --- the search ---
+
+    def _verified(self, low: frozenset[Key]) -> None:
+        """Finds a large part of `low` that fits: without the ops that make NaN, then by bisection."""
+        trial = self._try(low, f"solver, {len(low)} low")
+        while not trial.fits and "finite" in trial.why:
+            culprits = self._makers_of_nan(low) - self._barred
+            if not culprits:
+                break
+            self._bar(culprits, "makes NaN or Inf in the low dtype")
+            low = solve(self._model, barred=self._barred, failed=self._failed)
+            trial = self._try(low, f"solver without {_listed(self._barred)}")
+        if trial.fits:
+            return
+        self._bisect(low)
+        again = solve(self._model, barred=self._barred, failed=self._failed)
+        self._try(again, f"solver without {_listed(self._barred)}")
+
+    def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
+        """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
+        self._budget.take()
+        self._task.from_the_start()
+        try:
+            with detect_nonfinite():
+                self._task.run(self._decisions.policy(low))
+        except NonFiniteError as error:
+            op = self._decisions.op_of(error.finding.op)
+            keys = {key for key in low if key.op == op}
+            inside = {key for key in keys if key.module and error.finding.module.endswith(key.module)}
+            return frozenset(inside or keys)
+        except (RuntimeError, ValueError, TypeError):
+            return frozenset()
+        return frozenset()
+
+    def _bisect(self, low: frozenset[Key]) -> None:
+        """Bars one unit after another: the first whose addition, in the order of sensitivity, is one too many, until the rest fits."""
+        limit = self._tolerance.loss or self._tolerance.metric or _FIRST_LIMIT
+        good = solve(self._model, limit=limit, barred=self._barred | (self._units.keys() - low))
+        if not self._try(good, f"first order, {len(good)} low").fits:
+            good = frozenset()
+        rest = sorted(low - good, key=lambda key: (self._model.sensitivities[key], str(key)))
+        while rest:
+            if self._try(good | set(rest), f"bisection, {len(good) + len(rest)} low").fits:
+                return
+            fits, fails = 0, len(rest)
+            while fails - fits > 1:
+                middle = (fits + fails) // 2
+                if self._try(good | set(rest[:middle]), f"bisection, {len(good) + middle} low, {_listed(rest[middle - 1 : middle])}").fits:
+                    fits = middle
+                else:
+                    fails = middle
+            self._bar({rest[fits]}, "found by bisection: with it the tolerance is left")
+            good, rest = good | set(rest[:fits]), rest[fits + 1 :]
+
+    def _bar(self, keys: Iterable[Key], why: str) -> None:
+        for key in sorted(keys, key=str):
+            self._barred.add(key)
+            self._notes.append(f"{key}: {why}")
+
+    def _flip(self) -> None:
+        """Tries the best with one unit changed, the most expensive units first: costs that were measured alone need not add up."""
+        is_time = self._objective == "time"
+        order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
+        for key in order[:_MOST_FLIPS]:
+            best = self._best()
+            low = frozenset() if best is None else self._low(best)
+            if key not in low and (key in self._barred or math.isinf(self._model.sensitivities[key])):
+                continue
+            changed = low ^ {key}
+            if any(each <= changed for each in self._failed):
+                continue
+            self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
+
+    def _run_off(self) -> None:
+        """Times those that are nearly as fast as the best beside each other once more."""
+        best = self._best()
+        if self._objective != "time" or best is None:
+            return
+        fitting = sorted((t for t in self._trials.values() if t.fits and t.name != FLOAT32), key=self._cost)
+        near = [trial for trial in fitting if self._cost(trial) <= self._cost(best) * (1 + 2 * _NOISE)][:4]
+        if len(near) > 1 and any(trial.name not in self._journal_names() for trial in near):
+            for name, ratio in self._ratios({trial.name: trial.policy for trial in near}, 2 * _ROUNDS - 1).items():
+                self._trials[name] = replace(self._trials[name], ratio=ratio)
+
+    def _journal_names(self) -> set[str]:
+        return {trial.name for trial in self._journal.trials.values()}
+
+    def _low(self, trial: Trial) -> frozenset[Key]:
+        """The units that ran in the low dtype."""
+        if trial.low is None:
+            return self._decisions.low_of(trial.policy, self._units)
+        return frozenset(key for key in self._units if str(key) in trial.low)
+
+    # --- the end ---
+
+    def end(self, stopped: Stopped) -> TuneResult:
+        """The result, written into the folder. HmpError where nothing was within the tolerance."""
+        if self._best() is None:
+            raise HmpError(f"no policy was within the tolerance ({self._tolerance}) when the budget was spent; give a larger one")
+        result = self.result(stopped)
+        if self._folder is not None:
+            files.write(result, self._folder)
+        return result
+
+    def result(self, stopped: Stopped) -> TuneResult:
+        """What is known now."""
+        best = self._best()
+        assert best is not None
+        low = self._low(best)
+        predicted = self._model.cost(self._fastest)
+        return TuneResult(
+            policy=best.policy.replace(name="tuned"),
+            best=best,
+            trials=tuple(self._trials.values()),
+            units=tuple(self._units.values()),
+            flows=self._flows,
+            tolerance=self._tolerance,
+            objective=self._objective,
+            stopped=stopped,
+            start=self._decisions.start.name,
+            seed=self._task.seed,
+            steps=self._task.steps if self._task.trains else 0,
+            predicted=predicted,
+            left=self._model.cost(low) - predicted,
+            device=str(self._task.device),
+            torch=torch.__version__,
+            notes=tuple(self._notes),
+            folder=None if self._folder is None else str(self._folder),
+            key=self._key,
+        )
+
+
+def _seconds(unit: Unit) -> float:
+    """What the unit costs in the low dtype beside float32, in seconds; a gain within the noise is none."""
+    return unit.seconds_low + unit.cast_seconds - unit.seconds_float32 * (1 - _NOISE)
+
+
+def _listed(keys: Iterable[Key]) -> str:
+    return ", ".join(sorted(map(str, keys)))

@@ -1,0 +1,222 @@
+"""The user's task: train or evaluate from the same state and seed under any policy, and say how it went."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..applied import policy_of
+from ..benchmark.memory import Storages
+from ..benchmark.sampling import synchronize
+from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
+from ..benchmark.variants import in_force
+from ..errors import HmpError
+from ..policy import Policy
+from ..state import disable_casts
+
+MOST_BATCHES = 1_000
+LEAST_STEPS = 20
+# The gradient and what is kept for backward are looked at on so many batches.
+LOOKED_AT = 2
+_TIMED_SECONDS = 0.15
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of one policy: mean loss, metric, gradient (None where none is computed), seconds and saved bytes of a step."""
+
+    loss: float
+    metric: float | None
+    gradient: tuple[torch.Tensor, ...] | None
+    seconds: float
+    saved_bytes: int
+    failure: str = ""
+
+
+class Task:
+    """Model, batches and loss, and how they are run. HmpError for what cannot be run."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        batches: Iterable[Any],
+        loss: Callable[[Any, Any], Any],
+        metric: Callable[[Any], Any] | None,
+        optimizer: Callable[[Any], Any] | None,
+        steps: int | None,
+        seed: int,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise HmpError(f"tune() takes a torch.nn.Module; {type(model).__name__} is none")
+        applied = policy_of(model)
+        if applied is not None:
+            raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
+        for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
+            if given is not None and not callable(given):
+                raise HmpError(f"{name}= takes a function, not an object of type {type(given).__name__}")
+        if not isinstance(batches, Iterable):
+            raise HmpError(f"batches is an object of type {type(batches).__name__}; give an iterable, such as a list or a DataLoader")
+        self.model = model
+        self.batches = list(itertools.islice(batches, MOST_BATCHES))
+        if not self.batches:
+            raise HmpError("batches is empty; give at least one batch")
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
+            raise HmpError(f"steps={steps!r} is no number of training steps; give 1 or more")
+        self._loss, self._metric, self._optimizer = loss, metric, optimizer
+        self.trains = optimizer is not None
+        self.steps = steps or max(len(self.batches), LEAST_STEPS)
+        self.seed = seed
+        first = next(itertools.chain(model.parameters(), model.buffers()), None)
+        self.device = torch.device("cpu") if first is None else first.device
+        self._snapshot = Snapshot(model, None, (), None)
+
+    @contextmanager
+    def prepared(self) -> Iterator[None]:
+        """A stretch after which model and random state are as they were."""
+        with random_state_kept(self.device):
+            try:
+                yield
+            finally:
+                self._snapshot.restore()
+
+    def loss(self, batch: Any) -> torch.Tensor:
+        """The user's loss of one batch. HmpError where it is no scalar tensor."""
+        found = self._loss(self.model, batch)
+        if not isinstance(found, torch.Tensor) or found.numel() != 1:
+            shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"an object of type {type(found).__name__}"
+            raise HmpError(f"loss(model, batch) returned {shape}; return a scalar tensor, such as its .mean()")
+        return found
+
+    def from_the_start(self) -> None:
+        """Puts model and random state where every run begins."""
+        self._snapshot.restore()
+        seed_all(self.seed)
+        self.model.zero_grad()
+
+    def run(self, policy: Policy | None) -> Outcome:
+        """What comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
+        with self.under(policy):
+            gradient, saved = self._look()
+            if gradient is not None and not all(bool(torch.isfinite(g).all()) for g in gradient):
+                return Outcome(math.nan, None, gradient, math.nan, saved, "the gradient is not finite")
+            self.from_the_start()
+            loss, seconds = self._train() if self.trains else self._evaluate()
+            if not math.isfinite(loss):
+                return Outcome(loss, None, gradient, seconds, saved, "the loss is not finite")
+            metric = None
+            if self._metric is not None:
+                metric = float(self._metric(self.model))
+            return Outcome(loss, metric, gradient, seconds, saved)
+
+    def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
+        """A region in which `policy` is in force for the process, None for no casts."""
+        return disable_casts() if policy is None else in_force(policy)
+
+    def timer(self, policy: Policy | None) -> Callable[[], float]:
+        """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
+        step = self._stepper()
+        count = 0
+
+        def sample() -> float:
+            nonlocal count
+            with self.under(policy):
+                started = time.perf_counter()
+                step()
+                if not count:
+                    synchronize(self.device)
+                    count = min(max(math.ceil(_TIMED_SECONDS / max(time.perf_counter() - started, 1e-9)), 1), 200)
+                    step()
+                synchronize(self.device)
+                started = time.perf_counter()
+                for _ in range(count):
+                    step()
+                synchronize(self.device)
+                return (time.perf_counter() - started) / count
+
+        return sample
+
+    def _stepper(self) -> Callable[[], None]:
+        optimizer = None if self._optimizer is None else self._optimizer(self.model)
+        batches = itertools.cycle(self.batches)
+
+        def step() -> None:
+            self._step(next(batches), optimizer)
+
+        return step
+
+    def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
+        if optimizer is None:
+            self.model.zero_grad()
+        else:
+            optimizer.zero_grad()
+        loss = self.loss(batch)
+        if loss.requires_grad:
+            loss.backward()
+            if optimizer is not None:
+                optimizer.step()
+        return loss.detach()
+
+    def _look(self) -> tuple[tuple[torch.Tensor, ...] | None, int]:
+        """The gradient over the first batches, and the bytes that the first keeps for backward."""
+        self.from_the_start()
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        saved, has_gradient = 0, False
+        for at, batch in enumerate(self.batches[:LOOKED_AT]):
+            storages = Storages(self._snapshot.tensors)
+            with storages.hooks():
+                loss = self.loss(batch)
+            saved = storages.bytes if at == 0 else saved
+            del storages
+            if loss.requires_grad:
+                loss.backward()
+                has_gradient = True
+        if not has_gradient or not parameters:
+            return None, saved
+        return tuple(p.grad.detach().clone() for p in parameters if p.grad is not None), saved
+
+    def _train(self) -> tuple[float, float]:
+        """The mean loss of the last pass over the batches, and the median seconds of a step."""
+        assert self._optimizer is not None
+        optimizer = self._optimizer(self.model)
+        losses, seconds = [], []
+        for at in range(self.steps):
+            started = time.perf_counter()
+            losses.append(float(self._step(self.batches[at % len(self.batches)], optimizer)))
+            seconds.append(time.perf_counter() - started)
+            if not math.isfinite(losses[-1]):
+                return losses[-1], statistics.median(seconds)
+        last = losses[-min(len(self.batches), max(self.steps // 2, 1)) :]
+        return statistics.fmean(last), statistics.median(seconds[1:] or seconds)
+
+    def _evaluate(self) -> tuple[float, float]:
+        """The mean loss over the batches, and the median seconds of a step."""
+        losses, seconds = [], []
+        for batch in self.batches:
+            started = time.perf_counter()
+            losses.append(float(self._step(batch, None)))
+            seconds.append(time.perf_counter() - started)
+        return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
+
+
+def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
+    """The cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
+    if gradient is None or reference is None or len(gradient) != len(reference):
+        return None
+    products = [torch.zeros((), dtype=torch.float64) for _ in range(3)]
+    for a, b in zip(gradient, reference, strict=True):
+        a, b = (t.coalesce().to_dense() if t.layout is torch.sparse_coo else t for t in (a, b))
+        a, b = a.to(torch.float64).flatten(), b.to(torch.float64).flatten()
+        for at, (x, y) in enumerate(((a, b), (a, a), (b, b))):
+            products[at] = products[at] + torch.dot(x, y).cpu()
+    dot, of_a, of_b = map(float, products)
+    if of_a == 0.0 and of_b == 0.0:
+        return 1.0
+    return dot / math.sqrt(of_a * of_b) if of_a * of_b else (0.0 if math.isfinite(of_a + of_b) else math.nan)
