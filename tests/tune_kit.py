@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import hmp
-from hmp.tune.result import Trial, TuneResult, Unit
+from hmp.tune.result import Flow, Trial, TuneResult, Unit
 from hmp.tune.tolerance import Tolerance
 
 NASTY = "<script>alert(1)</script>"
@@ -59,7 +59,8 @@ TRIALS = (
 def result(**changes: Any) -> TuneResult:
     """A search that was solved, with whatever is to be otherwise."""
     made = TuneResult(
-        policy=POLICY, best=BEST, trials=TRIALS, units=UNITS, tolerance=Tolerance(loss=0.01), objective="time", stopped="solved",
+        policy=POLICY, best=BEST, trials=TRIALS, units=UNITS, flows=(Flow("linear", "gelu", 1e-5, 64),),
+        tolerance=Tolerance(loss=0.01), objective="time", stopped="solved",
         start="habana", seed=0, steps=20, predicted=-5 * MS, left=0.5 * MS, device="cpu", torch="2.13.0", notes=("One note.",),
     )  # fmt: skip
     return replace(made, **changes)

@@ -84,7 +84,8 @@ class TuneResult:
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
-    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart that may not go on from each other's tune.json.
+    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells
+    searches apart that may not go on from each other's tune.json.
     """
 
     policy: Policy
@@ -171,3 +172,18 @@ def unit_of(values: Mapping[str, Any]) -> Unit:
     """The unit that `to_dict()` described."""
     numbers = {name: float(value) for name, value in values.items() if value in ("nan", "inf", "-inf") and name not in ("op", "module")}
     return Unit(**{**values, **numbers})
+
+
+def result_of(values: Mapping[str, Any]) -> TuneResult:
+    """The result that `to_dict()` described."""
+    trials = tuple(map(trial_of, values["trials"]))
+    nested = {
+        "policy": Policy.from_dict(values["policy"]),
+        "best": next(trial for trial in trials if trial.name == values["best"]),
+        "trials": trials,
+        "units": tuple(map(unit_of, values["units"])),
+        "flows": tuple(Flow(**{**each, "seconds": float(each["seconds"])}) for each in values["flows"]),
+        "tolerance": Tolerance(**values["tolerance"]),
+        "notes": tuple(values["notes"]),
+    }
+    return TuneResult(**{**values, **nested, "predicted": float(values["predicted"]), "left": float(values["left"])})
