@@ -1,4 +1,4 @@
-"""Models that a policy is applied to: a mark on the module, and a `_call_impl` on its class that follows the mark.
+"""Modules whose calls put casts in force: a mark on the module, and a `_call_impl` on its class that follows the mark.
 
 The mark is in the module's `__dict__`, so that replicas and deep copies carry it. A pickle does not: it loads where hmp is
 not installed, and takes no policy along.
@@ -7,6 +7,7 @@ not installed, and takes no policy along.
 from __future__ import annotations
 
 import functools
+import itertools
 import types
 import weakref
 from collections.abc import Callable
@@ -22,19 +23,21 @@ _KEY = "_hmp_applied"
 
 
 class Mark:
-    """What `apply()` leaves on a module: the casts in force during its calls."""
+    """What a module's calls put in force: `casts`, which `apply()` left, wherever it is called, else what is `inside` for the application
+    that is in force there."""
 
-    __slots__ = ("__weakref__", "casts", "module")
+    __slots__ = ("__weakref__", "casts", "inside", "module")
 
-    def __init__(self, casts: Casts, module: torch.nn.Module) -> None:
+    def __init__(self, module: torch.nn.Module, casts: Casts | None, inside: dict[int, Casts]) -> None:
         self.casts = casts
+        self.inside = inside
         self.module = weakref.ref(module)
         _marks.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
         # copy.deepcopy notes the new module before it copies the module's __dict__
         copied = memo.get(id(self.module()))
-        return None if copied is None else Mark(self.casts, copied)
+        return None if copied is None else Mark(copied, self.casts, self.inside)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
@@ -42,6 +45,8 @@ class Mark:
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 _changes = 0
+# Numbers for policies whose scoped lines are resolved for a model.
+new_application = functools.partial(next, itertools.count(1))
 
 
 def _count_change() -> None:
@@ -51,7 +56,30 @@ def _count_change() -> None:
 
 def mark(module: torch.nn.Module, casts: Casts) -> None:
     """Has `casts` in force during every call of `module` and of its deep copies."""
-    cls = type(module)
+    _follow_marks(type(module))
+    found: Mark | None = vars(module).get(_KEY)
+    _put(module, casts, {} if found is None else found.inside)
+
+
+def mark_inside(module: torch.nn.Module, casts: Casts) -> None:
+    """Has `casts` in force during the calls of `module` that are made where casts of the same application are."""
+    _follow_marks(type(module))
+    found: Mark | None = vars(module).get(_KEY)
+    inside = {} if found is None else found.inside
+    _put(module, None if found is None else found.casts, {**inside, casts.application: casts})
+
+
+def _put(module: torch.nn.Module, casts: Casts | None, inside: dict[int, Casts]) -> None:
+    # a new mark: a replica may share the one that is there
+    if casts is None and not inside:
+        vars(module).pop(_KEY, None)
+    else:
+        vars(module)[_KEY] = Mark(module, casts, inside)
+    _count_change()
+
+
+def _follow_marks(cls: type[torch.nn.Module]) -> None:
+    """Has calls of such modules follow their marks."""
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
@@ -64,34 +92,52 @@ def mark(module: torch.nn.Module, casts: Casts) -> None:
         patches.rebind(owner, "__call__", _following_marks(own_call))
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.plain(set_state)))
-    vars(module)[_KEY] = Mark(casts, module)
-    _count_change()
 
 
-def policy_of(module: torch.nn.Module) -> Any:
-    """The policy that is applied to `module`, None for none."""
+def given_to(module: torch.nn.Module) -> Any:
+    """The policy that is applied to `module`, with its scoped lines; None for none."""
     found = module.__dict__.get(_KEY)
-    return None if found is None else found.casts.policy
+    return None if found is None or found.casts is None else found.casts.given
 
 
-def unmark(module: torch.nn.Module) -> None:
-    """Undoes `mark` for `module`; nothing where there is no mark."""
-    vars(module).pop(_KEY, None)
-    _count_change()
+def unmark(model: torch.nn.Module) -> None:
+    """Undoes `mark` for `model`, and what was marked inside it for the same application; nothing where there is no mark."""
+    found: Mark | None = vars(model).get(_KEY)
+    if found is None or found.casts is None:
+        return
+    _put(model, None, found.inside)
+    if found.casts.application:
+        for module in model.modules():
+            _take_off(module, found.casts.application)
 
 
-def unmark_all() -> None:
-    """Undoes `mark` for every module that is left, deep copies included."""
+def unmark_application(application: int) -> None:
+    """Undoes `mark_inside` for all modules that are marked for this application, deep copies included."""
     for each in list(_marks):
         module = each.module()
         if module is not None:
-            unmark(module)
+            _take_off(module, application)
+
+
+def _take_off(module: torch.nn.Module, application: int) -> None:
+    found: Mark | None = vars(module).get(_KEY)
+    if found is not None and application in found.inside:
+        _put(module, found.casts, {number: casts for number, casts in found.inside.items() if number != application})
+
+
+def unmark_all() -> None:
+    """Takes every mark off that is left, those of deep copies included."""
+    for each in list(_marks):
+        module = each.module()
+        if module is not None:
+            vars(module).pop(_KEY, None)
     _marks.clear()
+    _count_change()
 
 
 def any_marked() -> bool:
     """Whether a policy is applied to any module that is still there."""
-    return any(each.module() is not None for each in _marks)
+    return any(each.casts is not None and each.module() is not None for each in _marks)
 
 
 def casts_here(module: torch.nn.Module) -> Casts | None:
@@ -102,9 +148,12 @@ def casts_here(module: torch.nn.Module) -> Casts | None:
 def casts_for(module: torch.nn.Module, here: Casts | Off) -> Casts | None:
     """What a call of `module` puts in force where `here` is, None for nothing."""
     found: Mark | None = module.__dict__.get(_KEY)
-    if found is None or found.casts.policy is None:  # no mark, or one that revert() has put out of force
+    if found is None or here.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
-    return None if here.disabled else found.casts  # disable_casts() around the call wins: inside it torch is exactly torch
+    casts = found.casts or found.inside.get(here.application)
+    if casts is None or casts is here or casts.policy is None:  # revert() puts casts out of force
+        return None
+    return casts
 
 
 def changes() -> int:

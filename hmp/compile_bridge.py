@@ -10,6 +10,7 @@ import functools
 import importlib.abc
 import importlib.machinery
 import inspect
+import itertools
 import os
 import sys
 import types
@@ -58,18 +59,20 @@ def muted_graph(graph: Callable[..., Any]) -> Callable[..., Any]:
 # --- what compiled code is guarded on ---------------------------------------------------------------------------------------
 
 
-# Numbers of policies by their contents: the same lists are the same number again.
+# Numbers of policies by their contents: the same lists are the same number again, unless very many others were in force since.
 _numbers: dict[Policy, int] = {}
 _number_of: dict[int, tuple[Policy, int]] = {}  # id → policy, kept alive, and number: a policy takes a while to hash
+_next_number = functools.partial(next, itertools.count(1))
+_MOST_NUMBERS = 256
 
 
 def key() -> tuple[Any, ...]:
-    """What compiled code depends on, in the calling thread or task: the policy, whether it is on, and what was registered or applied."""
+    """What compiled code depends on, in the calling thread or task: the policy and whether it is on, what it is for the modules of
+    a model, and what was registered or applied."""
     here = traced()
-    if not here.disabled:
-        return (0, _number(here.policy), registry.changes(), applied.changes())
-    how = 3 if isinstance(here, torch_autocast.Paused) else 2 if isinstance(here, InBackward) else 1
-    return (how, _number(here.on.policy), registry.changes(), applied.changes())
+    how = 0 if not here.disabled else 3 if isinstance(here, torch_autocast.Paused) else 2 if isinstance(here, InBackward) else 1
+    policy = here.policy if how == 0 else here.on.policy
+    return (how, _number(policy), here.application, registry.changes(), applied.changes())
 
 
 def _number(policy: Policy | None) -> int:
@@ -77,7 +80,12 @@ def _number(policy: Policy | None) -> int:
         return 0
     known = _number_of.get(id(policy))
     if known is None:
-        known = _number_of[id(policy)] = policy, _numbers.setdefault(policy, len(_numbers) + 1)
+        if len(_number_of) >= _MOST_NUMBERS:
+            _numbers.clear()
+            _number_of.clear()
+        if policy not in _numbers:
+            _numbers[policy] = _next_number()
+        known = _number_of[id(policy)] = policy, _numbers[policy]
     return known[1]
 
 

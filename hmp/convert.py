@@ -3,64 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
-import threading
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
-from . import (
-    applied,
-    as_found,
-    compile_bridge,
-    construction,
-    fx_graphs,
-    in_flight,
-    install,
-    jit_trace,
-    module_state,
-    names_taken,
-    patches,
-    plumbing,
-    registry,
-    state,
-    switches,
-    tables,
-    torch_autocast,
-    views,
-)
-from .call_rules import Observer, Observers
+from . import applied, in_flight, install, names_taken, patches, plumbing, policy_casts, registry, scopes, state, switches, torch_autocast
+from .call_rules import Observer
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
+from .policy_casts import lock as _lock
 from .rules import Cast
-from .state import PROCESS, Casts, Region
+from .state import PROCESS, Casts, Region, Table
 from .unreachable import tell_unreachable
-from .verbose import LogObserver, announce
+from .verbose import announce
 
 M = TypeVar("M", bound=torch.nn.Module)
-
-_lock = threading.RLock()
-# The casts of each policy that was in force since torch was last untouched.
-_casts: dict[tuple[Policy, bool], Casts] = {}
 
 
 class Handle:
     """What `convert()` gives back: leaving its `with`, or `.revert()`, restores the policy that was in force before it."""
 
-    def __init__(self, policy: Policy, is_verbose: bool) -> None:
-        self._policy = policy
-        self._is_verbose = is_verbose
+    def __init__(self, casts: Casts) -> None:
+        self._casts = casts
 
     def revert(self) -> None:
         """Restores the policy that was in force before the conversion, whatever came after it; a second call does nothing."""
         with _lock:
             if self not in _converted:
                 return
-            del _converted[_converted.index(self) :]
+            ended = _converted[_converted.index(self) :]
+            del _converted[-len(ended) :]
+            for each in ended:
+                applied.unmark_application(each._casts.application)
             if _converted or applied.any_marked() or _regions_entered:
                 _put_in_force()
             else:
@@ -88,25 +67,33 @@ def convert(
     policy: Policy | str | Path | None = None,
     dtype: Any = None,
     verbose: bool | None = None,
+    model: torch.nn.Module | None = None,
 ) -> Handle:
     """Puts a policy in force for the whole process, and gives back a handle that restores the one before.
 
     "" means the default list of that kind (Habana's). `opt_level` "O2" runs matrix products and convolutions in the low dtype
     and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a folder, and excludes
     the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`) logs the
-    policy, what `unreachable()` lists, and every distinct decision once. A second call replaces the policy. Raises OpListError
-    for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
+    policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
+    (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call replaces the policy.
+    Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
     chosen = _choose_policy(opt_level, bf16_file_path, fp32_file_path, promote_file_path, policy)
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
-    with _lock, _uncollected():
+    with _lock, policy_casts.uncollected():
         was_patched = patches.installed()
-        _casts_of(chosen, is_verbose, for_process=True)  # whatever fails, fails here
+        # whatever fails, fails here
+        if model is None:
+            scopes.refuse_without_model(chosen)
+        if model is not None and chosen.scoped:
+            casts = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+        else:
+            casts = policy_casts.of(chosen, is_verbose, for_process=True)
         if not was_patched:
             in_flight.wait_for(plumbing.codes())
-        handle = Handle(chosen, is_verbose)
+        handle = Handle(casts)
         _converted.append(handle)
         _put_in_force()
         torch_autocast.say_if_enabled()
@@ -136,11 +123,7 @@ def revert() -> None:
     with _lock:
         _converted.clear()
         _follow(Casts(state.NOTHING, None))  # whoever holds a switch calls torch's own op from now on
-        for casts in _casts.values():
-            # threads that are still inside a region of theirs: plain torch from now on
-            casts.table, casts.policy, casts.looks = state.NOTHING, None, state.NOTHING
-        _casts.clear()
-        _log_observers.clear()
+        policy_casts.put_out_of_force()
         applied.unmark_all()
         _regions_entered = False
         stood = install.standing_switches()
@@ -153,27 +136,51 @@ def is_converted() -> bool:
     return PROCESS.policy is not None
 
 
-def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT) -> Any:
+def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
     """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
 
-    The patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
+    `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. The
+    patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
     """
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
     if isinstance(policy, (types.FunctionType, types.MethodType)):
         return casts()(policy)
     chosen = _uncompiled(as_policy)(policy)
+    if model is None:
+        scopes.refuse_without_model(chosen)
+    made = _casts_in(chosen, model) if model is not None and chosen.scoped else lambda: policy_casts.of(chosen)
 
     def choose(_: object) -> Casts:
         global _regions_entered
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        casts = _quick(_uncompiled(_casts_of)(chosen))
+        casts = _quick(_uncompiled(made)())
         torch_autocast.say_if_enabled()
         return casts
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
+
+
+def _casts_in(policy: Policy, model: torch.nn.Module) -> Callable[[], Casts]:
+    """A function that gives the casts of a policy with scoped lines in `model`, which is marked from its first call until it is gone."""
+    scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
+    reference, held = weakref.ref(model), list[Casts]()
+
+    def made() -> Casts:
+        if held and held[0].policy is not None:
+            return held[0]
+        with _lock:
+            model = reference()
+            if model is None:
+                raise HmpError(f"the model whose modules policy {policy.name!r} speaks of is gone; make another region")
+            if not held or held[0].policy is None:
+                held[:] = [_resolved(policy, model, policy.unscoped)]
+                weakref.finalize(made, applied.unmark_application, held[0].application).atexit = False
+            return held[0]
+
+    return made
 
 
 def _refuse_tracing() -> None:
@@ -190,18 +197,47 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
     """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast.
 
-    Works through `model(...)`, not through a direct `model.forward(...)`. A deep copy of the model is applied to as well;
+    Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
+    that the model holds now; their calls follow them inside calls of the model. A deep copy of the model is applied to as well;
     a pickle of it takes no policy along. `hmp.remove(model)` undoes it; the patches, doing nothing elsewhere, stay
     until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError("apply() cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     chosen = as_policy(policy)
+    _module(model, "apply()")
     with _lock:
-        applied.mark(model, _quick(_casts_of(chosen)))
+        casts = _resolved(chosen, model, None) if chosen.scoped else policy_casts.of(chosen)
+        applied.unmark(model)
+        applied.mark(model, _quick(casts))
     return model
+
+
+def _module(model: Any, where: str) -> torch.nn.Module:
+    """`model`, HmpError where it is no module or a scripted one."""
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"{where} takes a torch.nn.Module; {type(model).__name__} is none")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
+    return model
+
+
+def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> Casts:
+    """The casts of a policy with scoped lines where `outside` holds, by default in `model`; those of its modules are marks on them."""
+    policies = scopes.resolve(policy, model)
+    outside = outside or policies[model]
+    application = applied.new_application()
+    casts: dict[int, Casts] = {}
+    for each in (outside, *policies.values()):
+        if id(each) not in casts:
+            casts[id(each)] = policy_casts.within(policy, each, application, is_verbose)
+    try:
+        for module, own in scopes.differing(policies, model, outside).items():
+            applied.mark_inside(module, casts[id(own)])
+    except BaseException:
+        applied.unmark_application(application)
+        raise
+    return casts[id(outside)]
 
 
 def remove(model: M) -> M:
@@ -222,37 +258,27 @@ def register(owner: Any, name: str, cast: Cast) -> None:
 def observed_by(observer: Observer) -> Iterator[None]:
     """A stretch in which `observer` sees every decision, of every policy and in every thread. What is not observed has no cost."""
     with _lock:
-        _observers.append(observer)
+        policy_casts.observers.append(observer)
         _make_again()
     try:
         yield
     finally:
         with _lock:
-            _observers.remove(observer)
+            policy_casts.observers.remove(observer)
             _make_again()
-
-
-_observers: list[Observer] = []
-_log_observers: dict[Policy, LogObserver] = {}  # they know what they have said
 
 
 def _make_again() -> None:
     """Has every policy that is in use cast by what is registered and observed now."""
     if patches.installed():
-        with _uncollected():
-            for (policy, is_verbose), casts in _casts.items():
-                fresh = _made(policy, is_verbose)
-                casts.table, casts.looks = fresh.table, fresh.looks
+        with policy_casts.uncollected():
+            policy_casts.make_again()
             _put_in_force()
 
 
 def _put_in_force() -> None:
     """Has PROCESS follow the latest conversion."""
-    if _converted:
-        latest = _converted[-1]
-        _follow(_casts_of(latest._policy, latest._is_verbose))
-    else:
-        _follow(Casts(state.NOTHING, None))
+    _follow(_converted[-1]._casts if _converted else Casts(state.NOTHING, None))
 
 
 def _follow(casts: Casts) -> None:
@@ -265,12 +291,12 @@ def _follow(casts: Casts) -> None:
     if not in_flight.alone():
         quiet = _quiet(casts.table.keys() - old.table.keys())
         if quiet:
-            _be(Casts({**old.table, **quiet}, old.policy, old.looks))
+            _be(old, {**old.table, **quiet})
             in_flight.wait_for({patches.code_of(function) for function in quiet})
         quiet = _quiet(old.table.keys() - casts.table.keys())
         if quiet:
-            _be(Casts({**quiet, **casts.table}, casts.policy, casts.looks))
-    _be(casts)
+            _be(casts, {**quiet, **casts.table})
+    _be(casts, casts.table)
 
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -278,36 +304,10 @@ def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     return {f: state.without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
-def _be(casts: Casts) -> None:
-    PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
+def _be(casts: Casts, table: Table) -> None:
+    PROCESS.table, PROCESS.policy, PROCESS.looks = table, casts.policy, casts.looks
+    PROCESS.given, PROCESS.application = casts.given, casts.application
     switches.focus(PROCESS)
-
-
-def _casts_of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
-    """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
-    found = _casts.get((policy, is_verbose))
-    if found is not None:
-        return found
-    with _lock:
-        if (policy, is_verbose) not in _casts:
-            with _uncollected():
-                _casts[(policy, is_verbose)] = _made(policy, is_verbose)
-                if not for_process:
-                    switches.renew()
-        return _casts[(policy, is_verbose)]
-
-
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
-    if not gc.isenabled():
-        yield
-        return
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _quick(casts: Casts) -> Casts:
@@ -315,40 +315,4 @@ def _quick(casts: Casts) -> Casts:
     if not switches.is_focused():
         with _lock:
             switches.focus(casts)
-    return casts
-
-
-def _no_longer_made_to_fit() -> None:
-    state.MADE_TO_FIT = state.NOTHING
-
-
-def _made(policy: Policy, is_verbose: bool) -> Casts:
-    """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
-    decisions = tables.switched(tables.decide(policy))
-    observers = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *_observers]
-    casts = Casts(
-        tables.build(decisions, Observers(observers) if observers else None),
-        policy,
-        {} if observers else tables.looks(decisions),  # an observer is told of every call
-    )
-    fresh = not patches.installed()
-    try:
-        if fresh:
-            plumbing.install()
-            module_state.install()
-            construction.install()
-            views.install()
-            jit_trace.install()
-            fx_graphs.follow()
-            state.MADE_TO_FIT = tables.MadeToFit()
-            patches.on_restore(_no_longer_made_to_fit)
-            patches.on_restore(as_found.forget_foreign)
-        install.install(site for decision in decisions.values() for site in decision.sites)
-        torch_autocast.install()
-        if fresh:
-            compile_bridge.put_in_place()
-    except BaseException:
-        if fresh:
-            patches.restore()
-        raise
     return casts

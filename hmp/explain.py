@@ -60,7 +60,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     Without a policy: the one in force here, else Habana's default. Raises OpListError with the nearest real names for an
     unknown op.
     """
-    chosen = as_policy(policy) if policy is not None else state.here().policy or Policy.load(DEFAULT)
+    chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
     ops = sites.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = tables.Listed(chosen)

@@ -18,7 +18,7 @@ import torch
 from . import presets, sites
 from .errors import HmpError, OpListError
 from .presets import policies
-from .rules import CASTS, EVERY_OP, Cast, Rule, parse_list, read_list
+from .rules import CASTS, EVERY_OP, Cast, Rule, parse_entry, parse_list, read_list
 
 log = logging.getLogger("hmp")
 
@@ -37,8 +37,9 @@ class Policy:
     """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs.
 
     `bf16`, `fp32` and `promote` hold names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
-    torch.float16; `scoped` is reserved for rules of single modules. Equality looks at all of these and not at `name`.
-    Raises OpListError for a name that nothing knows and for a name on both the BF16 and the FP32 list.
+    torch.float16. `scoped` holds the rules that have a scope, list by list; an entry such as "softmax @ decoder.*" among the names of a
+    list becomes one. Equality looks at all of these, not at `name` nor at where rules were read. Raises OpListError for a name that
+    nothing knows and for a name on both the BF16 and the FP32 list, everywhere or in one scope.
     """
 
     name: str = field(default="custom", compare=False)
@@ -46,24 +47,30 @@ class Policy:
     bf16: frozenset[str] = frozenset()
     fp32: frozenset[str] = frozenset()
     promote: frozenset[str] = frozenset()
-    scoped: tuple[Rule, ...] = ()
+    scoped: tuple[Rule, ...] = field(default=(), compare=False)
     # where each (list, name) was read, for messages
     origin: Mapping[tuple[Cast, str], Rule] = field(default_factory=dict, compare=False, repr=False)
+    _entries: frozenset[tuple[Cast, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
+        scoped = list(self.scoped)
         for cast in CASTS:
             names = getattr(self, cast)
             if isinstance(names, str):
                 raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
-            object.__setattr__(self, cast, frozenset(names))
-        bf16, fp32 = self.casts_by_op("bf16"), self.casts_by_op("fp32")
+            scoped += [parse_entry(name, cast) for name in names if "@" in name]
+            object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
+        object.__setattr__(self, "scoped", _in_order(scoped))
+        object.__setattr__(self, "_entries", frozenset((rule.cast, rule.text) for rule in self.scoped))
         self.casts_by_op("promote")
-        for op in sorted(bf16.keys() & fp32.keys()):
-            one, other = bf16[op], fp32[op]
-            also = f" ({other.path}:{other.line})" if other.path else ""
-            spelled = f"{one.name!r}" if one.name == other.name else f"{one.name!r} and {other.name!r} are the same op, which"
-            raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
+        _refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
+        for scope in dict.fromkeys(rule.scope for rule in self.scoped):
+            by_cast: dict[Cast, dict[str, Rule]] = {cast: {} for cast in CASTS}
+            for rule in self.scoped:
+                if rule.scope == scope:
+                    by_cast[rule.cast].update(dict.fromkeys(sites.resolve(rule), rule))
+            _refuse_both(by_cast["bf16"], by_cast["fp32"])
 
     def casts_by_op(self, cast: Cast) -> dict[str, Rule]:
         """The ids of the ops on one of the lists, each with the rule that put it there."""
@@ -122,7 +129,7 @@ class Policy:
         taken: dict[str, Rule] = {}
         for rule in given:
             # a name on a given promote list takes nothing from a default list: BF16 and FP32 win over promote
-            if rule.cast != "promote":
+            if rule.cast != "promote" and rule.scope is None:
                 for op in sites.resolve(rule):
                     for relative in (op, *sites.relatives(op)):
                         taken.setdefault(relative, rule)
@@ -138,9 +145,11 @@ class Policy:
 
     @classmethod
     def _from_rules(cls, name: str, rules: Iterable[Rule], dtype: Any = torch.bfloat16) -> Policy:
-        origin = {(rule.cast, rule.name): rule for rule in reversed(list(rules))}
+        rules = list(rules)
+        origin = {(rule.cast, rule.name): rule for rule in reversed(rules) if rule.scope is None}
         lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
-        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], (), origin)
+        scoped = tuple(rule for rule in rules if rule.scope is not None)
+        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
@@ -152,8 +161,8 @@ class Policy:
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[Rule] = list(lower or ())
-        low = {op for rule in given for op in sites.resolve(rule)}
-        given += [rule for rule in fp32 or () if not low.intersection(sites.resolve(rule))]
+        low = {(rule.scope, op) for rule in given for op in sites.resolve(rule)}
+        given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in sites.resolve(rule))]
         lists: dict[Cast, tuple[Rule, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
@@ -193,7 +202,7 @@ class Policy:
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
                 raise OpListError(f"{kind}_{cast}_ops is no list of op names", path)
             for name in names:
-                rules += [Rule(r.name, r.cast, None if path is None else str(path)) for r in parse_list(name, cast, path)]  # type: ignore[arg-type]
+                rules += [rule._replace(line=None) for rule in parse_list(name, cast, path)]  # type: ignore[arg-type]
         return cls._from_rules("gaudi-config" if path is None else path.stem, rules)
 
     @classmethod
@@ -207,13 +216,26 @@ class Policy:
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": _dtype_name(self.dtype)}
-        values |= {str(cast): sorted(getattr(self, cast)) for cast in CASTS}
+        values |= {str(cast): self.entries(cast) for cast in CASTS}
         return {**values, "fingerprint": self.fingerprint}
+
+    def entries(self, cast: Cast) -> list[str]:
+        """What is on one of the lists, as list files spell it: names, sorted, and then the entries that have a scope."""
+        return [*sorted(getattr(self, cast)), *(rule.text for rule in self.scoped if rule.cast == cast)]
+
+    @property
+    def unscoped(self) -> Policy:
+        """The policy without its scoped rules, the same object each time: what holds where none of them speaks of a module."""
+        return self._without_scoped if self.scoped else self
+
+    @functools.cached_property
+    def _without_scoped(self) -> Policy:
+        return dataclass_replace(self, scoped=())
 
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits of the contents, the same for equal policies on every machine."""
-        text = json.dumps([str(self.dtype), *(sorted(getattr(self, cast)) for cast in CASTS)])
+        text = json.dumps([str(self.dtype), *map(self.entries, CASTS)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def replace(self, **changes: Any) -> Policy:
@@ -229,7 +251,7 @@ class Policy:
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for cast in CASTS:
-            names = sorted(getattr(self, cast), key=lambda name: (name == EVERY_OP, name))
+            names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         if self.dtype is torch.bfloat16:
             (target / DTYPE_FILE).unlink(missing_ok=True)  # what another policy may have left there
@@ -242,7 +264,7 @@ class Policy:
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(CASTS) for name in getattr(policy, cast)}
+            return {name: cast for cast in reversed(CASTS) for name in policy.entries(cast)}
 
         mine, theirs = table(self), table(other)
         names = sorted(mine.keys() | theirs.keys())
@@ -250,7 +272,8 @@ class Policy:
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
-        return f"policy {self.name!r}: {counts} ops, low dtype {_dtype_name(self.dtype)}, {self.fingerprint}"
+        scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
+        return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {_dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
         from . import fragments
@@ -263,6 +286,27 @@ def _low_dtype(dtype: Any) -> torch.dtype:
         if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
             return low
     raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
+
+
+def _in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+    """Rules with a scope in the order of lists, scopes and names, each once, with the first place that it was read from."""
+    found: dict[tuple[Cast, str], Rule] = {}
+    for rule in rules:
+        if rule.scope is None or rule.cast not in CASTS:
+            raise OpListError(f"{rule!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(CASTS)}")
+        known = found.setdefault((rule.cast, rule.text), rule)
+        if known.path is None and rule.path is not None:
+            found[rule.cast, rule.text] = rule
+    return tuple(sorted(found.values(), key=lambda rule: (CASTS.index(rule.cast), str(rule.scope), rule.name)))
+
+
+def _refuse_both(bf16: Mapping[str, Rule], fp32: Mapping[str, Rule]) -> None:
+    """OpListError for an op that is on the BF16 list and on the FP32 list."""
+    for op in sorted(bf16.keys() & fp32.keys()):
+        one, other = bf16[op], fp32[op]
+        also = f" ({other.place})" if other.path else ""
+        spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
+        raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
 
 
 def _dtype_name(dtype: torch.dtype) -> str:
@@ -287,8 +331,8 @@ def _read_dtype(file: Path) -> torch.dtype:
     if not file.is_file():
         return torch.bfloat16
     words = read_list(file, "bf16")
-    if len(words) != 1 or words[0].name not in LOW_DTYPES:
-        raise OpListError(f"holds {' '.join(w.name for w in words)!r}; write bfloat16 or float16 and nothing else", file)
+    if len(words) != 1 or words[0].text not in LOW_DTYPES:
+        raise OpListError(f"holds {' '.join(w.text for w in words)!r}; write bfloat16 or float16 and nothing else", file)
     return LOW_DTYPES[words[0].name]
 
 

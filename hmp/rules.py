@@ -13,37 +13,57 @@ CASTS: tuple[Cast, ...] = ("bf16", "fp32", "promote")
 EVERY_OP = "*"
 
 _NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
+_SCOPE = re.compile(r"[^\s@,#]+")
 
 
 class Rule(NamedTuple):
-    """One name on one list: its spelling, the list, and the place it was read from (line counts from 1)."""
+    """One name on one list: its spelling, the list, the place it was read from (line counts from 1), and its scope: a glob over the
+    paths of a model's modules, None for everywhere."""
 
     name: str
     cast: Cast
     path: str | None = None
     line: int | None = None
+    scope: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The entry as list files spell it."""
+        return self.name if self.scope is None else f"{self.name} @ {self.scope}"
+
+    @property
+    def place(self) -> str:
+        """`path:line`, what of it is known."""
+        return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
 
 def parse_list(text: str, cast: Cast, path: str | Path | None = None) -> tuple[Rule, ...]:
-    """The rules in `text`, in order: a name a line or between commas, `#` starts a comment, `*` is every other op.
+    """The rules in `text`, in order: `name` or `name @ scope` a line or between commas; `#` starts a comment, `*` is every other op.
 
-    Raises OpListError with path and line for what cannot be an op's name.
+    Raises OpListError with path and line for what cannot be an op's name or a scope.
     """
     where = None if path is None else str(path)
     rules = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         for word in line.split("#", 1)[0].split(","):
-            name = word.strip()
-            if not name:
-                continue
-            if name != EVERY_OP and not _NAME.fullmatch(name):
-                raise OpListError(
-                    f"{name!r} is no op name; write one name a line, such as 'linear', and put '#' before remarks",
-                    where,
-                    number,
-                )
-            rules.append(Rule(name, cast, where, number))
+            if word.strip():
+                rules.append(parse_entry(word, cast, where, number))
     return tuple(rules)
+
+
+def parse_entry(text: str, cast: Cast, path: str | None = None, line: int | None = None) -> Rule:
+    """The rule that one entry of a list is. OpListError for what cannot be an op's name or a scope."""
+    name, at, scope = (part.strip() for part in text.partition("@"))
+    if at and not name:
+        raise OpListError(f"{text.strip()!r} names no op; write the op before the '@', such as 'softmax @ decoder.*'", path, line)
+    if name != EVERY_OP and not _NAME.fullmatch(name):
+        raise OpListError(f"{name!r} is no op name; write one name a line, such as 'linear', and put '#' before remarks", path, line)
+    if at and not _SCOPE.fullmatch(scope):
+        what = f"{scope!r} is no glob over module paths" if scope else "there is none"
+        raise OpListError(
+            f"{text.strip()!r} has a scope, and {what}; write one after the '@', without blanks, such as '{name} @ decoder.*'", path, line
+        )
+    return Rule(name, cast, path, line, scope if at else None)
 
 
 def read_list(path: str | Path, cast: Cast) -> tuple[Rule, ...]:

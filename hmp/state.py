@@ -34,10 +34,16 @@ class Off:
     __slots__ = ("on",)
     table: Table = types.MappingProxyType({})
     policy = None
+    given = None
     disabled = True
 
     def __init__(self, on: Casts) -> None:
         self.on = on
+
+    @property
+    def application(self) -> int:
+        """That of the casts that `enable_casts()` brings back."""
+        return self.on.application
 
     @property
     def off(self) -> Off:
@@ -70,15 +76,23 @@ class InBackward(Off):
 
 class Casts:
     """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from, and `looks` says
-    how to see, before a call, that it has nothing to cast."""
+    how to see, before a call, that it has nothing to cast.
 
-    __slots__ = ("in_backward", "looks", "off", "policy", "table")
+    Of a policy whose scoped lines were resolved for a model, `policy` is what holds in one module and `given` the whole; `application` is
+    the number of that resolution, by which submodules know what they put in force, and 0 where there was none.
+    """
+
+    __slots__ = ("__weakref__", "application", "given", "in_backward", "looks", "off", "policy", "table")
     disabled = False
 
-    def __init__(self, table: Table, policy: Any, looks: Mapping[Any, Any] = types.MappingProxyType({})) -> None:
+    def __init__(
+        self, table: Table, policy: Any, looks: Mapping[Any, Any] = types.MappingProxyType({}), given: Any = None, application: int = 0
+    ) -> None:
         self.table = table
         self.policy = policy
         self.looks = looks
+        self.given = policy if given is None else given
+        self.application = application
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
 

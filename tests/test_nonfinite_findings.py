@@ -307,7 +307,7 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen():
 
 
 def test_it_is_a_decorator_and_leaves_nothing_behind():
-    observers = sys.modules["hmp.convert"]._observers
+    observers = sys.modules["hmp.policy_casts"].observers
 
     @hmp.detect_nonfinite()
     def step() -> None:

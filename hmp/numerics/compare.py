@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..applied import policy_of
+from ..applied import given_to
 from ..cast_cache import clear_cache
 from ..convert import casts
 from ..errors import HmpError
@@ -50,7 +50,7 @@ def compare(
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = None
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows), attribution.watch(), casts(chosen), shadows:
+    with _as_before(model, batch, shadows), attribution.watch(), _region(model, chosen), shadows:
         output = _call(model, batch)
         value, source = _loss_of(output, loss)
         if value is not None:
@@ -88,15 +88,20 @@ def _check(model: Any) -> None:
 
 def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
     """The policy of the run: what is applied to the model, which its calls follow anyway, else what was asked for or is in force."""
-    applied = policy_of(model)
+    applied = given_to(model)
     if policy is None:
-        return applied or here().policy or as_policy(DEFAULT)
+        return applied or here().given or as_policy(DEFAULT)
     chosen = as_policy(policy)
     if applied is not None and applied != chosen:
         raise HmpError(
             f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
         )
     return chosen
+
+
+def _region(model: torch.nn.Module, chosen: Policy) -> Any:
+    """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
+    return casts(chosen.unscoped) if given_to(model) is not None else casts(chosen, model=model)
 
 
 def _modes() -> list[Any]:

@@ -102,19 +102,13 @@ def list_lines(result: TuneResult) -> dict[Cast, list[tuple[str, str]]]:
     found: dict[Cast, list[tuple[str, str]]] = {}
     for cast in CASTS:
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
-        names += [spelled(rule) for rule in result.policy.scoped if rule.cast == cast]
+        names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
         found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
     return found
 
 
 def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, bool, float, str]:
     return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
-
-
-def spelled(rule: Rule) -> str:
-    """A rule as its line in a list file."""
-    scope = getattr(rule, "scope", None)
-    return rule.name if scope is None else f"{rule.name} @ {scope}"
 
 
 def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
@@ -128,7 +122,7 @@ def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
     found: dict[tuple[Cast, str], list[Unit]] = {}
     for unit in result.units:
         rule = _scoped(unit, result.policy.scoped)
-        place = ops.get(unit.op) if rule is None else (rule.cast, spelled(rule))
+        place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
         if place is not None:
             found.setdefault(place, []).append(unit)
     return found
@@ -138,15 +132,18 @@ def _scoped(unit: Unit, rules: Sequence[Rule]) -> Rule | None:
     """The scoped rule that decides the unit: of the nearest module, and there the longest; None for none."""
     parts = (unit.module or "").split(".")
     for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
-        matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, str(getattr(rule, "scope", "")))]
+        matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]
         if matching:
-            return max(matching, key=lambda rule: len(spelled(rule)))
+            return max(matching, key=lambda rule: len(rule.text))
     return None
 
 
 def _comment(cast: Cast, name: str, units: Sequence[Unit], result: TuneResult) -> str:
     if name == EVERY_OP:
         return "every op that no list names"
+    best = result.best
+    if best.low is None:
+        return f"as in {best.name}" + (f"; in the low dtype {why_low(units, result.objective)}" if units else "")
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
     if not units:
         return f"not decided; as in {taken}"

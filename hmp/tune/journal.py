@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import HmpError
 from ..policy import Policy
-from .result import Flow, Trial, Unit, trial_of, unit_of
+from .result import Flow, Trial, TuneResult, Unit, result_of, trial_of, unit_of
 
 FILE = "tune.json"
 
@@ -24,6 +24,7 @@ class Journal:
         self.trials: dict[str, Trial] = {}
         self.units: tuple[Unit, ...] = ()
         self.flows: tuple[Flow, ...] = ()
+        self.result: TuneResult | None = None  # of a search that ended by itself
         file = None if folder is None else folder / FILE
         if file is None or not resume or not file.is_file():
             return
@@ -37,8 +38,12 @@ class Journal:
             self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
             self.units = tuple(map(unit_of, values["units"]))
             self.flows = tuple(Flow(**each) for each in values["flows"])
+            if values["stopped"] == "solved":
+                self.result = result_of(values)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:
-            raise HmpError(f"{file}: is no tune.json of hmp ({type(error).__name__}: {error}); take it away, or name another folder") from None
+            raise HmpError(
+                f"{file}: is no tune.json of hmp ({type(error).__name__}: {error}); take it away, or name another folder"
+            ) from None
 
     def trial(self, name: str, policy: Policy) -> Trial | None:
         """The trial of that policy, None where it was not made."""
@@ -46,7 +51,7 @@ class Journal:
 
 
 def _id(name: str, policy: Policy) -> str:
-    return "float32" if name == "float32" else policy.fingerprint  # which runs without hmp
+    return name if name == "float32" else policy.fingerprint  # float32 runs without hmp
 
 
 def key_of(*parts: Any) -> str:

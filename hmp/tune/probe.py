@@ -31,7 +31,7 @@ from .task import Task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
-_REPEATS = 3
+_REPEATS = 5
 _WALKED = 64  # autograd nodes between an input and the decided op that it comes from
 
 
@@ -237,26 +237,25 @@ class Probe:
         """Notes seconds and saved bytes in both dtypes; measured once for calls of the same form."""
         form = (op.rule, _form(call))
         if form not in self._timed:
-            wide = self._seconds(op.full, _copied(call))
-            narrow = self._seconds(op.low, _copied(call, cast=taken, dtype=self._decisions.low))
+            wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
             self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call))
         wide, narrow, saved = self._timed[form]
         measured.seconds_float32 += wide
         measured.seconds_low += narrow
         measured.saved_bytes += saved
 
-    def _seconds(self, function: Op, call: Call) -> float:
-        """Seconds of forward and backward, the least of a few."""
-        args, kwargs = call
-        leaves = [t for t in each_tensor(call) if t.requires_grad]
-        best = math.inf
-        for _ in range(_REPEATS + 1):
-            started = time.perf_counter()
-            outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
-            if outs and leaves:
-                torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
-            synchronize(self._task.device)
-            best = min(best, time.perf_counter() - started)
+    def _seconds(self, *runs: tuple[Op, Call]) -> list[float]:
+        """Seconds of forward and backward of each of these, in turns, the least of a few."""
+        best = [math.inf] * len(runs)
+        for _ in range(_REPEATS):
+            for at, (function, (args, kwargs)) in enumerate(runs):
+                leaves = [t for t in each_tensor((args, kwargs)) if t.requires_grad]
+                started = time.perf_counter()
+                outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
+                if outs and leaves:
+                    torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+                synchronize(self._task.device)
+                best[at] = min(best[at], time.perf_counter() - started)
         return best
 
     def _follow(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
@@ -273,7 +272,8 @@ class Probe:
 
     def _from(self, tensor: Tensor) -> set[Key]:
         found: set[Key] = set()
-        todo, seen = [tensor.grad_fn], set()
+        seen: set[Any] = set()
+        todo = [tensor.grad_fn]
         while todo and len(seen) < _WALKED:
             node = todo.pop()
             if node is None or node in seen:

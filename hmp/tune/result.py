@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -84,8 +84,8 @@ class TuneResult:
 
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
-    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells
-    searches apart that may not go on from each other's tune.json.
+    float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
+    that may not go on from each other's tune.json.
     """
 
     policy: Policy
@@ -163,27 +163,32 @@ def trial_values(trial: Trial) -> dict[str, Any]:
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """The trial that `trial_values()` described."""
-    numbers = {name: float(value) for name, value in values.items() if value in ("nan", "inf", "-inf") and name not in ("name", "why")}
+    numbers = _numbers(values, ("loss", "loss_change", "metric", "metric_change", "gradient_cosine", "seconds", "ratio"))
     low = values["low"]
     return Trial(**{**values, **numbers, "policy": Policy.from_dict(values["policy"]), "low": None if low is None else tuple(low)})
 
 
 def unit_of(values: Mapping[str, Any]) -> Unit:
     """The unit that `to_dict()` described."""
-    numbers = {name: float(value) for name, value in values.items() if value in ("nan", "inf", "-inf") and name not in ("op", "module")}
-    return Unit(**{**values, **numbers})
+    return Unit(**{**values, **_numbers(values, ("error", "sensitivity", "seconds_float32", "seconds_low", "cast_seconds"))})
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:
     """The result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
-    nested = {
+    fields = {
+        **{name: value for name, value in values.items() if name not in _NESTED},
         "policy": Policy.from_dict(values["policy"]),
         "best": next(trial for trial in trials if trial.name == values["best"]),
         "trials": trials,
         "units": tuple(map(unit_of, values["units"])),
-        "flows": tuple(Flow(**{**each, "seconds": float(each["seconds"])}) for each in values["flows"]),
+        "flows": tuple(Flow(**each) for each in values["flows"]),
         "tolerance": Tolerance(**values["tolerance"]),
         "notes": tuple(values["notes"]),
     }
-    return TuneResult(**{**values, **nested, "predicted": float(values["predicted"]), "left": float(values["left"])})
+    return TuneResult(**{**fields, **_numbers(fields, ("predicted", "left"))})
+
+
+def _numbers(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
+    """Those of the values that were numbers which JSON has no form for."""
+    return {name: float(values[name]) for name in names if isinstance(values[name], str)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,12 @@ from .task import Task, cosine
 from .tolerance import Tolerance, as_tolerance
 
 FLOAT32 = "float32"
+_NO_LISTS = Policy(name=FLOAT32)
 _ROUNDS = 5
 # A step that is less than this faster is taken to be as fast.
 _NOISE = 0.02
 _MOST_FLIPS = 16
+_IN_RUN_OFF = 4
 _FIRST_LIMIT = 0.01
 
 
@@ -70,7 +73,10 @@ def run(
         seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
     )  # fmt: skip
     shows = shown(progress)
-    search = Search(task, decisions, bounds, objective, allowed, Journal(target, key, resume), shows, key, target)
+    journal = Journal(target, key, resume)
+    if journal.result is not None:
+        return journal.result
+    search = Search(task, decisions, bounds, objective, allowed, journal, shows, key, target)
     try:
         with task.prepared(), in_force(begin):
             try:
@@ -114,6 +120,8 @@ class Search:
         self._key = key
         self._folder = folder
         self._trials: dict[str, Trial] = {}
+        self._best: Trial | None = None
+        self._beaten = False
         self._units: dict[Key, Unit] = {}
         self._flows: tuple[Flow, ...] = ()
         self._model = Model({}, {}, {})
@@ -126,10 +134,8 @@ class Search:
     def go(self) -> None:
         """Makes the trials. Over where the budget is spent."""
         self._progress.stage("float32 and the policies that there are")
-        self._reference = self._outcome(None)
-        if self._reference.failure:
-            raise HmpError(f"in float32 {self._reference.failure}: there is nothing to keep to. Make the step train in float32 first")
-        self._note(self._judged(FLOAT32, Policy(name=FLOAT32), None, self._reference, 1.0))
+        self._reference = self._journal.trial(FLOAT32, _NO_LISTS) or self._in_float32()
+        self._note(self._reference)
         self._progress.stage("measuring each op in both precisions")
         self._measure()
         self._try(frozenset(), "nothing low")
@@ -145,6 +151,18 @@ class Search:
         self._run_off()
 
     # --- trials ---
+
+    def _in_float32(self) -> Trial:
+        outcome = self._outcome(None)
+        if outcome.failure:
+            raise HmpError(f"in float32 {outcome.failure}: there is nothing to keep to. Make the step train in float32 first")
+        return Trial(FLOAT32, _NO_LISTS, None, outcome.loss, 0.0, outcome.metric, None if outcome.metric is None else 0.0,
+            None if outcome.gradient is None else 1.0, outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
+
+    @functools.cached_property
+    def _gradient(self) -> tuple[torch.Tensor, ...] | None:
+        """float32's."""
+        return self._task.gradient()
 
     def _outcome(self, policy: Policy | None) -> Any:
         self._budget.take()
@@ -170,18 +188,28 @@ class Search:
         except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
             trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return self._note(trial)
-        trial = self._judged(name, policy, low, outcome, None)
-        if trial.fits and self._objective == "time":
-            trial = replace(trial, ratio=self._ratios({name: policy}, _ROUNDS)[name])
-        return self._note(trial)
+        trial = self._judged(name, policy, low, outcome)
+        return self._note(self._timed(trial) if trial.fits and self._objective == "time" else trial)
 
-    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any, ratio: float | None) -> Trial:
+    def _timed(self, trial: Trial) -> Trial:
+        """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""
+        best = self._best
+        if best is None:
+            return replace(trial, ratio=statistics.median(self._ratios([trial])[0]))
+        own, bests = self._ratios([trial, best])
+        trial = replace(trial, ratio=statistics.median(own))
+        won = [mine / its for mine, its in zip(own, bests, strict=True)]
+        if statistics.median(won) < 1 - _NOISE and sum(each < 1 for each in won) >= 0.8 * len(won):
+            self._beaten = True
+        return trial
+
+    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any) -> Trial:
         reference = self._reference
         loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
         metric_change = None
         if outcome.metric is not None and reference.metric is not None:
             metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
-        similar = cosine(outcome.gradient, reference.gradient)
+        similar = cosine(outcome.gradient, self._gradient)
         why = outcome.failure or self._tolerance.exceeded(loss_change, metric_change, similar)
         return Trial(
             name=name,
@@ -196,7 +224,6 @@ class Search:
             saved_bytes=outcome.saved_bytes,
             fits=not why,
             why=why,
-            ratio=ratio,
         )
 
     def _failure(self, name: str, policy: Policy, low: frozenset[Key] | None, why: str) -> Trial:
@@ -208,35 +235,39 @@ class Search:
         if same:
             trial = replace(trial, name=f"{trial.name} ({same + 1})")
         self._trials[trial.name] = trial
-        best = self._best()
+        self._choose(trial)
+        best = self._best
         told = "" if best is None else f"{best.name}: {self._cost(best):.3f} of float32's"
         self._progress.step(len(self._trials), max(self._expected, len(self._trials) + 1), told)
         if self._folder is not None and best is not None:
             files.write(self.result("interrupted"), self._folder)
         return trial
 
-    def _ratios(self, policies: Mapping[str, Policy], rounds: int) -> dict[str, float]:
-        """The time of a step under each policy, as a ratio to float32's in the same round: the median of the rounds."""
+    def _choose(self, trial: Trial) -> None:
+        """Makes the trial the best where it is."""
+        if not trial.fits or trial.name == FLOAT32:
+            return
+        if self._best is None or self._beaten or (self._objective == "memory" and trial.saved_bytes < self._best.saved_bytes):
+            self._best = trial
+        self._beaten = False
+
+    def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
+        """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
         self._task.from_the_start()
-        samplers = {FLOAT32: self._task.timer(None), **{name: self._task.timer(policy) for name, policy in policies.items()}}
-        ratios: dict[str, list[float]] = {name: [] for name in policies}
-        names = list(samplers)
+        samplers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
+        found: list[list[float]] = [[] for _ in trials]
         for at in range(rounds):
-            turn = names[at % len(names) :] + names[: at % len(names)]
-            seconds = {name: samplers[name]() for name in turn}
-            for name in policies:
-                ratios[name].append(seconds[name] / seconds[FLOAT32])
-        return {name: statistics.median(found) for name, found in ratios.items()}
+            first = at % len(samplers)
+            seconds = {i % len(samplers): samplers[i % len(samplers)]() for i in range(first, first + len(samplers))}
+            for i, ratios in enumerate(found):
+                ratios.append(seconds[i + 1] / seconds[0])
+        return found
 
     def _cost(self, trial: Trial) -> float:
         """What is made small, as a ratio to float32."""
         if self._objective == "time":
             return math.inf if trial.ratio is None else trial.ratio
-        return trial.saved_bytes / max(self._trials[FLOAT32].saved_bytes, 1)
-
-    def _best(self) -> Trial | None:
-        fitting = [trial for trial in self._trials.values() if trial.fits and trial.name != FLOAT32]
-        return min(fitting, key=self._cost, default=None)
+        return trial.saved_bytes / max(self._reference.saved_bytes, 1)
 
     # --- what is known of the units ---
 
@@ -345,8 +376,7 @@ class Search:
         is_time = self._objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
         for key in order[:_MOST_FLIPS]:
-            best = self._best()
-            low = frozenset() if best is None else self._low(best)
+            low = frozenset() if self._best is None else self._low(self._best)
             if key not in low and (key in self._barred or math.isinf(self._model.sensitivities[key])):
                 continue
             changed = low ^ {key}
@@ -355,18 +385,14 @@ class Search:
             self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
 
     def _run_off(self) -> None:
-        """Times those that are nearly as fast as the best beside each other once more."""
-        best = self._best()
-        if self._objective != "time" or best is None:
+        """Times the best and those that were nearly as fast beside each other once more."""
+        if self._objective != "time" or self._best is None:
             return
-        fitting = sorted((t for t in self._trials.values() if t.fits and t.name != FLOAT32), key=self._cost)
-        near = [trial for trial in fitting if self._cost(trial) <= self._cost(best) * (1 + 2 * _NOISE)][:4]
-        if len(near) > 1 and any(trial.name not in self._journal_names() for trial in near):
-            for name, ratio in self._ratios({trial.name: trial.policy for trial in near}, 2 * _ROUNDS - 1).items():
-                self._trials[name] = replace(self._trials[name], ratio=ratio)
-
-    def _journal_names(self) -> set[str]:
-        return {trial.name for trial in self._journal.trials.values()}
+        fitting = sorted((t for t in self._trials.values() if t.fits and t.name not in (FLOAT32, self._best.name)), key=self._cost)
+        near = [self._best, *fitting[: _IN_RUN_OFF - 1]]
+        for trial, ratios in zip(near, self._ratios(near, 2 * _ROUNDS - 1), strict=True):
+            self._trials[trial.name] = replace(trial, ratio=statistics.median(ratios))
+        self._best = min((self._trials[trial.name] for trial in near), key=self._cost)
 
     def _low(self, trial: Trial) -> frozenset[Key]:
         """The units that ran in the low dtype."""
@@ -378,7 +404,7 @@ class Search:
 
     def end(self, stopped: Stopped) -> TuneResult:
         """The result, written into the folder. HmpError where nothing was within the tolerance."""
-        if self._best() is None:
+        if self._best is None:
             raise HmpError(f"no policy was within the tolerance ({self._tolerance}) when the budget was spent; give a larger one")
         result = self.result(stopped)
         if self._folder is not None:
@@ -387,7 +413,7 @@ class Search:
 
     def result(self, stopped: Stopped) -> TuneResult:
         """What is known now."""
-        best = self._best()
+        best = self._best
         assert best is not None
         low = self._low(best)
         predicted = self._model.cost(self._fastest)

@@ -91,7 +91,11 @@ class Task:
         """The user's loss of one batch. HmpError where it is no scalar tensor."""
         found = self._loss(self.model, batch)
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            shape = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, torch.Tensor) else f"an object of type {type(found).__name__}"
+            shape = (
+                f"a tensor of shape {tuple(found.shape)}"
+                if isinstance(found, torch.Tensor)
+                else f"an object of type {type(found).__name__}"
+            )
             raise HmpError(f"loss(model, batch) returned {shape}; return a scalar tensor, such as its .mean()")
         return found
 
@@ -115,6 +119,11 @@ class Task:
             if self._metric is not None:
                 metric = float(self._metric(self.model))
             return Outcome(loss, metric, gradient, seconds, saved)
+
+    def gradient(self) -> tuple[torch.Tensor, ...] | None:
+        """float32's gradient over the first batches, None where none is computed."""
+        with self.under(None):
+            return self._look()[0]
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """A region in which `policy` is in force for the process, None for no casts."""

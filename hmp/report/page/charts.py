@@ -187,22 +187,10 @@ def _name(figure: Any, axes: Any, points: Sequence[Point]) -> None:
         text = _short(point.name, 40)
         width, height = 5.4 * len(text) * unit, 11 * unit
         found: list[tuple[int, tuple[float, float], tuple[float, float, float, float]]] = []
-        for dx, dy in (
-            (11, 0),
-            (-11, 0),
-            (9, 11),
-            (9, -11),
-            (-9, 11),
-            (-9, -11),
-            (9, 22),
-            (9, -22),
-            (-9, 22),
-            (-9, -22),
-            (9, 34),
-            (-9, 34),
-        ):
-            px, py = at[id(point)] + (dx * unit, dy * unit)
-            box = (px if dx > 0 else px - width, py - height / 2, px + width if dx > 0 else px, py + height / 2)
+        for x, y in _BESIDE:
+            start, middle = at[id(point)] + (x * unit, y * unit)
+            start = start if x > 0 else start - width
+            box = (start, middle - height / 2, start + width, middle + height / 2)
             outside = box[0] < inside.x0 or box[2] > inside.x1 or box[1] < inside.y0 or box[3] > inside.y1
             lies_on = sum(box[0] < other[2] and other[0] < box[2] and box[1] < other[3] and other[1] < box[3] for other in taken)
             covers = sum(box[0] < across < box[2] and box[1] < up < box[3] for across, up in at.values())
