@@ -62,7 +62,7 @@ def waves(count, seed):
 def batches():
     """An iterable, such as a list or a DataLoader, of whatever loss() takes; the first 16 are used, and more with hmp tune --steps."""
     for number in range(64):
-        yield waves(64, seed=number)
+        yield waves(128, seed=number)
 
 
 # CHANGE: calls the model and returns a tensor with one number
@@ -73,7 +73,7 @@ def loss(model, batch):
 
 # CHANGE: your optimizer; without this function nothing trains, and only losses and gradients are compared
 def optimizer(model):
-    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+    return torch.optim.AdamW(model.parameters(), lr=2e-3)
 
 
 # CHANGE: a number, the larger the better, on data that was not trained on; without this function hmp tune watches the loss
