@@ -68,10 +68,10 @@ def _variant(given: Any, device: torch.device) -> Variant:
 
 
 @contextmanager
-def in_force(policy: Policy) -> Iterator[None]:
-    """A region with `policy` in force, after which what hmp did before is done again: nothing, if it did nothing."""
+def in_force(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
+    """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again: nothing, if it did nothing."""
     # convert() and not casts(): a handle takes the patches off again
-    with convert(policy=policy), Region("in_force()", lambda _: PROCESS):
+    with convert(policy=policy, model=model), Region("in_force()", lambda _: PROCESS):
         yield
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..applied import policy_of
+from ..applied import given_to
 from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
 from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
@@ -56,7 +56,7 @@ class Task:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise HmpError(f"tune() takes a torch.nn.Module; {type(model).__name__} is none")
-        applied = policy_of(model)
+        applied = given_to(model)
         if applied is not None:
             raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
         for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
@@ -127,7 +127,7 @@ class Task:
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """A region in which `policy` is in force for the process, None for no casts."""
-        return disable_casts() if policy is None else in_force(policy)
+        return disable_casts() if policy is None else in_force(policy, self.model)
 
     def timer(self, policy: Policy | None) -> Callable[[], float]:
         """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
