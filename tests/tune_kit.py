@@ -22,6 +22,15 @@ def unit(op: str, module: str | None = None, **measured: Any) -> Unit:
     return Unit(op, module, **(values | measured))
 
 
+def trial(name: str, low: tuple[str, ...] | None, **measured: Any) -> Trial:
+    """A trial within the tolerance, but for what is given."""
+    values = {
+        "loss": 2.0, "loss_change": 0.0, "metric": None, "metric_change": None, "gradient_cosine": 1.0, "seconds": 25 * MS,
+        "saved_bytes": 5 * 2**20, "fits": True,
+    }  # fmt: skip
+    return Trial(name, hmp.Policy(name), low, **(values | measured))
+
+
 UNITS = (
     unit("linear"),
     unit("matmul", calls=1, seconds_float32=2 * MS, seconds_low=1 * MS, cast_seconds=0.0, sensitivity=1e-6),

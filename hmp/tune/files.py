@@ -85,7 +85,7 @@ def _heading(result: TuneResult, cast: Cast) -> str:
     steps = f", {result.steps} step{'' if result.steps == 1 else 's'}" if result.steps else ""
     heading = (
         f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
-        f"Tolerance: {result.tolerance}.",
+        f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
     )
     return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"

@@ -20,8 +20,8 @@ def table(result: TuneResult) -> str:
     """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
     lines = [
-        f"hmp tune: {named} lists with {result.tolerance or 'no bound'}",
-        f"{result.device}, torch {result.torch}, seed {result.seed}, {_count(result.steps, 'step')} a trial, from {result.start}",
+        f"hmp tune: {named} lists with {str(result.tolerance) or 'no bound'}",
+        f"{result.device}, torch {result.torch}, seed {result.seed}, {_count(result.steps, 'step') + ' a trial' if result.steps else 'nothing is trained'}, from {result.start}",
         "",
         *_lists(result),
         "",
