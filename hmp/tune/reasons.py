@@ -46,7 +46,8 @@ def why_low(units: Sequence[Unit], objective: Objective) -> str:
     gained = sum(gain(unit, objective) for unit in runs)
     brings = "costs" if gained < 0 else "saves" if objective == "memory" else "gain"
     error, loss = max(unit.error for unit in runs), sum(unit.sensitivity for unit in runs)
-    return f"{brings} {amount(abs(gained), objective)} a step, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
+    bring = f"{brings} {amount(abs(gained), objective)} a step" if gained else "gains nothing"
+    return f"{bring}, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
 
 
 def why_float32(units: Sequence[Unit], result: TuneResult) -> str:

@@ -89,13 +89,9 @@ def _curve(result: TuneResult) -> tuple[str, list[str]]:
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     """What came of it: heading, number, and what it is of."""
     best, base = result.best, result.trials[0]
-    ratio = best.ratio
+    timed = ("time of a step", duration(best.seconds).replace("us", "µs"), f"median, float32 {duration(base.seconds)}")
     found = [
-        (
-            "time of a step",
-            "-" if ratio is None else f"{ratio:.2f}",
-            "not measured" if ratio is None else f"of float32's {duration(base.seconds)}",
-        ),
+        timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {duration(base.seconds)}"),
         (
             "kept for backward",
             f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else "-",
@@ -107,9 +103,8 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
         found.append(("metric", percent(-best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
     if best.gradient_cosine is not None:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
-    decided = len(best.low) if best.low is not None else None
-    if decided is not None:
-        found.append(("units in the low dtype", str(decided), f"of {len(result.units)} measured"))
+    if best.low is not None:
+        found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
     return found
 
 
@@ -139,7 +134,7 @@ def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[s
     """The lines of a list that were decided, with their reasons, and the others."""
     lines = list_lines(result)[cast]  # type: ignore[index]
     decided = {name for on, name in units_by_line(result) if on == cast}
-    return [line for line in lines if line[0] in decided], [name for name, _ in lines if name not in decided]
+    return [(name, _typeset(why)) for name, why in lines if name in decided], [name for name, _ in lines if name not in decided]
 
 
 def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
@@ -161,8 +156,12 @@ def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
         "change": unit.sensitivity,
         "change_text": percent(unit.sensitivity),
         "finite": finite,
-        "why": why,
+        "why": _typeset(why),
     }
+
+
+def _typeset(text: str) -> str:
+    return text.replace(" us ", " µs ")
 
 
 def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
