@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import hmp
-import tune_kit
+import tune_result_kit
 from hmp.cli import main
 from hmp.cli.init import RECIPE
 from hmp.tune.result import TuneResult
@@ -46,7 +46,7 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What hmp.tune() was called with; it gives back `given["result"]`, or raises it, after the loss was called if `given["runs"]`."""
-    given: dict[str, Any] = {"result": tune_kit.result(), "runs": True}
+    given: dict[str, Any] = {"result": tune_result_kit.result(), "runs": True}
 
     def tune(model: Any, batches: Any, **options: Any) -> TuneResult:
         result = given["result"]
@@ -98,7 +98,7 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
 
 
 def test_lines_of_single_modules_are_for_a_model(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    given["result"] = tune_kit.result(policy=hmp.Policy(bf16={"linear @ 0"}))
+    given["result"] = tune_result_kit.result(policy=hmp.Policy(bf16={"linear @ 0"}))
     assert main(["tune", "recipe.py", "--html", "page.html"]) == 0
     said = capsys.readouterr().out
     assert 'use them: hmp.apply(model, "tuned"), for lines of single modules hold inside a model\n' in said
@@ -216,8 +216,8 @@ def test_a_model_that_cannot_be_made_is_two(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    bare = tune_kit.trial("nothing low", ())
-    given["result"] = tune_kit.result(trials=(tune_kit.FLOAT32, tune_kit.TRIALS[3], bare), best=bare)
+    bare = tune_result_kit.trial("nothing low", ())
+    given["result"] = tune_result_kit.result(trials=(tune_result_kit.FLOAT32, tune_result_kit.TRIALS[3], bare), best=bare)
     assert main(["tune", "recipe.py"]) == 1
     assert capsys.readouterr().err == "hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance\n"
     assert Path("tuned/bf16.txt").is_file()
@@ -229,11 +229,11 @@ def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], capsys: pyt
     assert capsys.readouterr().err == (
         "hmp tune: interrupted before lists were verified; the same command goes on with what was measured\n"
     )
-    tune_kit.result().save("tuned")
+    tune_result_kit.result().save("tuned")
     assert main(["tune", "recipe.py"]) == 130
     told = "hmp tune: interrupted; the best verified lists so far are in tuned, and the same command goes on from there\n"
     assert capsys.readouterr().err == told
-    given["result"] = tune_kit.result(stopped="interrupted")
+    given["result"] = tune_result_kit.result(stopped="interrupted")
     assert main(["tune", "recipe.py"]) == 130
     assert capsys.readouterr().err == told
 
@@ -246,7 +246,7 @@ def test_a_search_for_real_writes_lists_that_load_and_goes_on(capsys: pytest.Cap
     assert policy == hmp.Policy.from_dict(values["policy"])
     assert "linear  " in Path("tuned/bf16.txt").read_text() + Path("tuned/fp32.txt").read_text()
     first = capsys.readouterr().out
-    assert first.startswith("hmp tune: the smallest lists with loss at most 10.00% worse than float32's\n")
+    assert first.startswith("hmp tune: the smallest lists with loss within 10.00% of float32's\n")
     assert main(command) == 0
     assert hmp.Policy.load("tuned") == policy
 

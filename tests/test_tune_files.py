@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-import tune_kit
+import tune_result_kit
 from hmp.rules import Rule
 from hmp.tune.files import list_files
 from hmp.tune.result import result_of
@@ -19,7 +19,7 @@ from hmp.tune.tolerance import Tolerance
 
 HEADING = """\
 # Ops that run {}; written by hmp tune, which made the time of a step small.
-# Tolerance: loss at most 1.00% worse than float32's.
+# Tolerance: loss within 1.00% of float32's.
 # Verified (cpu, torch 2.13.0, seed 0, 20 steps): loss +0.10%, metric -0.11%, 0.62 of the time, 0.71 of the bytes kept for backward, \
 against float32.
 
@@ -27,7 +27,7 @@ against float32.
 
 
 def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> None:
-    files = list_files(tune_kit.result())
+    files = list_files(tune_result_kit.result())
     assert files == {
         "bf16.txt": HEADING.format("in bfloat16") + "linear  # gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls\n"
         "matmul  # gain 1 ms a step, error 1.2e-03, loss under 0.01%, 1 call\n"
@@ -46,7 +46,7 @@ def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> No
 
 def comment(name: str, **changes: Any) -> str:
     """What stands beside the name in the lists of a result that is otherwise."""
-    lines = [line for text in list_files(tune_kit.result(**changes)).values() for line in text.splitlines()]
+    lines = [line for text in list_files(tune_result_kit.result(**changes)).values() for line in text.splitlines()]
     (found,) = [line.partition("  # ")[2] for line in lines if line.partition("  # ")[0].rstrip() == name]
     return found
 
@@ -57,33 +57,33 @@ def test_what_a_note_says_of_a_unit_is_its_reason() -> None:
 
 
 def test_what_was_tried_and_is_no_cheaper_says_what_it_cost() -> None:
-    trials = (*tune_kit.TRIALS, tune_kit.trial("slower", ("linear", "matmul", "log"), ratio=0.7, saved_bytes=6 * 2**20))
+    trials = (*tune_result_kit.TRIALS, tune_result_kit.trial("slower", ("linear", "matmul", "log"), ratio=0.7, saved_bytes=6 * 2**20))
     assert comment("log", trials=trials) == "with it: 0.70 of float32's time, 0.62 as chosen, 24 calls"
     assert comment("log", trials=trials, objective="memory") == "with it: 6.0 MiB kept, 5.0 MiB as chosen, 24 calls"
-    trials = (*tune_kit.TRIALS, tune_kit.trial("slower", ("log",), ratio=0.7))
+    trials = (*tune_result_kit.TRIALS, tune_result_kit.trial("slower", ("log",), ratio=0.7))
     assert comment("log", trials=trials) == "with it and 2 other changes: 0.70 of float32's time, 0.62 as chosen, 24 calls"
 
 
 def test_memory_is_told_in_bytes() -> None:
     assert comment("linear", objective="memory") == "saves 1.0 MiB a step, error 1.2e-03, loss +0.01%, 24 calls"
     assert comment("layer_norm", objective="memory") == "keeps no bytes less in bfloat16, 24 calls"
-    assert "made the bytes kept for backward small" in list_files(tune_kit.result(objective="memory"))["bf16.txt"]
+    assert "made the bytes kept for backward small" in list_files(tune_result_kit.result(objective="memory"))["bf16.txt"]
 
 
 def test_a_unit_that_costs_time_on_the_low_list_says_so() -> None:
-    units = (tune_kit.unit("linear", seconds_low=9e-3),)
+    units = (tune_result_kit.unit("linear", seconds_low=9e-3),)
     assert comment("linear", units=units).startswith("costs 900 us a step, ")
 
 
 def test_a_policy_that_was_taken_as_it_is_is_named() -> None:
-    taken = tune_kit.trial("torch-cpu", None)
+    taken = tune_result_kit.trial("torch-cpu", None)
     assert comment("conv2d", best=taken) == "as in torch-cpu"
     assert comment("softmax", best=taken).startswith("as in torch-cpu; in the low dtype gain 500 us a step, ")
 
 
 def test_a_name_that_stands_for_an_op_has_the_reason_of_that_op() -> None:
     policy = hmp.Policy(fp32={"__matmul__"})
-    assert comment("__matmul__", policy=policy, units=(tune_kit.unit("matmul", sensitivity=0.5),)).startswith("too sensitive: ")
+    assert comment("__matmul__", policy=policy, units=(tune_result_kit.unit("matmul", sensitivity=0.5),)).startswith("too sensitive: ")
 
 
 def test_every_op_says_what_it_stands_for() -> None:
@@ -91,7 +91,7 @@ def test_every_op_says_what_it_stands_for() -> None:
 
 
 def test_lists_tell_no_path_of_the_machine() -> None:
-    texts = list_files(tune_kit.result(start="/home/somebody/lists", folder="/home/somebody/tuned"))
+    texts = list_files(tune_result_kit.result(start="/home/somebody/lists", folder="/home/somebody/tuned"))
     assert not any("/home" in text for text in texts.values())
     assert "conv2d  # not decided; as in lists\n" in texts["bf16.txt"]
 
@@ -102,13 +102,13 @@ SCOPED = tuple(Rule(op, cast, scope=scope) for op, cast, scope in (
 
 
 def test_a_scoped_line_has_the_reasons_of_the_modules_that_it_decides() -> None:
-    units = (
-        tune_kit.unit("linear", ""), tune_kit.unit("linear", "body", calls=2), tune_kit.unit("linear", "head", sensitivity=0.5),
-        tune_kit.unit("linear", "head.other", sensitivity=0.25), tune_kit.unit("linear", "head.inner", calls=1),
-        tune_kit.unit("softmax", "decoder.0", calls=1), tune_kit.unit("softmax", "decoder.1.deep", calls=1),
-        tune_kit.unit("softmax", "encoder", sensitivity=0.5),
-    )  # fmt: skip
-    changes = {"units": units, "policy": tune_kit.POLICY.replace(scoped=SCOPED)}
+    measured: list[tuple[str, str, dict[str, Any]]] = [
+        ("linear", "", {}), ("linear", "body", {"calls": 2}), ("linear", "head", {"sensitivity": 0.5}),
+        ("linear", "head.other", {"sensitivity": 0.25}), ("linear", "head.inner", {"calls": 1}),
+        ("softmax", "decoder.0", {"calls": 1}), ("softmax", "decoder.1.deep", {"calls": 1}), ("softmax", "encoder", {"sensitivity": 0.5}),
+    ]  # fmt: skip
+    units = tuple(tune_result_kit.unit(op, module, **more) for op, module, more in measured)
+    changes = {"units": units, "policy": tune_result_kit.POLICY.replace(scoped=SCOPED)}
     assert comment("linear", **changes).endswith("26 calls in 2 modules")
     assert comment("linear @ head", **changes) == "too sensitive: loss +75.00% in bfloat16, 48 calls in 2 modules"
     assert comment("linear @ head.inner", **changes) == "gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 1 call"
@@ -119,9 +119,9 @@ def test_a_scoped_line_has_the_reasons_of_the_modules_that_it_decides() -> None:
 @pytest.mark.parametrize(
     "policy",
     [
-        tune_kit.POLICY,
-        tune_kit.POLICY.replace(dtype=torch.float16),
-        tune_kit.POLICY.replace(scoped=SCOPED),
+        tune_result_kit.POLICY,
+        tune_result_kit.POLICY.replace(dtype=torch.float16),
+        tune_result_kit.POLICY.replace(scoped=SCOPED),
         hmp.Policy(),
         hmp.Policy.load("habana"),
         hmp.Policy.load("habana-o2"),
@@ -129,7 +129,7 @@ def test_a_scoped_line_has_the_reasons_of_the_modules_that_it_decides() -> None:
     ids=["bfloat16", "float16", "scoped", "empty", "habana", "habana-o2"],
 )
 def test_what_is_written_loads_as_the_policy(policy: hmp.Policy, tmp_path: Path) -> None:
-    result = tune_kit.result(policy=policy)
+    result = tune_result_kit.result(policy=policy)
     folder = tmp_path / "made" / "tuned"
     for _ in range(2):
         assert result.save(folder) == folder
@@ -139,13 +139,13 @@ def test_what_is_written_loads_as_the_policy(policy: hmp.Policy, tmp_path: Path)
 
 
 def test_the_low_dtype_of_lists_that_were_there_is_gone(tmp_path: Path) -> None:
-    tune_kit.result(policy=tune_kit.POLICY.replace(dtype=torch.float16)).save(tmp_path)
-    tune_kit.result().save(tmp_path)
-    assert hmp.Policy.load(tmp_path) == tune_kit.POLICY
+    tune_result_kit.result(policy=tune_result_kit.POLICY.replace(dtype=torch.float16)).save(tmp_path)
+    tune_result_kit.result().save(tmp_path)
+    assert hmp.Policy.load(tmp_path) == tune_result_kit.POLICY
 
 
 def test_the_json_is_the_whole_result(tmp_path: Path) -> None:
-    result = tune_kit.result()
+    result = tune_result_kit.result()
     values = json.loads((result.save(tmp_path) / "tune.json").read_text(encoding="utf-8"))
     assert values == result.to_dict()
     again = result_of(values)
@@ -156,7 +156,7 @@ def test_the_json_is_the_whole_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", range(4))
 def test_ctrl_c_leaves_the_lists_of_one_search(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = hmp.Policy(bf16={"softmax", "gelu"}, fp32={"linear"})  # the lists of both mixed cannot be loaded
-    tune_kit.result(policy=other).save(tmp_path)
+    tune_result_kit.result(policy=other).save(tmp_path)
     calls, replace = [], os.replace
 
     def interrupted(*arguments: Any) -> None:
@@ -167,15 +167,15 @@ def test_ctrl_c_leaves_the_lists_of_one_search(at: int, tmp_path: Path, monkeypa
 
     monkeypatch.setattr(os, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        tune_kit.result().save(tmp_path)
-    assert hmp.Policy.load(tmp_path) == tune_kit.POLICY
+        tune_result_kit.result().save(tmp_path)
+    assert hmp.Policy.load(tmp_path) == tune_result_kit.POLICY
     assert not list(tmp_path.glob(".*"))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_what_cannot_be_written_leaves_what_was_there(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = hmp.Policy(bf16={"softmax"}, fp32={"linear"})
-    tune_kit.result(policy=other).save(tmp_path)
+    tune_result_kit.result(policy=other).save(tmp_path)
     write = Path.write_text
 
     def failing(self: Path, *arguments: Any, **named: Any) -> int:
@@ -185,7 +185,7 @@ def test_what_cannot_be_written_leaves_what_was_there(error: BaseException, tmp_
 
     monkeypatch.setattr(Path, "write_text", failing)
     with pytest.raises((KeyboardInterrupt, hmp.HmpError)) as caught:
-        tune_kit.result().save(tmp_path)
+        tune_result_kit.result().save(tmp_path)
     if isinstance(caught.value, hmp.HmpError):
         message = "the lists cannot be written: No space left on device; name a folder that can be written to"
         assert str(caught.value) == f"{tmp_path}: {message}"
@@ -197,6 +197,6 @@ def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
     file = tmp_path / "tuned"
     file.write_text("mine")
     with pytest.raises(hmp.HmpError) as caught:
-        tune_kit.result().save(file)
+        tune_result_kit.result().save(file)
     assert str(caught.value) == f"{file}: the lists cannot be written: File exists; name a folder that can be written to"
     assert file.read_text() == "mine"

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 import hmp
+from hmp.cli.output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -36,8 +37,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=_tolerance,
         default=0.01,
         metavar="T",
-        help="the most by which the metric, or the loss without one, may be worse, relative to float32's (default 0.01); or bounds by "
-        "name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
+        help="the most by which the metric may be worse than float32's or, without one, the loss may differ from it, relative to it "
+        "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
     )
     parser.add_argument("--budget", type=_budget, metavar="B", help='most time or trials: seconds, "10 min", "2 h", "30 evaluations"')
     parser.add_argument("--start", default="habana", metavar="NAME", help="preset or folder to begin with (default habana)")
@@ -124,8 +125,7 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
     if importlib.util.find_spec("scipy") is None:
         raise hmp.HmpError("needs scipy, not installed here: pip install 'hmp-torch[tune]'")
     if options.html is not None:
-        if not Path(options.html).absolute().parent.is_dir():
-            raise hmp.HmpError(f"{options.html}: there is no such folder; make it first")
+        check_folder(options.html)
         if _missing():
             raise hmp.HmpError(f"--html needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
     if folder.exists() and not folder.is_dir():

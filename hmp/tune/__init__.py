@@ -42,8 +42,9 @@ def tune(
     `metric(model)` gives a number, the larger the better (an accuracy), after training, and is called under the policy.
     Both start from the model's state and `seed`, every time.
 
-    `tolerance` is the most by which the metric, or the loss where there is no metric, may be worse than float32's, relative to it; or a
-    mapping with bounds for "loss", "metric" and "gradient", the last being the least cosine between the gradient and float32's.
+    `tolerance` is the most by which the metric may be worse than float32's or, where there is no metric, the loss may differ from it,
+    relative to it; or a mapping with bounds for "loss", "metric" and "gradient", the last being the least cosine between the gradient and
+    float32's.
     `objective` is what is made small: the time of a step, or the bytes that it keeps for backward ("memory").
 
     `start` is the policy to begin with: it says what is done with ops that are not decided, and its low dtype is used. Decided are the

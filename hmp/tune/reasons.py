@@ -59,7 +59,7 @@ def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
         return f"{f'cannot run in {low}' if never else f'gives NaN or Inf in {low}'}, {_calls(units)}"
     gained, loss = sum(gain(unit, objective) for unit in runs), sum(unit.sensitivity for unit in runs)
     found = []
-    if result.tolerance.loss is not None and loss > result.tolerance.loss:
+    if result.tolerance.loss is not None and abs(loss) > result.tolerance.loss:
         found.append(f"too sensitive: loss {percent(loss)} in {low}")
     if gained <= 0:
         less = "keeps no bytes less" if objective == "memory" else f"slower by {amount(-gained, objective)} a step"

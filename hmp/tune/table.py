@@ -12,16 +12,17 @@ from .result import Trial, TuneResult, Unit
 
 _UNITS = 30
 _NOTHING = "-"
-_TRIALS = ("trial", "low", "loss", "worse", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
+_TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
 _COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves", "error", "loss")
 
 
 def table(result: TuneResult) -> str:
     """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
+    steps = f"{_count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
     lines = [
         f"hmp tune: {named} lists with {str(result.tolerance) or 'no bound'}",
-        f"{result.device}, torch {result.torch}, seed {result.seed}, {_count(result.steps, 'step') + ' a trial' if result.steps else 'nothing is trained'}, from {result.start}",
+        f"{result.device}, torch {result.torch}, seed {result.seed}, {steps}, from {result.start}",
         "",
         *_lists(result),
         "",

@@ -9,13 +9,16 @@ from typing import Any
 
 from ..errors import HmpError
 
-_KEYS = "'loss' (relative, 0.01 is one per cent worse), 'metric' (relative) and 'gradient' (least cosine, 0.99)"
+_KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (least cosine, 0.99)"
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """The bounds a policy must keep, None for none: `loss` and `metric` are the most by which they may be worse than float32's,
-    relative to it; `gradient` is the least cosine of the gradient with float32's."""
+    """The bounds a policy must keep, None for none: `loss` is the most by which it may differ from float32's, relative to it, and `metric`
+    the most by which it may be worse; `gradient` is the least cosine of the gradient with float32's.
+
+    A loss that is far below float32's is no better one: it underflowed, or the model learns something else.
+    """
 
     loss: float | None = None
     metric: float | None = None
@@ -26,7 +29,7 @@ class Tolerance:
         found = []
         if math.isnan(loss_change) or math.isinf(loss_change):
             found.append("the loss is not finite")
-        elif self.loss is not None and loss_change > self.loss:
+        elif self.loss is not None and abs(loss_change) > self.loss:
             found.append(f"loss {loss_change:+.2%}, {self.loss:.2%} allowed")
         if self.metric is not None and metric_change is not None and not metric_change <= self.metric:
             found.append(f"metric worse by {metric_change:.2%}, {self.metric:.2%} allowed")
@@ -36,7 +39,7 @@ class Tolerance:
 
     def __str__(self) -> str:
         parts = [
-            None if self.loss is None else f"loss at most {self.loss:.2%} worse than float32's",
+            None if self.loss is None else f"loss within {self.loss:.2%} of float32's",
             None if self.metric is None else f"metric at most {self.metric:.2%} worse",
             None if self.gradient is None else f"gradient cosine at least {self.gradient:g}",
         ]

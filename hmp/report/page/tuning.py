@@ -13,7 +13,7 @@ from ...rules import CASTS
 from ...tune.files import list_lines, units_by_line
 from ...tune.reasons import amount, gain, percent, runs_low, why_float32, why_low
 from ...tune.result import Trial, TuneResult, Unit, result_of
-from ..units import duration, size
+from ..units import size, typeset_duration
 from . import charts, render
 
 _BARS = 24
@@ -62,8 +62,8 @@ def _cost(trial: Trial, result: TuneResult) -> float | None:
 
 
 def _worse(trial: Trial, result: TuneResult) -> float | None:
-    """By how much the metric is worse where that is what was bounded, else the loss; None where it is not finite."""
-    found = trial.metric_change if result.tolerance.metric is not None else trial.loss_change
+    """How far the loss is from float32's or, where that is what was bounded, the metric below it; None where it is not finite."""
+    found = trial.metric_change if result.tolerance.metric is not None else abs(trial.loss_change)
     return found if found is not None and math.isfinite(found) else None
 
 
@@ -81,17 +81,18 @@ def _curve(result: TuneResult) -> tuple[str, list[str]]:
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
     cost_name = {"time": "time of a step, float32 = 1", "memory": "bytes kept for backward, float32 = 1"}[result.objective]
+    worse = "metric worse than float32's" if is_metric else "loss away from float32's"
     if not points:
         return "", left_out
-    return charts.trade_off(points, cost_name, f"{'metric' if is_metric else 'loss'} worse than float32's", allowed), left_out
+    return charts.trade_off(points, cost_name, worse, allowed), left_out
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     """What came of it: heading, number, and what it is of."""
     best, base = result.best, result.trials[0]
-    timed = ("time of a step", duration(best.seconds).replace("us", "µs"), f"median, float32 {duration(base.seconds)}")
+    timed = ("time of a step", typeset_duration(best.seconds), f"median, float32 {typeset_duration(base.seconds)}")
     found = [
-        timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {duration(base.seconds)}"),
+        timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {typeset_duration(base.seconds)}"),
         (
             "kept for backward",
             f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else "-",
