@@ -81,10 +81,10 @@ def _curve(result: TuneResult) -> tuple[str, list[str]]:
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
     cost_name = {"time": "time of a step, float32 = 1", "memory": "bytes kept for backward, float32 = 1"}[result.objective]
-    worse = "metric worse than float32's" if is_metric else "loss away from float32's"
+    worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
     if not points:
         return "", left_out
-    return charts.trade_off(points, cost_name, worse, allowed), left_out
+    return charts.trade_off(points, cost_name, worse_name, allowed), left_out
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
