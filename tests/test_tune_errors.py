@@ -6,9 +6,9 @@ import re
 
 import pytest
 import torch
-from tune_kit import perceptron, sgd, squared
 
 import hmp
+from tune_kit import perceptron, sgd, squared
 
 
 @pytest.mark.parametrize(
@@ -49,14 +49,14 @@ def test_wrong_arguments_are_refused_before_anything_runs(changes: dict, message
 
 def test_a_step_that_is_not_finite_in_float32_is_refused() -> None:
     model, batches = perceptron()
-    with pytest.raises(hmp.HmpError, match="in float32 the .* is not finite: there is nothing to keep to"):
+    with pytest.raises(hmp.HmpError, match=r"in float32 the .* is not finite: there is nothing to keep to"):
         hmp.tune(model, batches, loss=lambda m, x: m(x).sum() * float("nan"), optimizer=sgd)
 
 
 def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
     model, batches = perceptron()
     hmp.apply(model, "bert")
-    with pytest.raises(hmp.HmpError, match="policy 'bert' is applied to the model, whose calls follow it; call hmp.remove"):
+    with pytest.raises(hmp.HmpError, match=r"policy .bert. is applied to the model, whose calls follow it; call hmp\.remove"):
         hmp.tune(model, batches, loss=squared)
     hmp.revert()
 
@@ -78,11 +78,11 @@ def test_another_searchs_folder_is_refused_and_so_is_what_is_no_journal(tmp_path
     model, batches = perceptron()
     arguments = {"loss": squared, "optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
     hmp.tune(model, batches, **arguments)
-    with pytest.raises(hmp.HmpError, match="tune.json: is of a search with another model, data, tolerance or torch; name another folder"):
+    with pytest.raises(hmp.HmpError, match=r"tune\.json: is of a search with another model, data, tolerance or torch; name another folder"):
         hmp.tune(model, batches, **arguments, tolerance=0.5)
     hmp.tune(model, batches, **arguments, tolerance=0.5, resume=False)
     (tmp_path / "tune.json").write_text("[]")
-    with pytest.raises(hmp.HmpError, match="tune.json: is no tune.json of hmp"):
+    with pytest.raises(hmp.HmpError, match=r"tune\.json: is no tune.json of hmp"):
         hmp.tune(model, batches, **arguments)
 
 

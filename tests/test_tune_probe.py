@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from tune_kit import Perceptron, perceptron, sgd, squared
 
 import hmp
 from hmp.benchmark.variants import in_force
 from hmp.tune.decisions import Decisions, Key
 from hmp.tune.probe import Measurements, probe
 from hmp.tune.task import Task
+from tune_kit import Perceptron, perceptron, sgd, squared
 
 
 def measured(model: torch.nn.Module, batches: list, loss, per_module: bool = False, start: str = "habana") -> Measurements:

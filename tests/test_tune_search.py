@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from tune_kit import Perceptron, overflowing, parity, perceptron, rotary, sgd, squared, trained
 
 import hmp
 from hmp.tune.progress import Progress
+from tune_kit import Perceptron, overflowing, parity, perceptron, rotary, sgd, squared, trained
 
 STEPS = 30
 
