@@ -140,8 +140,10 @@ class Search:
         self._measure()
         self._try(frozenset(), "nothing low")
         start = self._decisions.start
-        for policy in dict.fromkeys((start, as_policy("autocast").replace(dtype=start.dtype))):
-            self._evaluated(policy.name, policy, None)
+        self._evaluated(start.name, start, None)
+        if self._decisions.all:  # it has lists of its own for what is not decided
+            devices = as_policy("autocast").replace(dtype=start.dtype)
+            self._evaluated(devices.name, devices, None)
         self._progress.stage("solving and verifying")
         self._fastest = solve(self._model)
         self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), _MOST_FLIPS)
@@ -172,7 +174,7 @@ class Search:
     def _try(self, low: frozenset[Key], name: str) -> Trial:
         """The trial of these units in the low dtype."""
         trial = self._evaluated(name, self._decisions.policy(low, name), low)
-        if not trial.fits:
+        if not trial.fits and low:
             self._failed.append(low)
         return trial
 
@@ -237,10 +239,10 @@ class Search:
         self._trials[trial.name] = trial
         self._choose(trial)
         best = self._best
-        told = "" if best is None else f"{best.name}: {self._cost(best):.3f} of float32's"
-        self._progress.step(len(self._trials), max(self._expected, len(self._trials) + 1), told)
         if self._folder is not None and best is not None:
             files.write(self.result("interrupted"), self._folder)
+        told = "" if best is None else f"{best.name}: {self._cost(best):.3f} of float32's"
+        self._progress.step(len(self._trials), max(self._expected, len(self._trials) + 1), told)
         return trial
 
     def _choose(self, trial: Trial) -> None:
@@ -372,17 +374,18 @@ class Search:
             self._notes.append(f"{key}: {why}")
 
     def _flip(self) -> None:
-        """Tries the best with one unit changed, the most expensive units first: costs that were measured alone need not add up."""
+        """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
+        need not add up, nor errors."""
         is_time = self._objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
-        for key in order[:_MOST_FLIPS]:
-            low = frozenset() if self._best is None else self._low(self._best)
-            if key not in low and (key in self._barred or math.isinf(self._model.sensitivities[key])):
-                continue
-            changed = low ^ {key}
-            if any(each <= changed for each in self._failed):
-                continue
-            self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
+        before = None
+        while before is not self._best:
+            before = self._best
+            for key in order[:_MOST_FLIPS]:
+                low = frozenset() if self._best is None else self._low(self._best)
+                if key in low or math.isfinite(self._model.sensitivities[key]):
+                    changed = low ^ {key}
+                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
 
     def _run_off(self) -> None:
         """Times the best and those that were nearly as fast beside each other once more."""
@@ -405,7 +408,10 @@ class Search:
     def end(self, stopped: Stopped) -> TuneResult:
         """The result, written into the folder. HmpError where nothing was within the tolerance."""
         if self._best is None:
-            raise HmpError(f"no policy was within the tolerance ({self._tolerance}) when the budget was spent; give a larger one")
+            lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
+            nothing = self._trials.get("nothing low")
+            also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
+            raise HmpError(f"no lists were found within the tolerance ({self._tolerance}){also}; {lacking}")
         result = self.result(stopped)
         if self._folder is not None:
             files.write(result, self._folder)
