@@ -159,7 +159,7 @@ def trade_off(points: Sequence[Point], cost: str, worse: str, allowed: float | N
     room = 0.07 * (max(costs) - min(costs)) or 0.05
     axes.set_xlim(min(costs) - room, max(costs) + room)
     edge = max(allowed or 0.01, 1e-4) / 2
-    axes.set_ylim(min(heights) * (1.8 if min(heights) < 0 else 1) - edge, max(heights) * 1.8 + edge)
+    axes.set_ylim(min(heights) * (1.8 if min(heights) < 0 else 1) - edge / 2, max(heights) * 1.8 + edge)
     bottom, top = axes.get_ylim()
     steps = [factor * 10.0**power * 2 * edge for power in range(5) for factor in (1, 2, 5)]
     marks = [0.0, edge, -edge, *steps, *(-step for step in steps)]
