@@ -50,15 +50,17 @@ class Decisions:
         """Says which units there are, and how often each is called."""
         self._calls = calls
 
-    def policy(self, low: Iterable[Key], name: str = "tuned") -> Policy:
-        """The policy that has these units on the BF16 list and the others on the FP32 list."""
+    def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = ()) -> Policy:
+        """The policy that has these units on the BF16 list and the others on the FP32 list, but for the ops of `left`, which stay as the
+        start has them where none of their units is low."""
         chosen = frozenset(low)
         if not self._calls:
             fp32 = self.ops  # nobody knows yet which are called
             return self._with(frozenset(key.op for key in chosen), fp32 - {key.op for key in chosen}, (), name)
         lists: dict[Cast, set[str]] = {"bf16": set(), "fp32": set()}
         scoped: list[Rule] = []
-        for op in sorted({key.op for key in self._calls}):
+        stay = frozenset(left) - {key.op for key in chosen}
+        for op in sorted({key.op for key in self._calls} - stay):
             keys = [key for key in self._calls if key.op == op]
             everywhere = self._everywhere(keys, chosen)
             lists[everywhere].add(op)
@@ -67,9 +69,11 @@ class Decisions:
 
     def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
         """Those of the units that a policy without scoped lines has on its BF16 list."""
-        listed = Listed(policy)
-        sources = {key: listed.source(key.op) or listed.star for key in keys}
-        return frozenset(key for key, source in sources.items() if source is not None and source.cast == "bf16")
+        return frozenset(key for key, cast in _casts(policy, keys).items() if cast == "bf16")
+
+    def left_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[str]:
+        """Those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
+        return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
 
     def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> Cast:
         """The list for the line without a scope: what holds outside every module, else what most calls want."""
@@ -89,6 +93,12 @@ class Decisions:
             promote=rest["promote"],
             scoped=tuple(scoped),
         )
+
+
+def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, Cast | None]:
+    listed = Listed(policy)
+    sources = {key: listed.source(key.op) or listed.star for key in keys}
+    return {key: None if source is None else source.cast for key, source in sources.items()}
 
 
 def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast) -> list[Rule]:

@@ -138,15 +138,15 @@ class Search:
         self._flip()
         self._trials.run_off()
 
-    def _try(self, low: frozenset[Key], name: str) -> Trial:
-        """The trial of these units in the low dtype."""
-        trial = self._evaluated(name, self._decisions.policy(low, name), low)
-        if not trial.fits and low:
+    def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
+        """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
+        trial = self._evaluated(name, self._decisions.policy(low, name, left), low, left)
+        if not trial.fits and low and not left:
             self._failed.append(low)
         return trial
 
-    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
-        trial = self._trials.of(name, policy, low)
+    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+        trial = self._trials.of(name, policy, low, left)
         self._tell()
         return trial
 
@@ -262,17 +262,33 @@ class Search:
 
     def _flip(self) -> None:
         """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
-        need not add up, nor errors."""
+        need not add up, nor errors. What is on none of the start's lists may also be left to run in what its inputs come in."""
         is_time = self._trials.objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
+        free = self._decisions.left_of(self._decisions.start, self._units)
+        low, _ = self._choice()
+        self._try(low, f"{len(low)} low, others as in {self._decisions.start.name}", free - {key.op for key in low})
         before = None
         while before is not self._trials.best:
             before = self._trials.best
             for key in order[:MOST_FLIPS]:
-                low = frozenset() if self._trials.best is None else self._low(self._trials.best)
+                low, left = self._choice()
                 if key in low or math.isfinite(self._model.sensitivities[key]):
                     changed = low ^ {key}
-                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
+                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low", left - {key.op})
+                low, left = self._choice()
+                if key.op in free and key not in low:
+                    verb = "casting" if key.op in left else "leaving"
+                    self._try(low, f"{verb} {key.op}, {len(low)} low", left ^ {key.op})
+
+    def _choice(self) -> tuple[frozenset[Key], frozenset[str]]:
+        """The units that are low in the best, and the ops that it leaves."""
+        best = self._trials.best
+        if best is None:
+            return frozenset(), frozenset()
+        low = self._low(best)
+        left = frozenset(best.left) if best.low is not None else self._decisions.left_of(best.policy, self._units)
+        return low, left - {key.op for key in low}
 
     def _low(self, trial: Trial) -> frozenset[Key]:
         """The units that ran in the low dtype."""

@@ -62,8 +62,9 @@ class Trials:
         self._task.from_the_start()
         return self._task.run(policy)
 
-    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
-        """The trial of the policy, which has these units in the low dtype: made now, or earlier. Over where the budget is spent."""
+    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+        """The trial of the policy, which has these units in the low dtype and leaves these ops: made now, or earlier. Over where the
+        budget is spent."""
         for trial in self.made.values():
             if trial.name != FLOAT32 and trial.policy == policy:
                 return trial
@@ -75,7 +76,7 @@ class Trials:
         except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
             trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return self._note(trial)
-        trial = self._judged(name, policy, low, outcome)
+        trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)))
         if not trial.fits:
             return self._note(trial)
         if self.objective == "time":
