@@ -18,7 +18,7 @@ from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .policy_casts import lock as _lock
 from .rules import Cast
-from .state import PROCESS, Casts, Region, Table
+from .state import PROCESS, Casts, Region
 from .unreachable import tell_unreachable
 from .verbose import announce
 
@@ -294,12 +294,12 @@ def _follow(casts: Casts) -> None:
     if not in_flight.alone():
         quiet = _quiet(casts.table.keys() - old.table.keys())
         if quiet:
-            _be(old, {**old.table, **quiet})
+            _be(Casts({**old.table, **quiet}, old.policy, old.looks, old.given, old.application))
             in_flight.wait_for({patches.code_of(function) for function in quiet})
         quiet = _quiet(old.table.keys() - casts.table.keys())
         if quiet:
-            _be(casts, {**quiet, **casts.table})
-    _be(casts, casts.table)
+            _be(Casts({**quiet, **casts.table}, casts.policy, casts.looks, casts.given, casts.application))
+    _be(casts)
 
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -307,8 +307,8 @@ def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     return {f: state.without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
-def _be(casts: Casts, table: Table) -> None:
-    PROCESS.table, PROCESS.policy, PROCESS.looks = table, casts.policy, casts.looks
+def _be(casts: Casts) -> None:
+    PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     PROCESS.given, PROCESS.application = casts.given, casts.application
     switches.focus(PROCESS)
 
