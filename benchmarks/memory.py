@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hmp.benchmark.memory import Storages
+from hmp.benchmark.memory import Saved
 
 from . import models
 from .models import Case
@@ -16,13 +16,10 @@ ATTENTION_TARGET, NONE_ABOVE = 0.93, 1.00
 def saved_bytes(case: Case, side: Side) -> int:
     """What one forward pass with its loss keeps on `side`."""
     case.model.train()
-    saved = Storages([*case.model.parameters(), *case.model.buffers()])
     with side.visit():
         side.run(case.loss).backward()  # as in the middle of training: whatever is made once has been made
         case.model.zero_grad(set_to_none=True)
-        with saved.hooks():
-            side.run(case.loss)
-    return saved.bytes
+        return Saved([*case.model.parameters(), *case.model.buffers()]).measure(lambda: side.run(case.loss))
 
 
 def run(names: list[str], sizes: list[str], device: str) -> Found:

@@ -112,7 +112,7 @@ def decided() -> list[Any]:
 
 def original(value: Any) -> Any:
     """torch's function, for what stands in its place."""
-    if isinstance(value, types.FunctionType) and value.__code__.co_name == "hmp_switch":
+    if install.is_switch(value):
         return getattr(value, "__wrapped__", value)
     return value
 
@@ -148,7 +148,7 @@ def called(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def handler(function: types.FunctionType) -> Callable[..., Any] | None:
     """What is traced for a call of `function`, which stands in the place of torch's; None for its own code."""
-    if function.__code__.co_name == "hmp_switch":
+    if install.is_switch(function):
         key = inspect.getclosurevars(function).nonlocals["_key"]
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:

@@ -11,6 +11,7 @@ import torch
 
 from . import names_taken, patches, state
 from .install import is_switch
+from .living import subclasses
 from .state import Casts, Entered, Off, Table
 
 # Class methods that construct a model and load or compute its state.
@@ -19,15 +20,8 @@ _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "lo
 
 def install() -> None:
     """Mutes the construction of every module, of classes made later too, until patches.restore()."""
-    todo: list[type] = [torch.nn.Module]
-    seen = set(todo)
-    while todo:
-        subclasses: list[type] = type.__subclasses__(todo.pop())
-        for cls in subclasses:
-            if cls not in seen:
-                seen.add(cls)
-                todo.append(cls)
-                _mute(cls)
+    for cls in subclasses(torch.nn.Module):
+        _mute(cls)
     own: Any = vars(torch.nn.Module).get("__init_subclass__")
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:

@@ -32,11 +32,16 @@ def code(value: object) -> Html:
     return Html(f"<code>{text(value)}</code>")
 
 
+def short(dtype: str) -> str:
+    """A dtype's short name, or its name where it has none."""
+    return _SHORT.get(dtype, dtype)
+
+
 def chip(dtype: str) -> Html:
     """A dtype in its colour, with its name."""
     colours = _COLOURS.get(dtype, "#66707a;color:#fff")
     style = f"background:{colours};border-radius:4px;padding:0 5px;font:600 85% monospace"
-    return Html(f'<span style="{style}">{text(_SHORT.get(dtype, dtype))}</span>')
+    return Html(f'<span style="{style}">{text(short(dtype))}</span>')
 
 
 def flow(*dtypes: str) -> Html:

@@ -11,7 +11,7 @@ from typing import Any
 import torch.jit._builtins as jit_builtins
 from torch import overrides
 
-from . import living, names_taken, partials, patches, switches
+from . import living, names_taken, partials, patches, switch_code, switches
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -97,7 +97,7 @@ _DYNAMO_TABLES = {
 
 def is_switch(function: Any) -> bool:
     """Whether `function` is one that stands in the place of a builtin."""
-    return type(function) is types.FunctionType and function.__code__.co_name == "hmp_switch"
+    return type(function) is types.FunctionType and switch_code.is_switch(function.__code__)
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:

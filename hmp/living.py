@@ -78,14 +78,19 @@ def _chosen(objects: Iterable[Any], classes: set[type]) -> Living:
 
 
 def _module_classes() -> set[type]:
-    found: set[type] = set()
-    todo: list[type] = [torch.nn.Module]
+    return {torch.nn.Module, *subclasses(torch.nn.Module)}
+
+
+def subclasses(cls: type) -> list[type]:
+    """The classes below `cls` that are alive, each once."""
+    found: dict[int, type] = {}  # by id, which asks no metaclass for a hash
+    todo = [cls]
     while todo:
-        cls = todo.pop()
-        if cls not in found:
-            found.add(cls)
-            todo += type.__subclasses__(cls)
-    return found
+        below: list[type] = type.__subclasses__(todo.pop())
+        fresh = {id(each): each for each in below if id(each) not in found}
+        found |= fresh
+        todo += fresh.values()
+    return list(found.values())
 
 
 def _collections() -> tuple[int, ...] | None:

@@ -20,7 +20,9 @@ GIGABYTE = 1 << 30  # Optimum's
 
 Stats = dict[str, int | None]
 
-# name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not keep it
+# name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not keep it.
+# Habana tells ActiveAllocs beside NumAllocs and NumFrees, and TotalActiveAllocs beside TotalSystemAllocs and TotalSystemFrees:
+# what was allocated and not freed since.
 _CUDA = {
     "InUse": "allocated_bytes.all.current",
     "MaxInUse": "allocated_bytes.all.peak",
@@ -29,7 +31,7 @@ _CUDA = {
     "ActiveAllocs": "active.all.current",
     "TotalSystemAllocs": "segment.all.allocated",  # a segment is one cudaMalloc
     "TotalSystemFrees": "segment.all.freed",
-    "TotalActiveAllocs": "active.all.allocated",
+    "TotalActiveAllocs": "segment.all.current",
 }
 
 _STATUS = Path("/proc/self/status")
@@ -59,7 +61,7 @@ def _of(device: torch.device) -> Stats:
     if device.type == "cuda":
         if not torch.cuda.is_available():
             raise HmpError(f"memory_stats({str(device)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
-        return _from_cuda(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
+        return of_allocator(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
     if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)
         if hpu is None or not hasattr(hpu, "memory_stats"):
@@ -80,7 +82,8 @@ def _named(found: Mapping[str, Any]) -> Stats:
     return {name: None if found.get(name) is None else int(found[name]) for name in NAMES}
 
 
-def _from_cuda(found: Mapping[str, Any], limit: int) -> Stats:
+def of_allocator(found: Mapping[str, Any], limit: int) -> Stats:
+    """The ten for a device that has `limit` bytes, from what torch.cuda.memory_stats() or its like has `found`."""
     return _named({"Limit": limit, **{name: found.get(key) for name, key in _CUDA.items()}})
 
 

@@ -18,6 +18,7 @@ import torch.nn.utils.prune
 
 from . import cast_cache, patches, state
 from .casting import each_tensor
+from .living import subclasses
 from .state import Bound, call_without_casts
 
 # module → its functions; "Class.method" for methods
@@ -102,10 +103,7 @@ def codes() -> set[types.CodeType]:
 
 def _install_optimizers() -> None:
     """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
-    todo: list[type] = [torch.optim.Optimizer]
-    while todo:
-        cls = todo.pop()
-        todo += cls.__subclasses__()
+    for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer)):
         _mute_step(cls)
 
     def patch_step_function(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -299,12 +297,8 @@ def _install_dispatch() -> None:
     fake_tensor = sys.modules.get("torch._subclasses.fake_tensor")
     if fake_tensor is not None:
         _mute_dispatch(fake_tensor.FakeTensorMode)  # one may have been entered before
-    todo: list[type] = [torch.Tensor]
-    while todo:
-        subclasses: list[type] = type.__subclasses__(todo.pop())
-        todo += subclasses
-        for cls in subclasses:
-            _mute_dispatch(cls)
+    for cls in subclasses(torch.Tensor):
+        _mute_dispatch(cls)
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(torch.Tensor, cls).__init_subclass__(**kwargs)

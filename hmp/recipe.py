@@ -9,7 +9,7 @@ import itertools
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,12 +84,13 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a recipe as a function without arguments, and the objects whose state it changes."""
+    """One step of a recipe as a function without arguments, the objects whose state it changes, and the batches that it takes in turn."""
 
     run: Callable[[], Any]
     model: torch.nn.Module | None = None
     optimizer: Any = None
     state: tuple[Any, ...] = ()
+    batches: Sequence[Any] = ()
 
 
 class _Position:
@@ -126,7 +127,7 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
                 optimizer.step()
         return loss.detach()
 
-    return Step(step, model, optimizer, (position,))
+    return Step(step, model, optimizer, (position,), batches)
 
 
 def load(path: str | Path) -> Recipe:

@@ -29,7 +29,7 @@ ROWS = (
     row("mul", "bf16", (WIDE, LOW, LOW), "net.rotary", 12, casts=4, cast_bytes=256, op_seconds=0.002, cast_seconds=0.01,
         source="mul (/lists/mine/bf16.txt:2)"),
     row("relu", "unlisted", (WIDE, WIDE, WIDE), "net.layer.0", 13, op_seconds=0.1),
-    row("add", "promote", (f"{LOW}, {WIDE}", LOW, WIDE), "net.layer.0", 14, op_seconds=0.002),
+    row("add", "promote", (f"{LOW}, {WIDE}", WIDE, WIDE), "net.layer.0", 14, op_seconds=0.002),
     row("layer_norm", "R7", (WIDE, WIDE, WIDE), "net.layer.0.norm", 15, op_seconds=0.02),
     row("layer_norm", "R7", (LOW, LOW, LOW), "net.layer.1.norm", 15, op_seconds=0.02),
     row("cdist", "bf16", (LOW, WIDE, LOW), "net.head", 16, no_kernel=2, op_seconds=0.001, source="cdist (/lists/mine/bf16.txt:3)"),

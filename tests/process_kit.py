@@ -23,3 +23,15 @@ def run_in_another_process(code: str, *arguments: object, with_hmp: bool = True,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done.stdout
+
+
+def alone(tmp_path: Path, script: str) -> None:
+    """Runs a script, which imports the kits as tests do, in a process of its own, where torch has compiled nothing yet.
+
+    Compiling for the first time changes torch, and fills tables of torch's.
+    """
+    file = tmp_path / "script.py"
+    file.write_text(textwrap.dedent(script) + "\nprint('done')\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests")]), "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment, check=False)
+    assert done.stdout.strip() == "done", done.stderr

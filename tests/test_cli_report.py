@@ -86,6 +86,13 @@ def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     hmp.revert()
 
 
+def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.replace("return [torch.randn", "print('asked'); return [torch.randn"))
+    assert main(["compare", str(recipe)]) == 0
+    assert capsys.readouterr().out.count("asked") == 1
+
+
 @pytest.mark.parametrize(
     ("options", "status", "message"),
     [

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import textwrap
 import warnings
 
 import pytest
@@ -16,19 +12,10 @@ from torch._dynamo.variables import torch_function
 
 import hmp
 from compile_kit import BF16, F32, LOW, Graphs, dtypes, same_results
+from process_kit import alone
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
-
-
-def alone(tmp_path, script: str) -> None:
-    """Runs a script in a process of its own, where torch has compiled nothing yet."""
-    file = tmp_path / "script.py"
-    file.write_text(textwrap.dedent(script) + "\nprint('done')\n")
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(hmp.__file__)), os.path.dirname(__file__)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment)
-    assert run.stdout.strip() == "done", run.stderr
 
 
 def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_path):

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import sys
-import textwrap
 import threading
 
 import pytest
@@ -15,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, is_real, muls, real_state
+from process_kit import alone
 from trap_kit import policy, same
 
 REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
@@ -156,18 +154,8 @@ def test_r17_data_parallel_replicas_cast_without_real_autocast(parallel_apply):
 # --- torch.compile and torch.jit
 
 
-def _alone(tmp_path, script: str) -> None:
-    """Runs a script in a process of its own: compiling for the first time changes torch, and fills tables of torch's."""
-    file = tmp_path / "script.py"
-    file.write_text(textwrap.dedent(script) + "\nprint('done')\n")
-    path = os.pathsep.join([os.path.dirname(os.path.dirname(hmp.__file__)), os.path.dirname(__file__)])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
-    run = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment)
-    assert run.stdout.strip() == "done", run.stderr
-
-
 def test_r17_compiled_code_gets_the_answers_of_eager_code(tmp_path):
-    _alone(
+    alone(
         tmp_path,
         """
         import torch, hmp
@@ -198,7 +186,7 @@ def test_r17_compiled_code_gets_the_answers_of_eager_code(tmp_path):
 
 
 def test_r17_compiled_regions_act_as_eager_ones(tmp_path):
-    _alone(
+    alone(
         tmp_path,
         """
         import torch, hmp
@@ -229,7 +217,7 @@ def test_r17_compiled_regions_act_as_eager_ones(tmp_path):
 
 
 def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
-    _alone(
+    alone(
         tmp_path,
         """
         import torch, hmp
@@ -260,7 +248,7 @@ def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
 
 
 def test_r17_tables_that_torch_fills_meanwhile_hold_torchs_own_functions(tmp_path):
-    _alone(
+    alone(
         tmp_path,
         """
         import types

@@ -1,65 +1,93 @@
-"""What a search may have found, made by hand: every reason that a list can give is in it."""
+"""Small tasks for tune(): cheap to train, and each with something to find."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-from typing import Any
+import torch
+import torch.nn.functional as F
+from torch import nn
 
 import hmp
-from hmp.tune.result import Trial, TuneResult, Unit
-from hmp.tune.tolerance import Tolerance
-
-NASTY = "<script>alert(1)</script>"
-MS = 1e-3
 
 
-def unit(op: str, module: str | None = None, **measured: Any) -> Unit:
-    values = {
-        "calls": 24, "error": 1.2e-3, "sensitivity": 1e-4, "seconds_float32": 9 * MS, "seconds_low": 5 * MS, "cast_seconds": 0.9 * MS,
-        "saved_bytes": 2**20,
-    }  # fmt: skip
-    return Unit(op, module, **(values | measured))
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1)
 
 
-UNITS = (
-    unit("linear"),
-    unit("matmul", calls=1, seconds_float32=2 * MS, seconds_low=1 * MS, cast_seconds=0.0, sensitivity=1e-6),
-    unit("softmax", sensitivity=0.032, seconds_float32=1 * MS, seconds_low=0.5 * MS, cast_seconds=0.0, calls=2),
-    unit("layer_norm", seconds_float32=1 * MS, seconds_low=1 * MS, cast_seconds=0.2 * MS, saved_bytes=-8),
-    unit("gelu", seconds_float32=1 * MS, seconds_low=0.7 * MS, cast_seconds=0.0),
-    unit("log", seconds_float32=0.1 * MS, seconds_low=0.05 * MS, cast_seconds=0.0),
-    unit("exp", error=math.inf, sensitivity=math.inf, seconds_low=1 * MS),
-    unit("cdist", error=math.inf, sensitivity=math.inf, seconds_low=math.inf),
-    unit("add", seconds_float32=0.1 * MS, seconds_low=0.09 * MS, cast_seconds=0.0),
-)  # fmt: skip
-POLICY = hmp.Policy(
-    "tuned",
-    bf16={"linear", "matmul", "mm", "conv2d"},
-    fp32={"softmax", "layer_norm", "gelu", "log", "exp", "cdist", "embedding"},
-    promote={"add", "cat"},
-)
-FLOAT32 = Trial("float32", hmp.Policy("float32"), (), 2.0, 0.0, 0.91, 0.0, 1.0, 33.1 * MS, 7 * 2**20, True, ratio=1.0)
-BEST = Trial(
-    "2 of 4 units", POLICY, ("linear", "matmul"), 2.002, 0.001, 0.909, 0.0011, 0.9991, 20.5 * MS, 5 * 2**20, True, ratio=0.62
-)  # fmt: skip
-TRIALS = (
-    FLOAT32,
-    Trial("habana", hmp.Policy.load("habana"), None, math.nan, math.nan, None, None, math.nan, 21 * MS, 5 * 2**20, False,
-          "the loss is not finite"),
-    Trial("autocast", hmp.Policy.load("torch-cpu"), None, 2.01, 0.005, 0.908, 0.0022, 0.998, 22 * MS, 5 * 2**20, True, ratio=0.66),
-    Trial("all units", hmp.Policy("all"), ("linear", "matmul", "gelu", "softmax"), 2.08, 0.04, 0.88, 0.033, 0.97, 19 * MS, 4 * 2**20,
-          False, "loss +4.00%, 1.00% allowed", 0.57),
-    Trial("3 of 4 units", hmp.Policy("three"), ("linear", "matmul", "gelu"), 2.03, 0.015, 0.9, 0.011, 0.99, 20 * MS, 5 * 2**20, False,
-          "loss +1.50%, 1.00% allowed", 0.6),
-    BEST,
-)  # fmt: skip
+class Perceptron(nn.Module):
+    """Four ops that are decided: linear, relu, layer_norm, softmax."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.second = nn.Linear(16, 64), nn.LayerNorm(64), nn.Linear(64, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(self.second(F.relu(self.norm(self.first(x)))), -1)
 
 
-def result(**changes: Any) -> TuneResult:
-    """A search that was solved, with whatever is to be otherwise."""
-    made = TuneResult(
-        policy=POLICY, best=BEST, trials=TRIALS, units=UNITS, tolerance=Tolerance(loss=0.01), objective="time", stopped="solved",
-        start="habana", seed=0, steps=20, predicted=-5 * MS, left=0.5 * MS, device="cpu", torch="2.13.0", notes=("One note.",),
-    )  # fmt: skip
-    return replace(made, **changes)
+def perceptron() -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    return Perceptron(), [torch.randn(32, 16) for _ in range(3)]
+
+
+def squared(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """A loss without an op that is decided: the sums are told the targets by the inputs."""
+    with hmp.disable_casts():
+        target = (x[:, :8] > 0).float()
+    return (model(x).float() - target).square().mean()
+
+
+class Overflowing(nn.Module):
+    """exp of what float32 holds and float16 does not, then a logarithm: NaN in float16's backward, healthy in float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.out = nn.Linear(8, 8), nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.inner(x) + 15.0
+        return self.out(torch.log(torch.exp(scores)) - 15.0)
+
+
+def overflowing() -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(1)
+    return Overflowing(), [torch.randn(16, 8) for _ in range(2)]
+
+
+class Rotary(nn.Module):
+    """Positions times frequencies: in bfloat16 positions beyond 256 are not distinct, and the model cannot tell them apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(32, 1)
+        self.register_buffer("frequencies", 1.0 / 100.0 ** (torch.arange(16) / 16))
+
+    def forward(self, positions: torch.Tensor) -> torch.Tensor:
+        angles = torch.mul(positions[:, None], self.frequencies)
+        return self.out(torch.cat([angles.sin(), angles.cos()], -1))
+
+
+def rotary() -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(2)
+    return Rotary(), [torch.randint(1_000, 4_000, (64,)).float() for _ in range(3)]
+
+
+def parity(model: nn.Module, positions: torch.Tensor) -> torch.Tensor:
+    """How badly the model tells a function of the position that changes within a few positions."""
+    with hmp.disable_casts():
+        target = torch.sin(positions)[:, None]
+    return (model(positions).float() - target).square().mean()
+
+
+def trained(model: nn.Module, batches: list[torch.Tensor], loss, steps: int, make=sgd, around=None) -> float:
+    """The mean loss of the last pass, by a loop of its own; `around` is put around every step."""
+    from contextlib import nullcontext
+
+    optimizer, losses = make(model), []
+    for at in range(steps):
+        optimizer.zero_grad()
+        with nullcontext() if around is None else around():
+            value = loss(model, batches[at % len(batches)])
+        value.backward()
+        optimizer.step()
+        losses.append(float(value.detach()))
+    return sum(losses[-len(batches) :]) / len(batches)

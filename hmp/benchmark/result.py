@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
+from ..json_values import json_values
 
 
 class StepError(HmpError):
@@ -81,7 +81,7 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
-        values: dict[str, Any] = _plain(asdict(self))
+        values: dict[str, Any] = json_values(asdict(self))
         return values
 
     def to_json(self, path: str | Path) -> Path:
@@ -89,13 +89,3 @@ class Benchmark:
         target = Path(path)
         target.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         return target
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..units import duration, size
 from .result import Benchmark, Row
 
 _NOTHING = "-"
@@ -32,10 +33,10 @@ def _heading(result: Benchmark) -> str:
 def _numbers(row: Row, losses: bool) -> list[str]:
     spread = _NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
     cells = [
-        _NOTHING if row.seconds is None else _duration(row.seconds),
+        _NOTHING if row.seconds is None else duration(row.seconds),
         spread,
         _NOTHING if row.ratio is None else f"{row.ratio:.2f}",
-        _NOTHING if row.memory is None else _bytes(row.memory),
+        _NOTHING if row.memory is None else size(row.memory),
     ]
     return [*cells, _loss(row.first_loss), _loss(row.last_loss)] if losses else cells
 
@@ -43,23 +44,6 @@ def _numbers(row: Row, losses: bool) -> list[str]:
 def _line(cells: list[str], widths: list[int]) -> str:
     first, *rest = (f"{cell:{'>' if index else '<'}{width}}" for index, (cell, width) in enumerate(zip(cells, widths, strict=True)))
     return "  ".join([first, *rest]).rstrip()
-
-
-def _duration(seconds: float) -> str:
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            break
-    return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
-
-
-def _bytes(number: int) -> str:
-    size, units = float(number), iter(("KiB", "MiB", "GiB", "TiB"))
-    if size < 1024:
-        return f"{number} B"
-    unit = "B"
-    while size >= 1024 and unit != "TiB":
-        size, unit = size / 1024, next(units)
-    return f"{size:.1f} {unit}"
 
 
 def _loss(loss: float | None) -> str:

@@ -6,11 +6,11 @@ import argparse
 import math
 import sys
 import traceback
-from pathlib import Path
 
 import torch
 
 import hmp
+from hmp.cli.output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -49,10 +49,8 @@ def run(options: argparse.Namespace) -> int:
     from hmp import recipe  # here, with what it imports: other subcommands do without
     from hmp.benchmark.result import StepError
 
-    if options.json is not None and not Path(options.json).absolute().parent.is_dir():
-        print(f"hmp benchmark: {options.json}: there is no such folder; make it first", file=sys.stderr)
-        return 2
     try:
+        check_folder(options.json)
         torch.manual_seed(options.seed)
         step = recipe.load(options.recipe).make_step()
         result = hmp.benchmark(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import hmp
+from hmp.cli.output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -47,23 +47,20 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     from hmp import recipe  # here, with what it imports: other subcommands do without
 
-    for name in (options.json, options.html):
-        if name is not None and not Path(name).absolute().parent.is_dir():
-            print(f"hmp compare: {name}: there is no such folder; make it first", file=sys.stderr)
-            return 2
     try:
+        check_folder(options.json)
+        check_folder(options.html)
         torch.manual_seed(options.seed)
         policy = hmp.Policy.load(options.policy)
         found = recipe.load(options.recipe)
         step = found.make_step()
-        if step.model is None or found.batches is None:
+        if step.model is None:
             raise recipe.RecipeError(f"{options.recipe}: defines step() alone; compare needs model(), batches() and loss(model, batch)")
-        batch = next(iter(found.batches()))
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 2
     try:
-        result = hmp.compare(_Step(step.model, found.loss), (batch,), policy, loss=lambda loss: loss)
+        result = hmp.compare(_Step(step.model, found.loss), (step.batches[0],), policy, loss=lambda loss: loss)
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1

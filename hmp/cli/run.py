@@ -20,6 +20,7 @@ from typing import Any
 
 import hmp
 from hmp.cli import spawned
+from hmp.cli.output import check_folder
 
 __all__ = ["add", "prepare", "run"]
 
@@ -114,8 +115,7 @@ def prepare(options: argparse.Namespace) -> None:
 
 def _check_report(target: Path) -> None:
     """HmpError where the report could not be written: better now than when the script has run."""
-    if not target.absolute().parent.is_dir():
-        raise hmp.HmpError(f"--report {target}: there is no such folder; make it first")
+    check_folder(target, "--report ")
     needed = {".html": "hmp.report.page", ".json": "hmp.report.report"}.get(target.suffix, "hmp.report.text")
     try:
         importlib.import_module(needed)

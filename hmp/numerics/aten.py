@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -81,17 +80,6 @@ def argument(args: Any, kwargs: Any, at: int | str) -> Any:
     if isinstance(at, str):
         return kwargs.get(at)
     return args[at] if at < len(args) else None
-
-
-def each_tensor(value: Any) -> Iterator[Tensor]:
-    """The tensors in `value` and inside its lists, tuples and mappings, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from each_tensor(item)
-    elif isinstance(value, dict):
-        yield from each_tensor(list(value.values()))
 
 
 def storage_address(tensor: Tensor) -> int:

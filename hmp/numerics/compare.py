@@ -12,14 +12,15 @@ import torch
 
 from ..applied import given_to
 from ..cast_cache import clear_cache
+from ..casting import each_tensor
 from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
 from ..state import disable_casts, here
-from .aten import each_tensor, storage_address
+from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
-from .distance import Distance, distance
+from .distance import LARGE, Distance, distance
 from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
@@ -56,7 +57,7 @@ def compare(
         if value is not None:
             value.backward()
         with disable_casts(), torch._C._DisableTorchDispatch(), torch.no_grad():
-            output_error = _total((t, shadows.reference(t)) for t in each_tensor(output) if t.is_floating_point())
+            output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point())
             if value is not None:
                 loss_value = float(value)
                 loss_error = distance(value, shadows.reference(value)).relative
@@ -164,7 +165,7 @@ def _total(pairs: Any) -> float | None:
         found = True
         got, reference = _values(got), _values(reference)
         wanted = reference.to(torch.float64)
-        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < 2.0**100]))
+        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < LARGE]))
         relative = distance(got, reference).relative
         error += (relative * size) ** 2 if size else 0.0
         norm += size**2
@@ -178,7 +179,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     """The model's and the batch's tensors by the memory that they stand in."""
-    by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor(batch))}
+    by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
     by_storage.pop(0, None)
     return by_storage
 
@@ -186,7 +187,7 @@ def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
 @contextmanager
 def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator[None]:
     """A stretch after which weights, buffers, gradients, the batch and the random state are as they were."""
-    leaves = [t for t in (*model.parameters(), *each_tensor(batch)) if t.is_leaf]
+    leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
     gradients = [(t, t.grad) for t in leaves]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
     devices = sorted({t.device.index for t in leaves if t.is_cuda})

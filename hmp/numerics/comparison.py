@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..json_values import json_values
 from .attribution import Direction
 from .distance import Distance
 
@@ -95,7 +95,7 @@ class Comparison:
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
         target = Path(path)
-        target.write_text(json.dumps(_named_infinities(self.to_dict()), indent=1) + "\n", encoding="utf-8")
+        target.write_text(json.dumps(json_values(self.to_dict()), indent=1) + "\n", encoding="utf-8")
         return target
 
     def to_html(self, path: str | Path) -> Path:
@@ -103,7 +103,7 @@ class Comparison:
         from ..report.page.comparison import comparison_page
 
         target = Path(path)
-        target.write_text(comparison_page(_named_infinities(self.to_dict())), encoding="utf-8")
+        target.write_text(comparison_page(json_values(self.to_dict())), encoding="utf-8")
         return target
 
     def _repr_html_(self) -> str:
@@ -214,14 +214,6 @@ def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
         for each, of in groups.items()
     ]
     return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
-
-
-def _named_infinities(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _named_infinities(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_named_infinities(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _short(value: float) -> str:

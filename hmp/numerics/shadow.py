@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .aten import Facts, argument, each_tensor, facts, storage_address
+from ..casting import each_tensor
+from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
 
@@ -241,7 +242,7 @@ def _wide_dtype(value: Any) -> Any:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    return list(each_tensor(value))
+    return list(each_tensor((value,)))
 
 
 def _random_state(flat: list[Any]) -> list[tuple[Any, Tensor]]:

@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .aten import Facts, argument, each_tensor, facts, storage_address
+from ..casting import each_tensor
+from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find
 
@@ -66,10 +67,9 @@ class Watcher(TorchDispatchMode):
             out = func(*args, **kwargs)
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
             return out
-        written = [t for at in known.writes for t in each_tensor(argument(args, kwargs, at))]
-        read = [
-            t for at in known.writes if known.reads_written and not isinstance(at, str) for t in each_tensor(argument(args, kwargs, at))
-        ]
+        written = list(each_tensor(argument(args, kwargs, at) for at in known.writes))
+        positions = [at for at in known.writes if not isinstance(at, str)] if known.reads_written else []
+        read = list(each_tensor(argument(args, kwargs, at) for at in positions))
         odd_before = {id(t): _has_nan(t) for t in read if not _is_finite(t)}
         out = func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
@@ -80,12 +80,12 @@ class Watcher(TorchDispatchMode):
         if known.name == "_amp_foreach_non_finite_check_and_unscale_":
             return out
         if known.unwritten:
-            for tensor in each_tensor(out):
+            for tensor in each_tensor((out,)):
                 self._mark(tensor, Origin("unwritten"))
             return out
         if not self._scaled and known.name == "mul" and _inside_scaler():
             self._scaled = True
-        results = list(each_tensor(out)) or written
+        results = list(each_tensor((out,))) or written
         odd = [t for t in results if not _is_finite(t)]
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
@@ -213,7 +213,7 @@ class Watcher(TorchDispatchMode):
     def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
         tensors = [t for t in leaves if isinstance(t, Tensor)]
         if tensors and all(t.dtype not in FLOATS or t in self._of_integers for t in tensors):
-            for tensor in each_tensor(out):
+            for tensor in each_tensor((out,)):
                 if tensor.dtype in FLOATS and not known.draws:
                     self._of_integers[tensor] = True
 

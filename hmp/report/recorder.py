@@ -126,6 +126,8 @@ class Recorder:
                 threads.call = None
                 output = "" if raised else _dtypes((result,))
                 lacked = fallbacks().get(rule.op, 0) - lacking
+                if said == UNLISTED and not lacked:
+                    call.compute = _computed(inputs, output)
                 self._note((here.policy, rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
 
         return observed
@@ -154,7 +156,7 @@ class Recorder:
         call = _Call()
         call.op_seconds = self._now() - started
         output = _dtypes((result,))
-        call.compute = (output or inputs).partition(",")[0] if "," in inputs else inputs  # torch itself promoted a mixture
+        call.compute = _computed(inputs, output)
         if inputs or output:
             self._note((here.policy, name, UNLISTED, inputs, call.compute, output), call, 0, 0)
         return result
@@ -228,6 +230,11 @@ class Unlisted(TorchFunctionMode):
 def _dtypes(values: Iterable[Any]) -> str:
     """The dtypes of the castable tensors among `values`, each once, in order."""
     return ", ".join(dict.fromkeys([_short[t.dtype] for t in each_tensor(values) if castable(t)]))
+
+
+def _computed(inputs: str, output: str) -> str:
+    """The dtype that torch computes in by itself: a mixture it promotes to the result's."""
+    return (output or inputs).partition(",")[0] if "," in inputs else inputs
 
 
 def _op_id(function: Op) -> str:

@@ -1,33 +1,31 @@
-"""Numbers with their units, as reports show them."""
+"""Numbers with their units and the names of list entries, as reports show them."""
 
 from __future__ import annotations
 
+from .. import units
+
+NOTHING = "-"
+
 
 def duration(seconds: float) -> str:
-    """`seconds` with three digits and a unit."""
-    if seconds == 0:
-        return "-"
-    for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
-        if seconds * factor >= 1 or unit == "us":
-            break
-    return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
+    """`seconds` with three digits and a unit; "-" for none."""
+    return units.duration(seconds) if seconds else NOTHING
+
+
+def typeset_duration(seconds: float) -> str:
+    """`duration(seconds)` with the sign µ, for pages."""
+    return duration(seconds).replace("us", "µs")
 
 
 def size(number: float) -> str:
-    """A number of bytes with a unit."""
-    if number == 0:
-        return "-"
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if number < 1024 or unit == "TiB":
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+    """A number of bytes with a unit; "-" for none."""
+    return units.size(number) if number else NOTHING
 
 
 def share(part: float, whole: float) -> str:
     """`part` of `whole` in percent."""
     if not whole:
-        return "-"
+        return NOTHING
     percent = 100 * part / whole
     return "0 %" if percent == 0 else "< 0.1 %" if percent < 0.1 else f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %"
 

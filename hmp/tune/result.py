@@ -58,7 +58,8 @@ class Trial:
     """One policy that the model was really trained or evaluated under.
 
     `low` holds the units that ran in the low dtype, None for a policy that was taken as it is. `loss_change` and `metric_change` are
-    relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as one vector against float32's.
+    relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
+    one vector against float32's.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
     a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not.
     """

@@ -57,15 +57,11 @@ def solve(
             most.append(0.0)
     upper = numpy.ones(size)
     for key in keys:
-        if key in barred or math.isinf(model.sensitivities[key]):
+        if key in barred or model.sensitivities[key] > limit or math.isinf(model.sensitivities[key]):
             upper[at[key]] = 0.0
-    if math.isfinite(limit):
-        finite = {at[key]: value for key in keys if math.isfinite(value := model.sensitivities[key]) and value > 0}
-        if limit > 0 and finite:
-            rows.append({i: value / limit for i, value in finite.items()})
-            most.append(1.0)
-        elif finite:
-            upper[list(finite)] = 0.0
+    if 0 < limit < math.inf:
+        rows.append({at[key]: model.sensitivities[key] / limit for key in keys if model.sensitivities[key] <= limit})
+        most.append(1.0)
     for together in failed:
         known = [at[key] for key in together if key in at]
         rows.append(dict.fromkeys(known, 1.0))

@@ -10,10 +10,8 @@ from typing import Any
 
 import torch
 
-from hmp import HmpError
-
-from .device_map import mapped, target
 from .replacements import Replacements
+from .standing import standing
 
 
 def install(replaced: Replacements) -> None:
@@ -26,28 +24,22 @@ def install(replaced: Replacements) -> None:
     def empty(
         size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
     ) -> Any:
-        return aten.empty.memory_format(size, dtype=dtype, layout=layout, device=_target(device), memory_format=memory_format)
+        return aten.empty.memory_format(size, dtype=dtype, layout=layout, device=standing(device), memory_format=memory_format)
 
     def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-        return aten.empty_strided.default(size, stride, dtype=dtype, layout=layout, device=_target(device))
+        return aten.empty_strided.default(size, stride, dtype=dtype, layout=layout, device=standing(device))
 
     def tril_indices(
         row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
     ) -> Any:
-        return aten.tril_indices.default(row, col, offset, dtype=dtype, layout=layout, device=_target(device))
+        return aten.tril_indices.default(row, col, offset, dtype=dtype, layout=layout, device=standing(device))
 
     def triu_indices(
         row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
     ) -> Any:
-        return aten.triu_indices.default(row, col, offset, dtype=dtype, layout=layout, device=_target(device))
+        return aten.triu_indices.default(row, col, offset, dtype=dtype, layout=layout, device=standing(device))
 
     library.impl("empty.memory_format", empty, "HPU")
     library.impl("empty_strided", empty_strided, "HPU")
     library.impl("tril_indices", tril_indices, "HPU")
     library.impl("triu_indices", triu_indices, "HPU")
-
-
-def _target(device: Any) -> Any:
-    if target() is None:
-        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
-    return mapped(device)

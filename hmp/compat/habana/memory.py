@@ -5,10 +5,12 @@ On the CPU they are the process's: what it holds in memory and what it held at m
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
+
+import hmp
+from hmp.memory_stats import of_allocator
 
 from .standing import module, standing
 
@@ -24,28 +26,13 @@ __all__ = [
     "reset_peak_memory_stats",
 ]
 
-# Habana's name → torch.cuda.memory_stats()'s
-_COUNTS = {
-    "InUse": "allocated_bytes.all.current",
-    "MaxInUse": "allocated_bytes.all.peak",
-    "NumAllocs": "allocation.all.allocated",
-    "NumFrees": "allocation.all.freed",
-    "ActiveAllocs": "active.all.current",
-    "TotalSystemAllocs": "segment.all.allocated",
-    "TotalSystemFrees": "segment.all.freed",
-    "TotalActiveAllocs": "segment.all.current",
-}
-
 
 def memory_stats(device: Any = None) -> dict[str, int]:
     """Limit, InUse and MaxInUse in bytes, and counts of allocations, which are 0 where they are not counted (on the CPU all are)."""
     here = standing(device)
-    stats = dict.fromkeys(("Limit", *_COUNTS, "MaxAllocSize"), 0)
-    if here.type == "cpu":
-        return {**stats, **_of_process()}
-    counted = module().memory_stats(here)
-    stats |= {name: int(counted.get(theirs, 0)) for name, theirs in _COUNTS.items()}
-    stats["Limit"] = int(module().mem_get_info(here)[1])
+    said = hmp.memory_stats(here) if here.type == "cpu" else of_allocator(module().memory_stats(here), module().mem_get_info(here)[1])
+    stats = {name: value or 0 for name, value in said.items()}
+    stats["MaxInUse"] = max(stats["InUse"], stats["MaxInUse"])  # a process's peak is noted now and then: it may lag behind
     return stats
 
 
@@ -95,18 +82,3 @@ def reset_accumulated_memory_stats(device: Any = None) -> None:
     here = standing(device)
     if here.type != "cpu":
         module().reset_accumulated_memory_stats(here)
-
-
-def _of_process() -> dict[str, int]:
-    if sys.platform == "win32":
-        return {}
-    import resource  # not on Windows
-
-    limit = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if sys.platform == "linux":
-        held = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-        # in kibibytes, and the peak is noted now and then: it may lag behind
-        in_use, peak = (int(held[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-        return {"Limit": limit, "InUse": in_use, "MaxInUse": max(in_use, peak)}
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return {"Limit": limit, "InUse": peak, "MaxInUse": peak}

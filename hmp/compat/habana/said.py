@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
+
+from hmp.verbose import speaks
 
 log = logging.getLogger("hmp")
 
@@ -14,7 +15,7 @@ def say_once(key: str, message: str) -> None:
     """Logs a warning, unless one was logged under that key before; of a distributed run's processes only rank 0 speaks."""
     if key not in _said:
         _said.add(key)
-        if os.environ.get("RANK", "0") == "0" or os.environ.get("HMP_LOG_ALL_RANKS") == "1":
+        if speaks():
             log.warning("%s", message)
 
 

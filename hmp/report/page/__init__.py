@@ -11,6 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
 
+from ... import fragments
 from .. import units
 from ..report import UNLISTED
 from ..rows import Row
@@ -48,7 +49,7 @@ def report_page(report: Report) -> str:
         parts=model.parts(rows),
         advices=advice.advices(report),
         advice_rules=advice.RULES,
-        computed=sorted({model.computes(row) for row in rows} - {""}),
+        computed=sorted({row.compute for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
         tree=model.tree(rows),
@@ -72,7 +73,7 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     made.filters |= {
-        "duration": lambda seconds: _kept(units.duration(seconds).replace("us", "µs")),
+        "duration": lambda seconds: _kept(units.typeset_duration(seconds)),
         "size": lambda number: _kept(units.size(number)),
         "entry": units.entry,
         "share": lambda part, whole: _kept(units.share(part, whole)),
@@ -80,9 +81,8 @@ def _environment() -> jinja2.Environment:
         "count": lambda number: f"{number:,}",
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
-        "computes": model.computes,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
-        "short": _short,
+        "short": fragments.short,
         "error": _error,
         "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
     }
@@ -108,10 +108,3 @@ def _error(value: float | None) -> str:
     if value is None:
         return "-"
     return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-
-
-_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
-
-
-def _short(dtype: str) -> str:
-    return _SHORT.get(dtype, dtype)

@@ -13,7 +13,7 @@ from ...presets import policies
 from ...rules import EVERY_OP, Cast
 from ..report import UNLISTED, Report
 from ..rows import Row
-from ..units import duration, share
+from ..units import share, typeset_duration
 from .model import can_be_listed, in_words, said_by_presets
 
 LEAST_SHARE = 0.01  # of the time in ops and casts: what is below it is not worth a line in a list
@@ -121,7 +121,7 @@ class _Seen:
         return seconds > 0 and seconds >= least * self.seconds
 
     def stake(self, seconds: float, what: str) -> str:
-        return f"{duration(seconds).replace('us', 'µs')} in {what}, {share(seconds, self.seconds)} of the time in ops and casts"
+        return f"{typeset_duration(seconds)} in {what}, {share(seconds, self.seconds)} of the time in ops and casts"
 
     def inputs(self, row: Row) -> list[str]:
         return row.inputs.split(", ") if row.inputs else []
@@ -134,7 +134,8 @@ def _costly_fp32(seen: _Seen) -> Iterator[Advice]:
             yield Advice(
                 f"Try {op} off the FP32 list",
                 _taken_off(seen.policy, "fp32", op),
-                f"{_calls(rows)} got {seen.low}; casting it to float32 took longer than computing ({_ms(casts)} and {_ms(itself)}).",
+                f"{_calls(rows)} got {seen.low}; casting it to float32 took longer than computing "
+                f"({typeset_duration(casts)} and {typeset_duration(itself)}).",
                 seen.stake(casts, "its casts"),
                 f"{_FP32_CAUTION} {_presets_say(op)}",
                 casts,
@@ -148,7 +149,8 @@ def _costly_bf16(seen: _Seen) -> Iterator[Advice]:
             yield Advice(
                 f"Try {op} off the BF16 list",
                 _taken_off(seen.policy, "bf16", op),
-                f"{_calls(rows)} got float32 only; casting took longer than computing ({_ms(casts)} and {_ms(itself)}).",
+                f"{_calls(rows)} got float32 only; casting took longer than computing "
+                f"({typeset_duration(casts)} and {typeset_duration(itself)}).",
                 seen.stake(casts, "its casts"),
                 f"Ops after it that are on the BF16 list would then cast its result. {_presets_say(op)}",
                 casts,
@@ -319,10 +321,6 @@ def _calls(rows: Iterable[Row]) -> str:
 def _split(rows: list[Row]) -> list[str]:
     dtypes = sorted({row.compute for row in rows})
     return [f"{dtype} in {_calls([row for row in rows if row.compute == dtype])}" for dtype in dtypes]
-
-
-def _ms(seconds: float) -> str:
-    return duration(seconds).replace("us", "µs")
 
 
 def _presets_say(op: str) -> str:

@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs matplotlib: pip install 'hmp-torch[report]'") from error
 
-from ..units import duration
+from ..units import duration, typeset_duration
 from .model import OpBar
 
 # matplotlib knows no CSS variables: each is drawn in a colour of its own, which is replaced in the SVG.
@@ -52,7 +52,7 @@ def time_and_calls(bars: Sequence[OpBar]) -> str:
                 places, widths, 0.66, left=start, color=_VARIABLES["--casts"], hatch="////", edgecolor=_VARIABLES["--paper"], linewidth=0
             )
         for place, value in zip(places, total, strict=True):
-            label = (duration(value).replace("us", "µs") if value else "no time") if axes is left else f"{value:,.0f}"
+            label = (typeset_duration(value) if value else "no time") if axes is left else f"{value:,.0f}"
             axes.annotate(label, (value, place), (4, 0), textcoords="offset points", va="center", color=_VARIABLES["--soft"], fontsize=8.5)
         axes.set_xlim(0, max([*total, 1e-9]) * 1.16)
         axes.xaxis.set_visible(False)

@@ -12,7 +12,7 @@ from ...errors import OpListError
 from ...policy import Policy
 from ...presets import policies
 from ...rules import Rule
-from ..report import UNLISTED, Report
+from ..report import Report
 from ..rows import Row, grouped
 from ..units import share
 
@@ -50,13 +50,6 @@ class Sums:
             sum(row.cast_seconds for row in kept),
             sum(row.op_seconds for row in kept),
         )
-
-
-def computes(row: Row) -> str:
-    """The dtype that the calls of `row` compute in: the result's where torch itself took mixed inputs to the widest dtype."""
-    inputs = row.inputs.split(", ")
-    torch_promoted = row.rule in (UNLISTED, "promote") and len(inputs) > 1 and row.output in inputs
-    return row.output if torch_promoted else row.compute
 
 
 @dataclass
@@ -106,7 +99,7 @@ def _add_up(branch: Branch) -> list[Row]:
     branch.sums = Sums.of([*own, *below])
     calls: Counter[str] = Counter()
     for row in (*own, *below):
-        calls[computes(row)] += row.calls
+        calls[row.compute] += row.calls
     branch.dtypes = [dtype for dtype, _ in calls.most_common() if dtype]
     return [*own, *below]
 
@@ -174,7 +167,7 @@ def _bars(rows: Iterable[Row], named: Callable[[Row], str]) -> list[OpBar]:
     found: dict[str, OpBar] = {}
     for row in rows:
         bar = found.setdefault(named(row), OpBar(named(row), {}, {}, 0.0))
-        dtype = computes(row) or "other"
+        dtype = row.compute or "other"
         bar.seconds[dtype] = bar.seconds.get(dtype, 0.0) + row.op_seconds
         bar.calls[dtype] = bar.calls.get(dtype, 0) + row.calls
         found[bar.op] = OpBar(bar.op, bar.seconds, bar.calls, bar.cast_seconds + row.cast_seconds)
@@ -193,7 +186,7 @@ def parts(rows: Iterable[Row]) -> list[Part]:
     """Where the time went: into ops by compute dtype, and into casts."""
     found: dict[str, float] = {}
     for row in rows:
-        dtype = computes(row) or "other"
+        dtype = row.compute or "other"
         found[dtype] = found.get(dtype, 0.0) + row.op_seconds
     casts = sum(row.cast_seconds for row in rows)
     return [Part(name, found[name]) for name in sorted(found) if found[name]] + ([Part("casts", casts)] if casts else [])

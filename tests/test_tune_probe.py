@@ -1,0 +1,150 @@
+"""What is measured of each op, beside explicit casts in plain torch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from tune_kit import Perceptron, perceptron, sgd, squared
+
+import hmp
+from hmp.benchmark.variants import in_force
+from hmp.tune.decisions import Decisions, Key
+from hmp.tune.probe import Measurements, probe
+from hmp.tune.task import Task
+
+
+def measured(model: torch.nn.Module, batches: list, loss, per_module: bool = False, start: str = "habana") -> Measurements:
+    decisions = Decisions(hmp.Policy.load(start), None, per_module)
+    task = Task(model, batches, loss, None, sgd, None, 0)
+    with task.prepared(), in_force(decisions.start):
+        return probe(task, decisions)
+
+
+def low(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.bfloat16)
+
+
+def test_the_error_of_an_op_is_that_of_its_cast_inputs() -> None:
+    model, batches = perceptron()
+    found = measured(model, batches, squared)
+    x = batches[0]
+    with torch.no_grad():
+        first = model.first(x)
+        hidden = F.relu(model.norm(first))
+        second = model.second(hidden)
+        pairs = [
+            (F.linear(low(x), low(model.first.weight), low(model.first.bias)), first),
+            (F.linear(low(hidden), low(model.second.weight), low(model.second.bias)), second),
+        ]
+        wanted = (sum((a.double() - b.double()).square().sum() for a, b in pairs) / sum(b.double().square().sum() for _, b in pairs)).sqrt()
+    assert found.units[Key("linear")].calls == 2
+    assert found.units[Key("linear")].error == pytest.approx(float(wanted), rel=1e-6)
+    with torch.no_grad():
+        soft = F.softmax(second, -1)
+        error = (F.softmax(low(second), -1).double() - soft.double()).norm() / soft.double().norm()
+    assert found.units[Key("softmax")].error == pytest.approx(float(error), rel=1e-6)
+
+
+def test_the_sensitivity_is_the_gradient_times_the_error() -> None:
+    model, batches = perceptron()
+    found = measured(model, batches, squared)
+    x = batches[0]
+    hidden = F.relu(model.norm(model.first(x))).detach()
+    out = model.second(hidden).detach().requires_grad_()
+    soft = F.softmax(out, -1)
+    soft.retain_grad()
+    loss = (soft - (x[:, :8] > 0).float()).square().mean()
+    loss.backward()
+    error = F.softmax(low(out.detach()), -1).float() - soft.detach()
+    product = soft.grad * error
+    wanted = max(abs(float(product.sum())), float(product.square().sum().sqrt())) / float(loss)
+    assert found.units[Key("softmax")].sensitivity(found.loss) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_the_watched_step_is_float32s_and_leaves_nothing() -> None:
+    model, batches = perceptron()
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = float(squared(model, batches[0]))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    state = torch.get_rng_state()
+    found = measured(model, batches, squared)
+    assert found.loss == plain
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(state, torch.get_rng_state())
+    assert not hmp.is_converted()
+
+
+def test_running_statistics_move_once() -> None:
+    """The op runs several times to be measured; its state is that of one call."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
+    batches = [torch.randn(8, 4)]
+    seen = []
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        value = model(x).square().mean()
+        seen.append(model[1].running_mean.clone())
+        return value
+
+    measured(model, batches, loss)
+    with torch.no_grad():
+        mean = F.linear(batches[0], model[0].weight, model[0].bias).mean(0)
+    assert torch.allclose(seen[0], 0.1 * mean, atol=1e-7)
+
+
+def test_dropouts_draws_are_those_of_a_plain_run_and_no_error() -> None:
+    torch.manual_seed(0)
+    model, batches = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Dropout(0.5)), [torch.randn(16, 8)]
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return model(x).square().mean()
+
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        plain = float(loss(model, batches[0]))
+    found = measured(model, batches, loss)
+    assert found.loss == plain
+    assert 1e-4 < found.units[Key("dropout")].error < 4e-3  # bfloat16's rounding; other draws would be an error of about 1
+
+
+def test_casts_between_ops_are_found_through_what_is_not_decided() -> None:
+    model, batches = perceptron()
+    found = measured(model, batches, squared)
+    names = {(source.op, target.op): flow.bytes for (source, target), flow in found.flows.items()}
+    assert names[("linear", "layer_norm")] == 32 * 64 * 2
+    assert names[("layer_norm", "relu")] == 32 * 64 * 2
+    assert names[("relu", "linear")] == 32 * 64 * 2
+    assert names[("linear", "softmax")] == 32 * 8 * 2
+    assert ("softmax", "linear") not in names
+
+
+def test_saved_bytes_are_those_of_plain_torch() -> None:
+    model, batches = perceptron()
+    found = measured(model, batches, squared)
+    # relu keeps its result for backward, softmax too
+    assert found.units[Key("relu")].saved_bytes == 32 * 64 * 2
+    assert found.units[Key("softmax")].saved_bytes == 32 * 8 * 2
+
+
+def test_units_of_modules_have_their_paths() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Perceptron(), torch.nn.Linear(8, 8))
+    found = measured(model, [torch.randn(4, 16)], lambda m, x: m(x).square().mean(), per_module=True)
+    assert {key for key in found.units if key.op in ("linear", "softmax")} == {
+        Key("linear", "0.first"), Key("linear", "0.second"), Key("linear", "1"), Key("softmax", "0"),
+    }  # fmt: skip
+
+
+def test_what_overflows_cannot_be_low() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    start = hmp.Policy.load("habana").replace(dtype="float16")
+    decisions = Decisions(start, ["exp", "linear"], False)
+    task = Task(model, [torch.randn(4, 4)], lambda m, x: torch.exp(m(x) + 20.0).mean(), None, sgd, None, 0)
+    with task.prepared(), in_force(start):
+        found = probe(task, decisions)
+    assert found.units[Key("exp")].cannot == "gives NaN or Inf"
+    assert found.units[Key("exp")].sensitivity(found.loss) == float("inf")
+    assert not found.units[Key("linear")].cannot
