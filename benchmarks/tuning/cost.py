@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable
 
-from hmp.benchmark.memory import Storages
+from hmp.benchmark.memory import Saved
 
 from ..sides import Side, rotated
 from ..timing import WALL, step_seconds, steps_for
@@ -15,16 +15,13 @@ from .training import step
 
 
 def saved_bytes(task: Task, side: Side, seed: int = 0) -> int:
-    """What one forward pass with its loss keeps, each storage once; parameters and buffers left out."""
+    """What one forward pass with its loss keeps for backward, each storage once; parameters and buffers left out."""
     model = task.model(seed)
     batch = task.batches(seed)[0]
-    saved = Storages([*model.parameters(), *model.buffers()])
     with side.visit():
         side.run(lambda: task.loss(model, batch)).backward()  # whatever is made once has been made
         model.zero_grad(set_to_none=True)
-        with saved.hooks():
-            side.run(lambda: task.loss(model, batch))
-    return saved.bytes
+        return Saved([*model.parameters(), *model.buffers()]).measure(lambda: side.run(lambda: task.loss(model, batch)))
 
 
 def stepper(task: Task, side: Side, seed: int = 0) -> Callable[[], object]:

@@ -11,17 +11,13 @@ from torch import Tensor, nn
 from hmp import Policy
 
 from . import vision
-from .task import ACCURACY, LOSS, Task
+from .task import ACCURACY, LOSS, Task, annealed
 
 
 def _moved(*ops: str, **changes: Any) -> Policy:
     """Habana's lists with `ops` on the BF16 list."""
     habana = Policy.load("habana")
     return habana.replace(bf16=habana.bf16 | set(ops), fp32=habana.fp32 - set(ops), promote=habana.promote - set(ops), **changes)
-
-
-def _adam(rate: float) -> Any:
-    return lambda model: torch.optim.AdamW(model.parameters(), lr=rate)
 
 
 class Memory(nn.Module):
@@ -161,7 +157,7 @@ TASKS = [
         _memory,
         vision.batches,
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
-        _adam(3e-3),
+        annealed(3e-3, 40),
         72,
         ACCURACY,
         metric=lambda model: vision.accuracy(model, _look_up),
@@ -175,7 +171,7 @@ TASKS = [
         _weather,
         _observations,
         _squared_error,
-        _adam(1e-2),
+        annealed(1e-2, 40),
         180,
         LOSS,
         start=lambda: _moved("mse_loss", name="habana with mse_loss"),
@@ -188,7 +184,7 @@ TASKS = [
         _look_back,
         _far_windows,
         _told,
-        _adam(3e-3),
+        annealed(3e-3, 40),
         240,
         LOSS,
         start=lambda: Policy.load("habana"),

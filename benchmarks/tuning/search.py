@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.tune import tune
 from hmp.tune.result import Objective, TuneResult
 
 from .task import Task
@@ -19,11 +18,17 @@ OBJECTIVES: tuple[Objective, ...] = ("time", "memory")
 
 
 def search(
-    task: Task, objective: Objective, *, folder: Path | None = None, ops: Collection[str] | None = None, budget: str | None = None, seed: int = 0
+    task: Task,
+    objective: Objective,
+    *,
+    folder: Path | None = None,
+    ops: Collection[str] | None = None,
+    budget: str | None = None,
+    seed: int = 0,
 ) -> TuneResult:
     """What tune() finds for the task, from its start and within its tolerance; goes on in `folder` where it was stopped."""
     model = task.model(seed)
-    return tune(
+    return hmp.tune(
         model,
         task.batches(seed),
         loss=task.loss,

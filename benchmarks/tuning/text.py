@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,17 +10,13 @@ from torch import Tensor, nn
 
 from .. import models, networks
 from . import grammar
-from .task import ACCURACY, LOSS, Task
+from .task import ACCURACY, LOSS, Task, annealed
 
 _EAGER = {"attn_implementation": "eager"}  # matmul and softmax of attention are ops to decide about
 
 
 def _loss_of_model(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return model(**batch).loss
-
-
-def _adam(rate: float) -> Any:
-    return lambda model: torch.optim.AdamW(model.parameters(), lr=rate)
 
 
 def _bert(seed: int) -> nn.Module:
@@ -141,13 +136,33 @@ TASKS = [
         _bert,
         _sentences,
         _loss_of_model,
-        _adam(2e-3),
+        annealed(5e-3, 40),
         160,
         ACCURACY,
         metric=_tags_right,
         transformers=True,
     ),
-    Task("gpt2", "GPT-2 on the characters of argparse's source, loss", _gpt2, _text, _loss_of_model, _adam(3e-3), 160, LOSS, transformers=True),
-    Task("t5", "T5 turns a sequence of digits round, loss", _t5, _reversals, _loss_of_model, _adam(3e-3), 160, LOSS, transformers=True),
-    Task("lstm", "LSTM on nested brackets of four kinds, loss", _lstm, _brackets, _next_token, _adam(5e-3), 160, LOSS),
+    Task(
+        "gpt2",
+        "GPT-2 on the characters of argparse's source, loss",
+        _gpt2,
+        _text,
+        _loss_of_model,
+        annealed(3e-3, 40),
+        160,
+        LOSS,
+        transformers=True,
+    ),
+    Task(
+        "t5",
+        "T5 turns a sequence of digits round, loss",
+        _t5,
+        _reversals,
+        _loss_of_model,
+        annealed(3e-3, 40),
+        160,
+        LOSS,
+        transformers=True,
+    ),
+    Task("lstm", "LSTM on nested brackets of four kinds, loss", _lstm, _brackets, _next_token, annealed(1e-2, 40), 160, LOSS),
 ]

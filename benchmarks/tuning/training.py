@@ -12,8 +12,10 @@ import torch
 
 import hmp
 
-from ..sides import Side, autocast, plain
+from ..sides import Side, autocast
 from .task import Task
+
+FLOAT32 = Side("float32")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def in_regions(name: str, policy: hmp.Policy | str) -> Side:
 def known_sides(device: str = "cpu") -> dict[str, Side]:
     """What tuned lists are compared with: float32, torch.autocast itself and its lists under hmp, Habana's."""
     lists = f"torch-{device}"
-    return {"float32": plain(), "autocast": autocast(device), lists: under(lists, lists), "habana": under("habana", "habana")}
+    return {"float32": FLOAT32, "autocast": autocast(device), lists: under(lists, lists), "habana": under("habana", "habana")}
 
 
 def train(task: Task, side: Side, seed: int, steps: int | None = None, nudge: float = 0.0) -> Trained:

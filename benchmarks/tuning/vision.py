@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .. import models, networks
-from .task import ACCURACY, Task
+from .task import ACCURACY, Task, annealed
 
 Batch = tuple[Tensor, Tensor]
 ROWS = 48
@@ -19,7 +19,7 @@ _KEPT_APART = 600
 
 @functools.cache
 def digits() -> tuple[Batch, Batch]:
-    """Training images and those kept apart, each (images, classes): pixels from 0 to 16, 8 by 8, float32, in an order that mixes writers."""
+    """Training images and those kept apart, each (images, classes): 8 by 8 pixels from 0 to 16, writers mixed."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -70,7 +70,7 @@ def _vit(seed: int) -> nn.Module:
         num_attention_heads=4,
         intermediate_size=96,
         image_size=8,
-        patch_size=2,
+        patch_size=4,
         num_channels=1,
         num_labels=10,
         problem_type="single_label_classification",
@@ -82,10 +82,6 @@ def _vit_logits(model: nn.Module, images: Tensor) -> Tensor:
     return model(pixel_values=as_input(images, 1)).logits
 
 
-def _adam(rate: float) -> Any:
-    return lambda model: torch.optim.AdamW(model.parameters(), lr=rate)
-
-
 def _task(name: str, about: str, model: Any, logits: Any, rate: float, steps: int, transformers: bool = False) -> Task:
     return Task(
         name,
@@ -93,7 +89,7 @@ def _task(name: str, about: str, model: Any, logits: Any, rate: float, steps: in
         model,
         batches,
         lambda model, batch: F.cross_entropy(logits(model, batch[0]), batch[1]),
-        _adam(rate),
+        annealed(rate, steps // 4),
         steps,
         ACCURACY,
         metric=lambda model: accuracy(model, logits),
@@ -102,6 +98,6 @@ def _task(name: str, about: str, model: Any, logits: Any, rate: float, steps: in
 
 
 TASKS = [
-    _task("resnet", "residual network on scikit-learn's digits, accuracy on 600 kept apart", _resnet, _resnet_logits, 3e-3, 96),
-    _task("vit", "ViT on scikit-learn's digits, accuracy on 600 kept apart", _vit, _vit_logits, 2e-3, 240, transformers=True),
+    _task("resnet", "residual network on scikit-learn's digits, accuracy on 600 kept apart", _resnet, _resnet_logits, 3e-3, 144),
+    _task("vit", "ViT on scikit-learn's digits, accuracy on 600 kept apart", _vit, _vit_logits, 2e-3, 400, transformers=True),
 ]
