@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from . import kernels, op_names, sites, state, tables
 from .policy import DEFAULT, Policy, as_policy
+from .rules import EVERY_OP
 from .rules import Rule as ListEntry
 
 _MEANING = {
@@ -27,7 +28,8 @@ _MEANING = {
 @dataclass(frozen=True)
 class Rule:
     """What a policy does with an op. `cast` is "bf16", "fp32", "promote" or None for unlisted; `path` and `line` say where the
-    list entry stands; `sites` are the places where the op can be called, with what is done there; str() is readable."""
+    list entry stands; `sites` are the places where the op can be called, with what is done there; `scoped` are the entries that say
+    otherwise for some modules of a model, each with its list and place; str() is readable."""
 
     name: str
     cast: str | None
@@ -38,11 +40,13 @@ class Rule:
     sites: tuple[str, ...]
     synonyms: tuple[str, ...]
     why: str
+    scoped: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         on = f"on the {self.cast} list" if self.cast else "on no list"
         place = f" ({self.path}:{self.line})" if self.path else ""
         lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
+        lines += [f"  in some modules: {line}" for line in self.scoped]
         if self.synonyms:
             lines.append(f"  synonyms: {', '.join(self.synonyms)}")
         lines += [f"  {site}" for site in self.sites]
@@ -64,23 +68,27 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     ops = sites.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = tables.Listed(chosen)
-    starred = listed.star if listed.star is not None and op in set(sites.starred()) else None
-    source = listed.source(op) or starred
+    in_star = op in set(sites.starred())
+    source = listed.source(op) or (listed.star if in_star else None)
+    scoped = [
+        rule for rule in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(sites.resolve(rule))
+    ]
     if op in op_names.DTYPE_OPS:
-        source = None
-    decided = {site: d for d in tables.decide(chosen).values() for site in d.sites}
+        source, scoped = None, []
+    decided = {site: d for d in tables.decide(chosen.unscoped).values() for site in d.sites}
     family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
     lines = tuple(f"{site}: {_MEANING[decided[site].rule.kind] if site in decided else 'left to torch'}" for site in family)
     return Rule(
         name=op,
         cast=source.cast if source else None,
         policy=chosen.name,
-        listed_as=source.name if source else None,
+        listed_as=source.text if source else None,
         path=source.path if source else None,
         line=source.line if source else None,
         sites=lines,
         synonyms=sites.synonyms(op),
         why=_why(op, source),
+        scoped=tuple(f"{rule.text}, on the {rule.cast} list" + (f" ({rule.place})" if rule.path else "") for rule in scoped),
     )
 
 
@@ -93,7 +101,7 @@ def _why(op: str, source: ListEntry | None) -> str:
         return "unlisted: it is left to torch" + _without_kernel(op)
     if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH - op_names.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
-    spelled = "" if source.name == op else f"; it follows {source.name!r}"
+    spelled = "" if source.text == op else f"; it follows {source.text!r}"
     return _MEANING[source.cast] + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
 
 

@@ -73,7 +73,7 @@ def policy(value: Policy) -> Html:
     dtype = str(value.dtype).removeprefix("torch.")
     parts = [Html(f"policy <b>{text(value.name)}</b>, low dtype {chip(dtype)}, {code(value.fingerprint)}")]
     for cast in CASTS:
-        names = sorted(getattr(value, cast))
+        names = value.entries(cast)
         shown = Html(" ".join(code(name) for name in names) or "no op")
         parts.append(Html(f"<details{' open' if len(names) <= 40 else ''}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
     return box(*parts)
@@ -84,6 +84,7 @@ def rule(value: Rule) -> Html:
     on = Html(f"on the <b>{text(value.cast)}</b> list" if value.cast else "on <b>no list</b>")
     place = Html(f" ({code(f'{value.path}:{value.line}')})" if value.path else "")
     parts = [Html(f"{code(value.name)}: {on} of policy <b>{text(value.policy)}</b>{place}"), text(value.why)]
+    parts += [Html(f"in some modules: {code(line)}") for line in value.scoped]
     if value.synonyms:
         parts.append(Html("synonyms: " + ", ".join(map(code, value.synonyms))))
     sites = [(code(site), done) for site, _, done in (line.partition(": ") for line in value.sites)]

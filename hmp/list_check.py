@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from . import op_names, sites
+from . import op_names, scopes, sites
 from .errors import OpListError
 from .explain import explain
 from .policy import Policy
@@ -74,12 +74,12 @@ def check(files: Iterable[tuple[Path, Cast]]) -> list[Finding]:
 
 
 def _of_rules(rules: list[Rule]) -> list[Finding]:
-    taken: dict[tuple[Cast, str], Rule] = {}
+    taken: dict[tuple[Cast, str | None, str], Rule] = {}
     usable: list[Rule] = []
     found: list[Finding] = []
 
     def say(rule: Rule, level: Level, message: str) -> None:
-        found.append(Finding(rule.path or "", rule.line, rule.name, rule.cast, level, message))
+        found.append(Finding(rule.path or "", rule.line, rule.text, rule.cast, level, message))
 
     for rule in rules:
         try:
@@ -90,24 +90,29 @@ def _of_rules(rules: list[Rule]) -> list[Finding]:
         if not ops:
             say(rule, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        before = next((taken[rule.cast, op] for op in ops if (rule.cast, op) in taken), None)
-        other = next(
-            (taken[c, op] for op in ops for c in CASTS if c != rule.cast and "promote" not in (c, rule.cast) and (c, op) in taken), None
-        )
+        before = next((taken[rule.cast, rule.scope, op] for op in ops if (rule.cast, rule.scope, op) in taken), None)
+        others = [cast for cast in CASTS if cast != rule.cast and "promote" not in (cast, rule.cast)]
+        other = next((taken[cast, rule.scope, op] for op in ops for cast in others if (cast, rule.scope, op) in taken), None)
         if other is not None:
-            say(rule, "error", f"is on the {other.cast} list too, as {other.name!r} ({other.path}:{other.line}); take it off one of them")
+            say(rule, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue
         if before is not None:
-            say(rule, "note", f"the same op as {before.name!r} in line {before.line}")
+            say(rule, "note", f"the same op as {before.text!r} in line {before.line}")
         for op in ops:
-            taken.setdefault((rule.cast, op), rule)
+            taken.setdefault((rule.cast, rule.scope, op), rule)
         usable.append(rule)
-    policy = Policy("checked", **{c: frozenset(rule.name for rule in usable if rule.cast == c) for c in CASTS})  # type: ignore[arg-type]
+    bf16, fp32, promote = (frozenset(rule.name for rule in usable if rule.cast == cast and rule.scope is None) for cast in CASTS)
+    policy = Policy("checked", bf16=bf16, fp32=fp32, promote=promote)
     noted = {(each.path, each.line, each.name) for each in found}
     for rule in usable:
-        if (rule.path, rule.line, rule.name) not in noted:
+        if (rule.path, rule.line, rule.text) in noted:
+            continue
+        if rule.scope is None:
             level, message = _meaning(rule, policy)
-            say(rule, level, message)
+        else:
+            level, message = _meaning(rule, scopes.effective(policy, ((rule,),)))
+            message = f"inside modules whose path {rule.scope!r} matches: {message}"
+        say(rule, level, message)
     return found
 
 

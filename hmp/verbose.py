@@ -16,6 +16,7 @@ import torch
 from .call_rules import CallRule
 from .casting import Caster, Tensor, each_tensor
 from .policy import Policy
+from .rules import Cast
 
 log = logging.getLogger("hmp")
 
@@ -33,8 +34,9 @@ def announce(policy: Policy) -> None:
     if not log.isEnabledFor(logging.INFO):
         log.setLevel(logging.INFO)
     log.info("%s", policy)
-    for cast in ("bf16", "fp32"):
-        log.info("  %s: %s", cast, ", ".join(sorted(getattr(policy, cast))))
+    lists: tuple[Cast, ...] = ("bf16", "fp32")
+    for cast in lists:
+        log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
 
 
 def speaks() -> bool:

@@ -14,8 +14,10 @@ import torch
 
 import hmp
 import page_kit
-from hmp.report.page import advice, model, report_page
+import tune_result_kit
+from hmp.report.page import advice, charts, model, report_page
 from hmp.report.page.comparison import comparison_page
+from hmp.report.page.tuning import tuning_page
 from hmp.report.rows import Row
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
@@ -77,6 +79,8 @@ PAGES = {
     "comparison": lambda: comparison_page(page_kit.comparison()),
     "empty": lambda: report_page(hmp.Report()),
     "bare comparison": lambda: comparison_page({}),
+    "tuning": lambda: tuning_page(tune_result_kit.result().to_dict()),
+    "bare tuning": lambda: tuning_page(tune_result_kit.bare().to_dict()),
 }
 
 
@@ -192,6 +196,7 @@ def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     for html in (
         report_page(report),
         comparison_page(page_kit.comparison()),
+        tuning_page(tune_result_kit.nasty(nasty).to_dict()),
         report._repr_html_(),
         rule._repr_html_(),
         hmp.Policy(nasty)._repr_html_(),
@@ -252,6 +257,40 @@ def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
     unordered = {**values, "rows": [{name: value for name, value in row.items() if name != "order"} for row in values["rows"]]}
     assert "The order of the calls is not known." in said(comparison_page(unordered))
     assert said(comparison_page(json.loads(json.dumps(values).replace("Infinity", '"inf"')))) == text
+
+
+def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons(tmp_path: Path) -> None:
+    result = tune_result_kit.result()
+    html = result.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
+    text = said(html)
+    assert f"policy tuned {result.policy.fingerprint} bf16 loss within 1.00% of float32's; cpu, torch 2.13.0, seed 0" in text
+    assert "time of a step 0.62 of float32's 33.1 ms kept for backward 0.71 5.0 MiB of 7.0 MiB loss +0.10% 2.002, float32 2" in text
+    assert "metric -0.11% 0.909, float32 0.91 cosine of the gradients 0.9991" in text
+    assert "units in the low dtype 2 of 9 measured Chosen: 2 of 4 units, the fastest of 6 trials that is within the tolerance." in text
+    assert 'hmp.convert(policy="tuned") # or hmp run --policy tuned script.py' in text
+    assert "Not drawn, for they are not finite or far beyond: habana." in text
+    assert html.count("<svg") == 2
+    for words in ("within the tolerance", "beyond it", "chosen", "1.00% allowed", "autocast", "float32", "time of a step, float32 = 1"):
+        assert f">{words}</text>" in html  # in the figure
+    assert "bf16.txt line why linear gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls" in text
+    assert "log not chosen: gain 50 µs a step by itself" in text and " us" not in text
+    assert "2 not decided conv2d mm" in text
+    assert "all units 4 2.08 +4.00% 0.88 +3.30% 0.9700 19 ms 0.57 4.0 MiB no: loss +4.00%, 1.00% allowed" in text
+    assert "exp all fp32 24 9 ms - 900 µs - - inf not finite gives NaN or Inf in bfloat16, 24 calls" in text
+    assert said(tuning_page(json.loads(json.dumps(result.to_dict())))) == text
+
+
+def test_a_search_for_little_memory_is_shown_by_bytes() -> None:
+    html = tuning_page(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget").to_dict())
+    assert ">bytes kept for backward, float32 = 1</text>" in html and ">bytes less to keep for backward</text>" in html
+    assert "The budget was spent; a larger one goes on from here." in said(html)
+
+
+def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
+    dots, crosses = [charts.Point(1.0, 0.0, True)], [charts.Point(1.0, 0.0, False)]
+    forms = [re.findall(r'<path id="trade-[^"]*" d="([^"]*)"', charts.trade_off(points, "x", "y", 0.01)) for points in (dots, crosses)]
+    assert not set(forms[0]) >= set(forms[1])
+    assert "rest" not in charts.trade_off([*dots, *crosses], "cost", "worse", None)
 
 
 def test_fragments_read_in_a_notebook() -> None:

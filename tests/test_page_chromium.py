@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import page_kit
+import tune_result_kit
 from hmp.report.page.comparison import comparison_page
 
 OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
@@ -48,7 +49,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     report = page_kit.report((*page_kit.ROWS, nasty)).to_html(folder / "report.html")
     comparison = folder / "comparison.html"
     comparison.write_text(comparison_page(page_kit.comparison()), encoding="utf-8")
-    return {"report": report, "comparison": comparison}
+    tuning = tune_result_kit.crowded().to_html(folder / "tuning.html")
+    return {"report": report, "comparison": comparison, "tuning": tuning}
 
 
 def opened(browser: Any, page: Path, theme: str = "light", media: str = "screen") -> Any:
@@ -72,7 +74,7 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-@pytest.mark.parametrize("name", ["report", "comparison"])
+@pytest.mark.parametrize("name", ["report", "comparison", "tuning"])
 def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     shots = []
     for theme, colour in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 28)")):
@@ -194,7 +196,7 @@ def test_the_code_to_copy_is_offered_with_a_button(browser: Any, pages: dict[str
     assert button.text in ("Copied", "Selected")
 
 
-@pytest.mark.parametrize("name", ["report", "comparison"])
+@pytest.mark.parametrize("name", ["report", "comparison", "tuning"])
 def test_paper_is_white_and_has_no_buttons(browser: Any, pages: dict[str, Path], name: str) -> None:
     opened(browser, pages[name], "dark", "print")
     assert background(browser) == "rgb(255, 255, 255)"

@@ -42,8 +42,11 @@ def test_no_subset_that_is_allowed_costs_less(model: Model, limit: float, data: 
     def allowed(low: frozenset[Key]) -> bool:
         # a little room: the solver's own tolerance is 1e-6 of the bound
         within = sum(model.sensitivities[key] for key in low) <= limit * (1 + 1e-5) + 1e-9 if low else True
-        return within and not low & barred and not any(each <= low for each in failed) and all(
-            math.isfinite(model.sensitivities[key]) for key in low
+        return (
+            within
+            and not low & barred
+            and not any(each <= low for each in failed)
+            and all(math.isfinite(model.sensitivities[key]) for key in low)
         )
 
     subsets = (frozenset(s) for size in range(len(keys) + 1) for s in itertools.combinations(keys, size))

@@ -35,7 +35,8 @@ def benchmark(
     updates in one step (an epoch, LBFGS) torch.autocast, which casts a weight once in a region, would go on with old weights. If
     `step` returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
     `torch.autocast` of the device in its default dtype; every other entry is an hmp policy: a preset's name, a folder or an
-    `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.)
+    `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.) Scoped
+    lines of a policy speak of the modules of `model`.
 
     Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is `warmup` untimed steps (one in
     ten of the timed ones if that is more) and then `steps` timed ones, by default as many as fill a fifth of a second. Rounds go

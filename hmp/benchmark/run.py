@@ -49,7 +49,7 @@ def run(
     where = _device(device, model)
     untouched = not patches.installed()
     with disable_casts(), random_state_kept(where):
-        compared = variants(policies, where)
+        compared = variants(policies, where, model)
         before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
         meters = meter(where, snapshot.tensors, allocated(where) - before)

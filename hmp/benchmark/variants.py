@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .. import scopes
 from ..convert import convert
 from ..errors import HmpError, OpListError
 from ..policy import Policy, as_policy
@@ -30,13 +31,16 @@ class Variant:
     around_step: Callable[[], AbstractContextManager[Any]] = nullcontext
 
 
-def variants(policies: Iterable[str | Path | Policy], device: torch.device) -> list[Variant]:
-    """The variants of these names, folders and policies. HmpError for none, for one named twice and for one that there is not."""
+def variants(policies: Iterable[str | Path | Policy], device: torch.device, model: torch.nn.Module | None = None) -> list[Variant]:
+    """The variants of these names, folders and policies. HmpError for none, for one named twice and for one that there is not.
+
+    `model` is the one whose modules scoped lines speak of.
+    """
     if isinstance(policies, (str, os.PathLike, Policy)):
         raise HmpError(f"policies={policies!r} is one policy; give a list, such as policies=['float32', {str(_name(policies))!r}]")
     found: dict[str, Variant] = {}
     for given in policies:
-        variant = _variant(given, device)
+        variant = _variant(given, device, model)
         if variant.name in found:
             raise HmpError(
                 f"policies names {variant.name!r} twice; take one of them out, or tell them apart: policy.replace(name='another name')"
@@ -47,7 +51,7 @@ def variants(policies: Iterable[str | Path | Policy], device: torch.device) -> l
     return list(found.values())
 
 
-def _variant(given: Any, device: torch.device) -> Variant:
+def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) -> Variant:
     if given == FLOAT32:
         return Variant(FLOAT32, "torch without casts")
     if given == AUTOCAST:
@@ -64,12 +68,16 @@ def _variant(given: Any, device: torch.device) -> Variant:
         raise
     if policy.name in (FLOAT32, AUTOCAST) and given is policy:
         raise HmpError(f"a policy called {policy.name!r} would be mistaken for torch's own; give policy.replace(name='another name')")
-    return Variant(str(_name(given)), str(policy), around_sample=lambda: in_force(policy))
+    if model is None:
+        scopes.refuse_without_model(policy)
+    elif policy.scoped:
+        scopes.resolve(policy, model)  # whatever is wrong with its lines is said now
+    return Variant(str(_name(given)), str(policy), around_sample=lambda: in_force(policy, model))
 
 
 @contextmanager
 def in_force(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
-    """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again: nothing, if it did nothing."""
+    """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again, nothing if it did none."""
     # convert() and not casts(): a handle takes the patches off again
     with convert(policy=policy, model=model), Region("in_force()", lambda _: PROCESS):
         yield

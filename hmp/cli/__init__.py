@@ -10,11 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import benchmark, check, compare, demo, diff, explain, lists, run
+from hmp.cli import benchmark, check, compare, demo, diff, explain, init, lists, run, tune
 
 __all__ = ["main"]
 
-_SUBCOMMANDS = (demo, run, lists, check, explain, diff, compare, benchmark)
+_SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune)
 _WRONG_USE = 2
 
 

@@ -56,6 +56,9 @@ def run(options: argparse.Namespace) -> int:
         step = found.make_step()
         if step.model is None:
             raise recipe.RecipeError(f"{options.recipe}: defines step() alone; compare needs model(), batches() and loss(model, batch)")
+        if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
+            hmp.apply(step.model, policy)
+            policy = policy.unscoped
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 2

@@ -7,6 +7,7 @@ import json
 import sys
 
 import hmp
+from hmp.rules import CASTS
 
 __all__ = ["add", "run"]
 
@@ -40,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(policy.to_dict(), indent=1))
         return 0
     print(policy)
-    for cast in ("bf16", "fp32", "promote"):
-        print(f"\n{cast}:", *sorted(getattr(policy, cast)), sep="\n  ")
+    for cast in CASTS:
+        print(f"\n{cast}:", *policy.entries(cast), sep="\n  ")
     return 0
 
 

@@ -54,7 +54,7 @@ def apply(config: str | Path | Mapping[str, Any], model: torch.nn.Module) -> App
     policy = Policy.from_gaudi_config(config)
     values: dict[str, Any] = dict.fromkeys(_FLAGS, False) | _contents(config)
     casts = values["use_habana_mixed_precision"] or values["use_torch_autocast"]
-    handle = hmp.convert(policy=policy, verbose=bool(values["hmp_is_verbose"])) if casts else None
+    handle = hmp.convert(policy=policy, verbose=bool(values["hmp_is_verbose"]), model=model) if casts else None
     clip_norm = _fused_clip if values["use_fused_clip_norm"] else torch.nn.utils.clip_grad_norm_
 
     def clip(parameters: torch.Tensor | Iterable[torch.Tensor] | None = None, max_norm: float = 1.0) -> torch.Tensor:

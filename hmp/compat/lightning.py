@@ -10,6 +10,7 @@ import contextlib
 import importlib
 import importlib.util
 import warnings
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -67,6 +68,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     one warns.
 
     A policy whose low dtype is float16 scales the loss, by `scaler` or a torch.amp.GradScaler, as `precision="16-mixed"` does.
+    Scoped lines (`softmax @ decoder.*`) speak of the modules of the LightningModule, or of the one module that Fabric sets up.
     Raises OpListError for lists that cannot be used.
     """
 
@@ -75,6 +77,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
             policy = hmp.Policy.from_env()
         self.policy: hmp.Policy = policy if isinstance(policy, hmp.Policy) else hmp.Policy.load(policy)
         self._module: Any = None  # the LightningModule that the Trainer runs
+        self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         device = "cpu" if accelerator is None else accelerator.type
         if self.policy.dtype is torch.float16 and scaler is None:
@@ -86,8 +89,31 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
         """A region in which the policy is in force."""
-        with hmp.casts(self.policy), _uncast_log(self._module):
+        with self._region(), _uncast_log(self._module):
             yield
+
+    def _region(self) -> Any:
+        if not self.policy.scoped:
+            return hmp.casts(self.policy)
+        if self._scoped is None:
+            raise hmp.HmpError(
+                f"policy {self.policy.name!r} has scoped lines, and there is no module yet that they could speak of; "
+                "call fabric.setup(module) first"
+            )
+        return self._scoped[1]
+
+    def convert_module(self, module: torch.nn.Module) -> torch.nn.Module:
+        """`module` as it is; scoped lines of the policy are resolved for it."""
+        if self.policy.scoped:
+            known = None if self._scoped is None else self._scoped[0]()
+            if known is not None and known is not module:
+                raise hmp.HmpError(
+                    f"policy {self.policy.name!r} has scoped lines, which speak of one model, and this is the second that is "
+                    "set up; give the plugin policy.unscoped, and call hmp.apply(module, policy) for each"
+                )
+            if known is None:
+                self._scoped = weakref.ref(module), hmp.casts(self.policy, model=module)
+        return module
 
     def autocast_context_manager(self) -> Any:
         """The region of `forward_context`, under the name that Lightning's mixed precision has for it."""
@@ -105,7 +131,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
 
     def teardown(self) -> None:
         """Lets go of the LightningModule."""
-        self._module = None
+        self._module = self._scoped = None
 
     # What follows goes to the package that the model comes from: lightning's code takes a model of pytorch_lightning for none
     # of its own and would not clip its gradients.

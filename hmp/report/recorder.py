@@ -17,8 +17,9 @@ from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..kernels import fallbacks
 from ..policy import Policy
 from ..rules import CASTS, EVERY_OP, Rule
+from ..state import Casts, Off
 from ..tables import Listed
-from .rows import Row
+from .rows import Row, grouped
 from .where import Modules
 
 Op = Callable[..., Any]
@@ -50,7 +51,8 @@ class Recorder:
 
     def __init__(self, synchronize: bool = False) -> None:
         self.modules = Modules()
-        self.policies: dict[Policy, None] = {}
+        self.policies: dict[Policy, None] = {}  # as they were given
+        self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self.uncast = 0
         self._counts: dict[Key, list[Any]] = {}
         self._lock = threading.Lock()
@@ -128,7 +130,7 @@ class Recorder:
                 lacked = fallbacks().get(rule.op, 0) - lacking
                 if said == UNLISTED and not lacked:
                     call.compute = _computed(inputs, output)
-                self._note((here.policy, rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
+                self._note(here, (rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
 
         return observed
 
@@ -158,19 +160,21 @@ class Recorder:
         output = _dtypes((result,))
         call.compute = _computed(inputs, output)
         if inputs or output:
-            self._note((here.policy, name, UNLISTED, inputs, call.compute, output), call, 0, 0)
+            self._note(here, (name, UNLISTED, inputs, call.compute, output), call, 0, 0)
         return result
 
     observed = 0  # calls noted so far
 
-    def _note(self, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
-        if key[0] is None:
+    def _note(self, here: Casts | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
+        policy, given = here.policy, here.given
+        if policy is None or given is None:
             return  # reverted since the call began
         traced = 1 if _compiling() else 0
-        key = (*key, *self.modules.place())
+        key = (id(policy), *key, *self.modules.place())
         with self._lock:
             self.observed += 1
-            self.policies.setdefault(key[0])
+            self._in_force.setdefault(id(policy), policy)
+            self.policies.setdefault(given)
             counts = self._counts.get(key)
             if counts is None:
                 counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0]  # in the order of rows.COUNTED
@@ -193,27 +197,33 @@ class Recorder:
 
     def rows(self) -> list[Row]:
         """What was noted so far, in the order of first calls."""
-        with self._lock:
-            counts = [(key, tuple(values)) for key, values in self._counts.items()]
-        listed: dict[Policy, Listed] = {}
         found = []
-        for (policy, op, rule, *rest), values in counts:
-            if policy not in listed:
-                listed[policy] = Listed(policy)
-            entry = listed[policy].source(op) or listed[policy].star
+        for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
                 rule = "promote"  # torch itself promotes: no wrapper is needed
-            source = (
-                "" if entry is None or rule != entry.cast else f"{entry.name} ({entry.path}:{entry.line})" if entry.path else entry.name
-            )
-            found.append(Row(op, rule, source, *rest, *values))
-        return found
+            source = "" if entry is None or rule != entry.cast else f"{entry.text} ({entry.place})" if entry.path else entry.text
+            found.append(Row(op, rule, source, *rest))
+        return grouped(found, "call")  # policies that are the same in other modules make the same rows
+
+    def _entries(self) -> list[tuple[Any, ...]]:
+        """What was noted, each with the list entry that its op follows."""
+        with self._lock:
+            counts = [(*key, *values) for key, values in self._counts.items()]
+            listed = {key: Listed(policy) for key, policy in self._in_force.items()}
+        return [(listed[policy].source(op) or listed[policy].star, op, *rest) for policy, op, *rest in counts]
 
     def never_called(self) -> list[str]:
-        """The names on the lists of the policies in force none of whose ops was called."""
-        called = {relative for row in self.rows() for relative in sites.ancestry(row.op)}
+        """The entries on the lists of the policies in force none of whose ops was called, of those with a scope none where they hold."""
+        noted = self._entries()
+        called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
         names = {name for policy in self.policies for cast in CASTS for name in getattr(policy, cast) if name != EVERY_OP}
-        return sorted(name for name in names if called.isdisjoint(sites.resolve(Rule(name, "bf16"))))
+        unused = [name for name in names if called.isdisjoint(sites.resolve(Rule(name, "bf16")))]
+        # of a line that another one took a part of, what is left has the names of its ops
+        followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
+        for rule in {rule for policy in self.policies for rule in policy.scoped}:
+            if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *sites.resolve(rule))):
+                unused.append(rule.text)
+        return sorted(unused)
 
 
 class Unlisted(TorchFunctionMode):

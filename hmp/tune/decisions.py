@@ -32,6 +32,7 @@ class Decisions:
         self.start = start
         self.low = start.dtype
         self.per_module = per_module
+        self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(Rule(name, "bf16"))))
         # what an op does that is listed by itself does not change with the ops that are decided
         self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in CASTS}

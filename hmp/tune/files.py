@@ -12,7 +12,7 @@ import torch
 
 from ..errors import HmpError
 from ..policy import DTYPE_FILE
-from ..rules import CASTS, EVERY_OP, Cast
+from ..rules import CASTS, EVERY_OP, Cast, Rule
 from .reasons import gain, percent, why_float32, why_low
 from .result import TuneResult, Unit
 
@@ -59,7 +59,7 @@ def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
 
 def list_files(result: TuneResult) -> dict[str, str]:
     """The text of each list file of the policy that was chosen, by the file's name."""
-    lines = _lines(result)
+    lines = list_lines(result)
     files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in CASTS}
     if result.policy.dtype is not torch.bfloat16:
         files[DTYPE_FILE] = f"{_low(result)}\n"
@@ -85,7 +85,7 @@ def _heading(result: TuneResult, cast: Cast) -> str:
     steps = f", {result.steps} step{'' if result.steps == 1 else 's'}" if result.steps else ""
     heading = (
         f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
-        f"Tolerance: {result.tolerance}.",
+        f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
     )
     return "".join(f"# {' '.join(line.split())}\n" for line in heading) + "\n"
@@ -96,14 +96,13 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{name:<{width}}  # {' '.join(comment.split())}\n" for name, comment in lines)
 
 
-def _lines(result: TuneResult) -> dict[Cast, list[tuple[str, str]]]:
+def list_lines(result: TuneResult) -> dict[Cast, list[tuple[str, str]]]:
     """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
     found: dict[Cast, list[tuple[str, str]]] = {}
     for cast in CASTS:
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
-        # of several scoped lines for a module their order decides, and it is kept
-        names += [spelled(rule) for rule in result.policy.scoped if rule.cast == cast]
+        names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
         found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
     return found
 
@@ -112,16 +111,8 @@ def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, 
     return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
 
 
-def spelled(rule: object) -> str:
-    """A scoped rule as its line in a list file."""
-    return f"{rule.name} @ {rule.scope}"  # type: ignore[attr-defined]
-
-
 def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
-    """The units that each line of the lists decides, by list and line: a module's own line, or a pattern for it, before the op's."""
-    lines: dict[str, Cast] = {}
-    for rule in result.policy.scoped:
-        lines.setdefault(spelled(rule), rule.cast)
+    """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
     ops: dict[str, tuple[Cast, str]] = {}
     for cast in CASTS:
         names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
@@ -130,17 +121,29 @@ def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
             ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
     found: dict[tuple[Cast, str], list[Unit]] = {}
     for unit in result.units:
-        pattern = next((line for line in lines if unit.module and fnmatchcase(unit.name, line)), None)
-        line = unit.name if unit.module and unit.name in lines else pattern
-        place = ops.get(unit.op) if line is None else (lines[line], line)
+        rule = _scoped(unit, result.policy.scoped)
+        place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
         if place is not None:
             found.setdefault(place, []).append(unit)
     return found
 
 
+def _scoped(unit: Unit, rules: Sequence[Rule]) -> Rule | None:
+    """The scoped rule that decides the unit: of the nearest module, and there the longest; None for none."""
+    parts = (unit.module or "").split(".")
+    for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
+        matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]
+        if matching:
+            return max(matching, key=lambda rule: len(rule.text))
+    return None
+
+
 def _comment(cast: Cast, name: str, units: Sequence[Unit], result: TuneResult) -> str:
     if name == EVERY_OP:
         return "every op that no list names"
+    best = result.best
+    if best.low is None:
+        return f"as in {best.name}" + (f"; in the low dtype {why_low(units, result.objective)}" if units else "")
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
     if not units:
         return f"not decided; as in {taken}"

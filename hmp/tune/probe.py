@@ -238,7 +238,7 @@ class Probe:
         form = (op.rule, _form(call))
         if form not in self._timed:
             wide, narrow = self._seconds((op.full, _copied(call)), (op.low, _copied(call, cast=taken, dtype=self._decisions.low)))
-            self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call))
+            self._timed[form] = (wide, narrow, _saved(op.full, call) - _saved(op.low, call, self._decisions.low, taken))
         wide, narrow, saved = self._timed[form]
         measured.seconds_float32 += wide
         measured.seconds_low += narrow
@@ -331,15 +331,20 @@ def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozense
     return found
 
 
-def _saved(function: Op, call: Call) -> int:
-    """The bytes that the op keeps for backward, its parameters left out and their copies counted."""
+def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: frozenset[int] = frozenset()) -> int:
+    """The bytes that the op keeps for backward, its parameters left out and their copies counted. What is computed and at a position of
+    `cast` comes in `low`."""
+    at = itertools.count()
 
     def fresh(tensor: Tensor) -> Tensor:
+        position = next(at)
         copy = tensor.detach().clone()
         if not tensor.requires_grad:
             return copy
         copy.requires_grad_()
-        return copy if tensor.is_leaf else copy.clone()
+        if tensor.is_leaf:
+            return copy
+        return copy.to(low) if low is not None and position in cast else copy.clone()
 
     storages = Storages(())
     args, kwargs = _mapped(call, fresh)

@@ -6,11 +6,11 @@ import math
 from collections.abc import Sequence
 
 from ..report.units import duration, size
-from .result import Objective, TuneResult, Unit
+from .result import Objective, Trial, TuneResult, Unit
 
 
 def gain(unit: Unit, objective: Objective) -> float:
-    """How many seconds a step is shorter, or how many bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be there."""
+    """How many seconds a step is shorter, or bytes fewer it keeps, with the unit in the low dtype; -inf where it cannot be."""
     if not runs_low(unit):
         return -math.inf
     return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
@@ -46,7 +46,8 @@ def why_low(units: Sequence[Unit], objective: Objective) -> str:
     gained = sum(gain(unit, objective) for unit in runs)
     brings = "costs" if gained < 0 else "saves" if objective == "memory" else "gain"
     error, loss = max(unit.error for unit in runs), sum(unit.sensitivity for unit in runs)
-    return f"{brings} {amount(abs(gained), objective)} a step, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
+    bring = f"{brings} {amount(abs(gained), objective)} a step" if gained else "gains nothing"
+    return f"{bring}, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
 
 
 def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
@@ -58,26 +59,45 @@ def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
         return f"{f'cannot run in {low}' if never else f'gives NaN or Inf in {low}'}, {_calls(units)}"
     gained, loss = sum(gain(unit, objective) for unit in runs), sum(unit.sensitivity for unit in runs)
     found = []
-    if result.tolerance.loss is not None and loss > result.tolerance.loss:
+    if result.tolerance.loss is not None and abs(loss) > result.tolerance.loss:
         found.append(f"too sensitive: loss {percent(loss)} in {low}")
     if gained <= 0:
         less = "keeps no bytes less" if objective == "memory" else f"slower by {amount(-gained, objective)} a step"
         found.append(f"{less} in {low}")
-    found = found or _beyond(units, result)
+    found += [note.partition(": ")[2] for unit in units for note in result.notes if note.startswith(f"{unit.name}: ")]
+    found = found or _beyond(units, result) or _no_cheaper(units, result)
     if not found:
-        found = [f"left in float32 by the solver: gain {amount(gained, objective)} a step, loss {percent(loss)}"]
+        found = [f"not chosen: gain {amount(gained, objective)} a step by itself, loss {percent(loss)}"]
     return f"{'; '.join(found)}, {_calls(units)}"
 
 
 def _beyond(units: Sequence[Unit], result: TuneResult) -> list[str]:
     """What was beyond the tolerance in the trial that differs least from the chosen one and had one of these in the low dtype."""
-    names, kept = {unit.name for unit in units}, set(result.best.low or ())
-    tried = [(set(trial.low) - kept, trial.why) for trial in result.trials if trial.low and not trial.fits and names & set(trial.low)]
-    if not tried or result.best.low is None:
+    trial, others = _nearest(units, result, fits=False)
+    return [] if trial is None else [f"with it{others}: {trial.why or 'beyond the tolerance'}"]
+
+
+def _no_cheaper(units: Sequence[Unit], result: TuneResult) -> list[str]:
+    """What the trial cost that differs least from the chosen one and had one of these in the low dtype."""
+    trial, others = _nearest(units, result, fits=True)
+    if trial is None:
         return []
-    more, why = min(tried, key=lambda each: len(each[0]))
-    others = len(more - names)
-    return [f"with it{f' and {others} more' if others else ''}: {why or 'beyond the tolerance'}"]
+    if result.objective == "memory":
+        return [f"with it{others}: {size(trial.saved_bytes)} kept, {size(result.best.saved_bytes)} as chosen"]
+    if trial.ratio is None or result.best.ratio is None:
+        return []
+    return [f"with it{others}: {trial.ratio:.2f} of float32's time, {result.best.ratio:.2f} as chosen"]
+
+
+def _nearest(units: Sequence[Unit], result: TuneResult, fits: bool) -> tuple[Trial | None, str]:
+    """The trial with one of these in the low dtype that has fewest other units there than the chosen one, and how many those are."""
+    names, kept = {unit.name for unit in units}, set(result.best.low or ())
+    tried = [trial for trial in result.trials if trial.low and trial.fits is fits and names & set(trial.low)]
+    if not tried or result.best.low is None:
+        return None, ""
+    nearest = min(tried, key=lambda trial: len(kept ^ set(trial.low or ())))
+    others = len(kept.symmetric_difference(nearest.low or ()) - names)
+    return nearest, f" and {others} other change{'' if others == 1 else 's'}" if others else ""
 
 
 def _calls(units: Sequence[Unit]) -> str:

@@ -61,7 +61,8 @@ class Trial:
     relative to float32's, positive for a larger loss and for a worse metric; `gradient_cosine` is that of all parameters' gradients as
     one vector against float32's.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
-    a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not.
+    a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
+    `led` whether it was the best when it was made.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Trial:
     fits: bool
     why: str = ""
     ratio: float | None = None
+    led: bool = False
 
 
 @dataclass(frozen=True, repr=False)

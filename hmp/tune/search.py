@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import statistics
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +21,11 @@ from .probe import probe
 from .progress import Progress, shown
 from .result import Flow, Objective, Stopped, Trial, TuneResult, Unit
 from .solver import Model, scipy, solve
-from .task import Task, cosine
+from .task import Task
 from .tolerance import Tolerance, as_tolerance
+from .trials import NOISE, Trials
 
-FLOAT32 = "float32"
-_NO_LISTS = Policy(name=FLOAT32)
-_ROUNDS = 5
-# A step that is less than this faster is taken to be as fast.
-_NOISE = 0.02
-_MOST_FLIPS = 16
-_IN_RUN_OFF = 4
+MOST_FLIPS = 16
 _FIRST_LIMIT = 0.01
 
 
@@ -76,7 +68,8 @@ def run(
     journal = Journal(target, key, resume)
     if journal.result is not None:
         return journal.result
-    search = Search(task, decisions, bounds, objective, allowed, journal, shows, key, target)
+    trials = Trials(task, bounds, objective, allowed, journal)
+    search = Search(task, decisions, trials, journal, shows, key, target)
     try:
         with task.prepared(), in_force(begin):
             try:
@@ -102,9 +95,7 @@ class Search:
         self,
         task: Task,
         decisions: Decisions,
-        tolerance: Tolerance,
-        objective: Objective,
-        budget: Budget,
+        trials: Trials,
         journal: Journal,
         progress: Progress,
         key: str,
@@ -112,16 +103,11 @@ class Search:
     ) -> None:
         self._task = task
         self._decisions = decisions
-        self._tolerance = tolerance
-        self._objective = objective
-        self._budget = budget
+        self._trials = trials
         self._journal = journal
         self._progress = progress
         self._key = key
         self._folder = folder
-        self._trials: dict[str, Trial] = {}
-        self._best: Trial | None = None
-        self._beaten = False
         self._units: dict[Key, Unit] = {}
         self._flows: tuple[Flow, ...] = ()
         self._model = Model({}, {}, {})
@@ -134,140 +120,43 @@ class Search:
     def go(self) -> None:
         """Makes the trials. Over where the budget is spent."""
         self._progress.stage("float32 and the policies that there are")
-        self._reference = self._journal.trial(FLOAT32, _NO_LISTS) or self._in_float32()
-        self._note(self._reference)
+        self._trials.begin()
+        self._tell()
         self._progress.stage("measuring each op in both precisions")
         self._measure()
         self._try(frozenset(), "nothing low")
         start = self._decisions.start
-        for policy in dict.fromkeys((start, as_policy("autocast").replace(dtype=start.dtype))):
-            self._evaluated(policy.name, policy, None)
+        self._evaluated(start.name, start)
+        if self._decisions.all:  # it has lists of its own for what is not decided
+            devices = as_policy("autocast").replace(dtype=start.dtype)
+            self._evaluated(devices.name, devices)
         self._progress.stage("solving and verifying")
         self._fastest = solve(self._model)
-        self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), _MOST_FLIPS)
+        self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), MOST_FLIPS)
         self._verified(self._fastest)
         self._progress.stage("trying single ops")
         self._flip()
-        self._run_off()
-
-    # --- trials ---
-
-    def _in_float32(self) -> Trial:
-        outcome = self._outcome(None)
-        if outcome.failure:
-            raise HmpError(f"in float32 {outcome.failure}: there is nothing to keep to. Make the step train in float32 first")
-        return Trial(FLOAT32, _NO_LISTS, None, outcome.loss, 0.0, outcome.metric, None if outcome.metric is None else 0.0,
-            None if outcome.gradient is None else 1.0, outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
-
-    @functools.cached_property
-    def _gradient(self) -> tuple[torch.Tensor, ...] | None:
-        """float32's."""
-        return self._task.gradient()
-
-    def _outcome(self, policy: Policy | None) -> Any:
-        self._budget.take()
-        self._task.from_the_start()
-        return self._task.run(policy)
+        self._trials.run_off()
 
     def _try(self, low: frozenset[Key], name: str) -> Trial:
         """The trial of these units in the low dtype."""
         trial = self._evaluated(name, self._decisions.policy(low, name), low)
-        if not trial.fits:
+        if not trial.fits and low:
             self._failed.append(low)
         return trial
 
-    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None) -> Trial:
-        for trial in self._trials.values():
-            if trial.name != FLOAT32 and trial.policy == policy:
-                return trial
-        known = self._journal.trial(name, policy)
-        if known is not None:
-            return self._note(known)
-        try:
-            outcome = self._outcome(policy)
-        except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
-            trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            return self._note(trial)
-        trial = self._judged(name, policy, low, outcome)
-        return self._note(self._timed(trial) if trial.fits and self._objective == "time" else trial)
-
-    def _timed(self, trial: Trial) -> Trial:
-        """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""
-        best = self._best
-        if best is None:
-            return replace(trial, ratio=statistics.median(self._ratios([trial])[0]))
-        own, bests = self._ratios([trial, best])
-        trial = replace(trial, ratio=statistics.median(own))
-        won = [mine / its for mine, its in zip(own, bests, strict=True)]
-        if statistics.median(won) < 1 - _NOISE and sum(each < 1 for each in won) >= 0.8 * len(won):
-            self._beaten = True
+    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
+        trial = self._trials.of(name, policy, low)
+        self._tell()
         return trial
 
-    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any) -> Trial:
-        reference = self._reference
-        loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
-        metric_change = None
-        if outcome.metric is not None and reference.metric is not None:
-            metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
-        similar = cosine(outcome.gradient, self._gradient)
-        why = outcome.failure or self._tolerance.exceeded(loss_change, metric_change, similar)
-        return Trial(
-            name=name,
-            policy=policy,
-            low=None if low is None else tuple(sorted(map(str, low))),
-            loss=outcome.loss,
-            loss_change=loss_change,
-            metric=outcome.metric,
-            metric_change=metric_change,
-            gradient_cosine=similar,
-            seconds=outcome.seconds,
-            saved_bytes=outcome.saved_bytes,
-            fits=not why,
-            why=why,
-        )
-
-    def _failure(self, name: str, policy: Policy, low: frozenset[Key] | None, why: str) -> Trial:
-        names = None if low is None else tuple(sorted(map(str, low)))
-        return Trial(name, policy, names, math.nan, math.nan, None, None, None, math.nan, 0, False, why)
-
-    def _note(self, trial: Trial) -> Trial:
-        same = sum(1 for name in self._trials if name.partition(" (")[0] == trial.name)
-        if same:
-            trial = replace(trial, name=f"{trial.name} ({same + 1})")
-        self._trials[trial.name] = trial
-        self._choose(trial)
-        best = self._best
-        told = "" if best is None else f"{best.name}: {self._cost(best):.3f} of float32's"
-        self._progress.step(len(self._trials), max(self._expected, len(self._trials) + 1), told)
+    def _tell(self) -> None:
+        """Writes down what is known, and says it."""
+        best, made = self._trials.best, len(self._trials.made)
         if self._folder is not None and best is not None:
             files.write(self.result("interrupted"), self._folder)
-        return trial
-
-    def _choose(self, trial: Trial) -> None:
-        """Makes the trial the best where it is."""
-        if not trial.fits or trial.name == FLOAT32:
-            return
-        if self._best is None or self._beaten or (self._objective == "memory" and trial.saved_bytes < self._best.saved_bytes):
-            self._best = trial
-        self._beaten = False
-
-    def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
-        """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
-        self._task.from_the_start()
-        samplers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
-        found: list[list[float]] = [[] for _ in trials]
-        for at in range(rounds):
-            first = at % len(samplers)
-            seconds = {i % len(samplers): samplers[i % len(samplers)]() for i in range(first, first + len(samplers))}
-            for i, ratios in enumerate(found):
-                ratios.append(seconds[i + 1] / seconds[0])
-        return found
-
-    def _cost(self, trial: Trial) -> float:
-        """What is made small, as a ratio to float32."""
-        if self._objective == "time":
-            return math.inf if trial.ratio is None else trial.ratio
-        return trial.saved_bytes / max(self._reference.saved_bytes, 1)
+        told = "" if best is None else f"{best.name}: {self._trials.cost(best):.3f} of float32's"
+        self._progress.step(made, max(self._expected, made + 1), told)
 
     # --- what is known of the units ---
 
@@ -294,7 +183,7 @@ class Search:
             self._flows = tuple(Flow(str(a), str(b), flow.seconds, flow.bytes) for (a, b), flow in found.flows.items())
         self._decisions.found({key: unit.calls for key, unit in self._units.items()})
         by_name = {str(key): key for key in self._units}
-        is_time = self._objective == "time"
+        is_time = self._trials.objective == "time"
         self._model = Model(
             # where nothing is gained float32 is the better choice
             {key: _seconds(unit) if is_time else 1.0 - unit.saved_bytes for key, unit in self._units.items()},
@@ -332,7 +221,7 @@ class Search:
 
     def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
         """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
-        self._budget.take()
+        self._trials.budget.take()
         self._task.from_the_start()
         try:
             with detect_nonfinite():
@@ -348,7 +237,7 @@ class Search:
 
     def _bisect(self, low: frozenset[Key]) -> None:
         """Bars one unit after another: the first whose addition, in the order of sensitivity, is one too many, until the rest fits."""
-        limit = self._tolerance.loss or self._tolerance.metric or _FIRST_LIMIT
+        limit = self._trials.tolerance.loss or self._trials.tolerance.metric or _FIRST_LIMIT
         good = solve(self._model, limit=limit, barred=self._barred | (self._units.keys() - low))
         if not self._try(good, f"first order, {len(good)} low").fits:
             good = frozenset()
@@ -372,27 +261,18 @@ class Search:
             self._notes.append(f"{key}: {why}")
 
     def _flip(self) -> None:
-        """Tries the best with one unit changed, the most expensive units first: costs that were measured alone need not add up."""
-        is_time = self._objective == "time"
+        """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
+        need not add up, nor errors."""
+        is_time = self._trials.objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
-        for key in order[:_MOST_FLIPS]:
-            low = frozenset() if self._best is None else self._low(self._best)
-            if key not in low and (key in self._barred or math.isinf(self._model.sensitivities[key])):
-                continue
-            changed = low ^ {key}
-            if any(each <= changed for each in self._failed):
-                continue
-            self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
-
-    def _run_off(self) -> None:
-        """Times the best and those that were nearly as fast beside each other once more."""
-        if self._objective != "time" or self._best is None:
-            return
-        fitting = sorted((t for t in self._trials.values() if t.fits and t.name not in (FLOAT32, self._best.name)), key=self._cost)
-        near = [self._best, *fitting[: _IN_RUN_OFF - 1]]
-        for trial, ratios in zip(near, self._ratios(near, 2 * _ROUNDS - 1), strict=True):
-            self._trials[trial.name] = replace(trial, ratio=statistics.median(ratios))
-        self._best = min((self._trials[trial.name] for trial in near), key=self._cost)
+        before = None
+        while before is not self._trials.best:
+            before = self._trials.best
+            for key in order[:MOST_FLIPS]:
+                low = frozenset() if self._trials.best is None else self._low(self._trials.best)
+                if key in low or math.isfinite(self._model.sensitivities[key]):
+                    changed = low ^ {key}
+                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
 
     def _low(self, trial: Trial) -> frozenset[Key]:
         """The units that ran in the low dtype."""
@@ -404,8 +284,11 @@ class Search:
 
     def end(self, stopped: Stopped) -> TuneResult:
         """The result, written into the folder. HmpError where nothing was within the tolerance."""
-        if self._best is None:
-            raise HmpError(f"no policy was within the tolerance ({self._tolerance}) when the budget was spent; give a larger one")
+        if self._trials.best is None:
+            lacking = "give a larger budget" if stopped == "budget" else "decide more ops, or allow more"
+            nothing = self._trials.made.get("nothing low")
+            also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
+            raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
         result = self.result(stopped)
         if self._folder is not None:
             files.write(result, self._folder)
@@ -413,18 +296,18 @@ class Search:
 
     def result(self, stopped: Stopped) -> TuneResult:
         """What is known now."""
-        best = self._best
+        best = self._trials.best
         assert best is not None
         low = self._low(best)
         predicted = self._model.cost(self._fastest)
         return TuneResult(
             policy=best.policy.replace(name="tuned"),
             best=best,
-            trials=tuple(self._trials.values()),
+            trials=tuple(self._trials.made.values()),
             units=tuple(self._units.values()),
             flows=self._flows,
-            tolerance=self._tolerance,
-            objective=self._objective,
+            tolerance=self._trials.tolerance,
+            objective=self._trials.objective,
             stopped=stopped,
             start=self._decisions.start.name,
             seed=self._task.seed,
@@ -441,7 +324,7 @@ class Search:
 
 def _seconds(unit: Unit) -> float:
     """What the unit costs in the low dtype beside float32, in seconds; a gain within the noise is none."""
-    return unit.seconds_low + unit.cast_seconds - unit.seconds_float32 * (1 - _NOISE)
+    return unit.seconds_low + unit.cast_seconds - unit.seconds_float32 * (1 - NOISE)
 
 
 def _listed(keys: Iterable[Key]) -> str:

@@ -12,16 +12,17 @@ from .result import Trial, TuneResult, Unit
 
 _UNITS = 30
 _NOTHING = "-"
-_TRIALS = ("trial", "low", "loss", "worse", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
+_TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
 _COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves", "error", "loss")
 
 
 def table(result: TuneResult) -> str:
     """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
+    steps = f"{_count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
     lines = [
-        f"hmp tune: {named} lists with {result.tolerance or 'no bound'}",
-        f"{result.device}, torch {result.torch}, seed {result.seed}, {_count(result.steps, 'step')} a trial, from {result.start}",
+        f"hmp tune: {named} lists with {str(result.tolerance) or 'no bound'}",
+        f"{result.device}, torch {result.torch}, seed {result.seed}, {steps}, from {result.start}",
         "",
         *_lists(result),
         "",
@@ -90,12 +91,26 @@ def _ended(result: TuneResult) -> list[str]:
         "budget": "the budget is spent; a larger one goes on from here",
         "interrupted": "interrupted; the same call goes on from here",
     }[result.stopped]
-    ratio = f", {best.ratio:.2f} of float32's time" if best.ratio is not None else ""
-    lines = [f"chosen: {best.name}, loss {percent(best.loss_change)}{ratio}; {how}"]
-    if result.left:
-        whole = "" if not result.predicted else f" of {amount(abs(result.predicted), result.objective)}"
-        lines.append(f"the tolerance leaves {amount(result.left, result.objective)}{whole} a step behind")
+    lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {how}"]
+    if result.predicted < 0:
+        kept, low = result.predicted + result.left, result.objective
+        lines.append(
+            f"by what was measured of the units a step of the chosen lists is {amount(kept, low)} from float32's, "
+            f"and {amount(result.predicted, low)} if there were no tolerance"
+        )
     return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
+
+
+def _against_float32(result: TuneResult) -> str:
+    """What was made small, beside float32, and a word where that is no gain."""
+    best, base = result.best, result.trials[0]
+    if result.objective == "time":
+        ratio, what = best.ratio, "time"
+    else:
+        ratio, what = best.saved_bytes / base.saved_bytes if base.saved_bytes else None, "bytes"
+    if ratio is None:
+        return f"{what} not measured"
+    return f"{ratio:.2f} of float32's {what}" + ("" if ratio < 1 else ", which is no gain here")
 
 
 def _aligned(rows: Sequence[Sequence[str]], to_the_left: set[int]) -> list[str]:

@@ -1,0 +1,186 @@
+"""``hmp tune recipe.py``: op lists for the user's own model, measured and verified on the user's own task."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hmp
+from hmp.cli.output import check_folder
+
+__all__ = ["add", "run"]
+
+_INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
+
+
+def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "tune",
+        help="write op lists for your own model",
+        description="Searches for the cheapest lists that keep a recipe's loss or metric within a tolerance of float32's, and writes them "
+        "into a folder, each name with the reason beside it. A recipe is a Python file that defines model(), batches() (the first 16 are "
+        "used, or as many as --steps), loss(model, batch), optimizer(model) if it trains, and metric(model) -> a number, the larger the "
+        "better, if that is to be watched; hmp init writes one. Exit status 0 done, 1 if nothing but float32 was within the tolerance or "
+        "a step failed, 2 for wrong use, 130 after Ctrl-C; the same command goes on where it ended.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("--out", default="tuned", metavar="FOLDER", help="where the lists go (default tuned)")
+    parser.add_argument(
+        "--tolerance",
+        type=_tolerance,
+        default=0.01,
+        metavar="T",
+        help="the most by which the metric may be worse than float32's or, without one, the loss may differ from it, relative to it "
+        "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
+    )
+    parser.add_argument("--budget", type=_budget, metavar="B", help='most time or trials: seconds, "10 min", "2 h", "30 evaluations"')
+    parser.add_argument("--start", default="habana", metavar="NAME", help="preset or folder to begin with (default habana)")
+    parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
+    parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
+    parser.add_argument("--objective", choices=("time", "memory"), default="time", help="what is made small (default time)")
+    parser.add_argument(
+        "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
+    )
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
+    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with hmp-torch[report])")
+    parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
+    parser.set_defaults(run=run)
+
+
+class _Loss:
+    """The recipe's loss, and whether it was called: from then on what goes wrong is no wrong use."""
+
+    def __init__(self, loss: Any) -> None:
+        self._loss = loss
+        self.was_called = False
+
+    def __call__(self, model: Any, batch: Any) -> Any:
+        self.was_called = True
+        return self._loss(model, batch)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
+    from hmp import recipe  # here, with what it imports: other subcommands do without
+
+    folder = Path(options.out)
+    loss = _Loss(None)
+    try:
+        _check(options, folder)
+        torch.manual_seed(options.seed)
+        found = recipe.load(options.recipe)
+        model, batches = found.make_model_and_batches(max(options.steps or 0, recipe.MOST_BATCHES))
+        loss = _Loss(found.loss)
+        result = hmp.tune(
+            model,
+            batches,
+            loss=loss,
+            tolerance=options.tolerance,
+            metric=found.metric,
+            optimizer=found.optimizer,
+            budget=options.budget,
+            start=options.start,
+            per_module=options.per_module,
+            ops=options.ops,
+            objective=options.objective,
+            steps=options.steps,
+            seed=options.seed,
+            folder=folder,
+            resume=not options.no_resume,
+        )
+    except KeyboardInterrupt:
+        print(_interrupted(folder), file=sys.stderr)
+        return _INTERRUPTED
+    except hmp.HmpError as error:
+        print(f"hmp tune: {error}", file=sys.stderr)
+        return 1 if loss.was_called else 2
+    except Exception as error:
+        if not loss.was_called:
+            raise
+        traceback.print_exc(file=sys.stderr)
+        print(f"hmp tune: the step failed, {type(error).__name__}: {error}; make it run in float32 first", file=sys.stderr)
+        return 1
+    print(result)
+    print()
+    _say_how_to_use(result, folder)
+    _write_page(result, folder, options.html)
+    if result.stopped == "interrupted":
+        print(_interrupted(folder), file=sys.stderr)
+        return _INTERRUPTED
+    if not any(trial.fits and trial.low != () for trial in result.trials if trial.name != "float32"):
+        print("hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _check(options: argparse.Namespace, folder: Path) -> None:
+    """HmpError for what is better said now than when the search is done."""
+    if importlib.util.find_spec("scipy") is None:
+        raise hmp.HmpError("needs scipy, not installed here: pip install 'hmp-torch[tune]'")
+    if options.html is not None:
+        check_folder(options.html)
+        if _missing():
+            raise hmp.HmpError(f"--html needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+    if folder.exists() and not folder.is_dir():
+        raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
+    if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
+        raise hmp.HmpError(f"{folder}: holds lists that hmp tune did not write; name another folder with --out")
+
+
+def _missing() -> str:
+    return ", ".join(name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None)
+
+
+def _interrupted(folder: Path) -> str:
+    if not (folder / "bf16.txt").is_file():
+        return "hmp tune: interrupted before lists were verified; the same command goes on with what was measured"
+    return f"hmp tune: interrupted; the best verified lists so far are in {folder}, and the same command goes on from there"
+
+
+def _say_how_to_use(result: Any, folder: Path) -> None:
+    print(f"lists, with the reasons: {', '.join(str(folder / f'{cast}.txt') for cast in ('bf16', 'fp32', 'promote'))}")
+    if result.policy.scoped:
+        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), for lines of single modules hold inside a model')
+    else:
+        print(f'use them: hmp run --policy {folder} script.py, or hmp.convert(policy="{folder.as_posix()}")')
+
+
+def _write_page(result: Any, folder: Path, html: str | None) -> None:
+    if html is None and _missing():
+        print(f"no page: it needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+        return
+    print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
+
+
+def _tolerance(text: str) -> float | dict[str, float]:
+    try:
+        if "=" not in text:
+            return float(text)
+        return {name.strip(): float(value) for name, _, value in (part.partition("=") for part in text.split(","))}
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99") from None
+
+
+def _budget(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # hmp.tune() reads units
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number

@@ -1,0 +1,156 @@
+"""Trials: the task run under one policy after another, held against float32, and the best of them."""
+
+from __future__ import annotations
+
+import functools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ..errors import HmpError
+from ..policy import Policy
+from .budget import Budget
+from .decisions import Key
+from .journal import Journal
+from .result import Objective, Trial
+from .task import Task, cosine
+from .tolerance import Tolerance
+
+FLOAT32 = "float32"
+# A step that is less than this faster is taken to be as fast.
+NOISE = 0.02
+_NO_LISTS = Policy(name=FLOAT32)
+_ROUNDS = 5
+_IN_RUN_OFF = 4
+
+
+class Trials:
+    """All that were made, by name, float32 first, and the best of those that fit: `best` is None until there is one."""
+
+    def __init__(self, task: Task, tolerance: Tolerance, objective: Objective, budget: Budget, journal: Journal) -> None:
+        self.tolerance = tolerance
+        self.objective = objective
+        self.budget = budget
+        self.made: dict[str, Trial] = {}
+        self.best: Trial | None = None
+        self._task = task
+        self._journal = journal
+
+    def begin(self) -> None:
+        """Runs float32, which all others are held against. HmpError where it gives nothing to keep to."""
+        known = self._journal.trial(FLOAT32, _NO_LISTS)
+        self._note(self._in_float32() if known is None else known)
+
+    def _in_float32(self) -> Trial:
+        outcome = self._outcome(None)
+        if outcome.failure:
+            raise HmpError(f"in float32 {outcome.failure}: there is nothing to keep to. Make the step train in float32 first")
+        return Trial(FLOAT32, _NO_LISTS, None, outcome.loss, 0.0, outcome.metric, None if outcome.metric is None else 0.0,
+            None if outcome.gradient is None else 1.0, outcome.seconds, outcome.saved_bytes, True, ratio=1.0)  # fmt: skip
+
+    @functools.cached_property
+    def _gradient(self) -> tuple[torch.Tensor, ...] | None:
+        """float32's."""
+        return self._task.gradient()
+
+    def _outcome(self, policy: Policy | None) -> Any:
+        self.budget.take()
+        self._task.from_the_start()
+        return self._task.run(policy)
+
+    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
+        """The trial of the policy, which has these units in the low dtype: made now, or earlier. Over where the budget is spent."""
+        for trial in self.made.values():
+            if trial.name != FLOAT32 and trial.policy == policy:
+                return trial
+        known = self._journal.trial(name, policy)
+        if known is not None:
+            return self._note(known)
+        try:
+            outcome = self._outcome(policy)
+        except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
+            trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+            return self._note(trial)
+        trial = self._judged(name, policy, low, outcome)
+        if not trial.fits:
+            return self._note(trial)
+        if self.objective == "time":
+            return self._note(self._timed(trial))
+        return self._note(replace(trial, led=self.best is None or trial.saved_bytes < self.best.saved_bytes))
+
+    def _timed(self, trial: Trial) -> Trial:
+        """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""
+        best = self.best
+        if best is None:
+            return replace(trial, ratio=statistics.median(self._ratios([trial])[0]), led=True)
+        own, bests = self._ratios([trial, best])
+        won = [mine / its for mine, its in zip(own, bests, strict=True)]
+        led = statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won)
+        return replace(trial, ratio=statistics.median(own), led=led)
+
+    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any) -> Trial:
+        reference = self.made[FLOAT32]
+        loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
+        metric_change = None
+        if outcome.metric is not None and reference.metric is not None:
+            metric_change = (reference.metric - outcome.metric) / max(abs(reference.metric), 1e-12)
+        similar = cosine(outcome.gradient, self._gradient)
+        why = outcome.failure or self.tolerance.exceeded(loss_change, metric_change, similar)
+        return Trial(
+            name=name,
+            policy=policy,
+            low=None if low is None else tuple(sorted(map(str, low))),
+            loss=outcome.loss,
+            loss_change=loss_change,
+            metric=outcome.metric,
+            metric_change=metric_change,
+            gradient_cosine=similar,
+            seconds=outcome.seconds,
+            saved_bytes=outcome.saved_bytes,
+            fits=not why,
+            why=why,
+        )
+
+    def _failure(self, name: str, policy: Policy, low: frozenset[Key] | None, why: str) -> Trial:
+        names = None if low is None else tuple(sorted(map(str, low)))
+        return Trial(name, policy, names, math.nan, math.nan, None, None, None, math.nan, 0, False, why)
+
+    def _note(self, trial: Trial) -> Trial:
+        same = sum(1 for name in self.made if name.partition(" (")[0] == trial.name)
+        trial = replace(trial, name=f"{trial.name} ({same + 1})") if same else trial
+        self.made[trial.name] = trial
+        if trial.led:
+            self.best = trial
+        return trial
+
+    def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
+        """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
+        self._task.from_the_start()
+        samplers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
+        found: list[list[float]] = [[] for _ in trials]
+        for at in range(rounds):
+            first = at % len(samplers)
+            seconds = {i % len(samplers): samplers[i % len(samplers)]() for i in range(first, first + len(samplers))}
+            for i, ratios in enumerate(found):
+                ratios.append(seconds[i + 1] / seconds[0])
+        return found
+
+    def cost(self, trial: Trial) -> float:
+        """What is made small, as a ratio to float32."""
+        if self.objective == "time":
+            return math.inf if trial.ratio is None else trial.ratio
+        return trial.saved_bytes / max(self.made[FLOAT32].saved_bytes, 1)
+
+    def run_off(self) -> None:
+        """Times the best and those that were nearly as fast beside each other once more, and takes the fastest. No more for memory."""
+        if self.objective != "time" or self.best is None:
+            return
+        fitting = sorted((t for t in self.made.values() if t.fits and t.name not in (FLOAT32, self.best.name)), key=self.cost)
+        near = [self.best, *fitting[: _IN_RUN_OFF - 1]]
+        for trial, ratios in zip(near, self._ratios(near, 2 * _ROUNDS - 1), strict=True):
+            self.made[trial.name] = replace(trial, ratio=statistics.median(ratios))
+        self.best = min((self.made[trial.name] for trial in near), key=self.cost)

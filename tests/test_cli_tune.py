@@ -1,0 +1,299 @@
+"""hmp tune and hmp init on the command line: what they hand on, print and write, and their exit statuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+import tune_result_kit
+from hmp.cli import main
+from hmp.cli.init import RECIPE
+from hmp.tune.result import TuneResult
+
+TINY = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 1))
+
+def batches():
+    random = torch.Generator().manual_seed(0)
+    for _ in range(100):
+        yield torch.randn(8, 4, generator=random)
+
+def loss(model, batch):
+    return (model(batch).squeeze() - batch.sum(1)).square().mean()
+"""
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.py").write_text(TINY)
+    yield
+    sys.modules.pop("hmp_recipe", None)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What hmp.tune() was called with; it gives back `given["result"]`, or raises it, after the loss was called if `given["runs"]`."""
+    given: dict[str, Any] = {"result": tune_result_kit.result(), "runs": True}
+
+    def tune(model: Any, batches: Any, **options: Any) -> TuneResult:
+        result = given["result"]
+        given.update(options, model=model, batches=batches)
+        if given["runs"]:
+            options["loss"](model, batches[0])
+        if isinstance(result, BaseException):
+            raise result
+        result.save(options["folder"])
+        return result
+
+    monkeypatch.setattr(hmp, "tune", tune)
+    return given
+
+
+def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None:
+    Path("recipe.py").write_text(TINY + "\ndef optimizer(model): ...\n\ndef metric(model): ...\n")
+    assert main(["tune", "recipe.py"]) == 0
+    assert isinstance(given["model"], torch.nn.Sequential)
+    assert len(given["batches"]) == 16
+    assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
+    names = "tolerance budget start per_module ops objective steps seed resume".split()
+    assert [given[name] for name in names] == [0.01, None, "habana", False, None, "time", None, 0, True]
+    command = (
+        "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
+        "--objective memory --steps 40 --seed 3 --no-resume"
+    )
+    assert main([*command.split(), "--budget", "10 min"]) == 0
+    assert [given[name] for name in names] == [
+        {"loss": 0.02, "gradient": 0.99}, "10 min", "bert", True, ["linear", "softmax"], "memory", 40, 3, False,
+    ]  # fmt: skip
+    assert len(given["batches"]) == 40
+    assert given["folder"] == Path("there")
+    assert main(["tune", "recipe.py", "--budget", "90", "--tolerance", "0.5"]) == 0
+    assert (given["budget"], given["tolerance"]) == (90.0, 0.5)
+
+
+def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "recipe.py"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == (
+        f"{given['result']}\n\n"
+        "lists, with the reasons: tuned/bf16.txt, tuned/fp32.txt, tuned/promote.txt\n"
+        'use them: hmp run --policy tuned script.py, or hmp.convert(policy="tuned")\n'
+        "all that was tried: tuned/tune.html\n"
+    )
+    assert "<html" in Path("tuned/tune.html").read_text(encoding="utf-8")
+    assert hmp.Policy.load("tuned") == given["result"].policy
+
+
+def test_lines_of_single_modules_are_for_a_model(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    given["result"] = tune_result_kit.result(policy=hmp.Policy(bf16={"linear @ 0"}))
+    assert main(["tune", "recipe.py", "--html", "page.html"]) == 0
+    said = capsys.readouterr().out
+    assert 'use them: hmp.apply(model, "tuned"), for lines of single modules hold inside a model\n' in said
+    assert said.endswith("all that was tried: page.html\n")
+    assert Path("page.html").is_file() and not Path("tuned/tune.html").exists()
+
+
+def without(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+
+
+def test_without_the_report_extra_there_is_a_line_in_place_of_the_page(
+    given: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without(monkeypatch, "jinja2")
+    assert main(["tune", "recipe.py"]) == 0
+    assert capsys.readouterr().out.endswith("no page: it needs jinja2, not installed here: pip install 'hmp-torch[report]'\n")
+    assert main(["tune", "recipe.py", "--html", "page.html"]) == 2
+    assert capsys.readouterr().err == "hmp tune: --html needs jinja2, not installed here: pip install 'hmp-torch[report]'\n"
+
+
+def test_without_scipy_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    without(monkeypatch, "scipy")
+    assert main(["tune", "recipe.py"]) == 2
+    assert capsys.readouterr().err == "hmp tune: needs scipy, not installed here: pip install 'hmp-torch[tune]'\n"
+
+
+def lists_of_ones_own() -> None:
+    Path("tuned").mkdir()
+    Path("tuned/bf16.txt").write_text("linear\n")
+
+
+@pytest.mark.parametrize(
+    ("prepare", "arguments", "message"),
+    [
+        (None, ["no.py"], "no.py: no such file; give a Python file: "),
+        (None, ["recipe.py", "--html", "no/page.html"], "no/page.html: there is no such folder; make it first\n"),
+        (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file; name a folder for the lists with --out\n"),
+        (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write; name another folder with --out\n"),
+        (
+            lambda: Path("recipe.py").write_text("def step(): ..."),
+            ["recipe.py"],
+            "recipe.py: defines step() alone; this needs model(), batches() and loss(model, batch)\n",
+        ),
+        (
+            lambda: Path("recipe.py").write_text(TINY + "\nmetric = 3"),
+            ["recipe.py"],
+            "recipe.py: metric is an object of type int, not a function; write def metric(model): return ...\n",
+        ),
+        (
+            lambda: Path("recipe.py").write_text(TINY + "\ndef metric(): ..."),
+            ["recipe.py"],
+            "recipe.py: metric() is called as metric(model); write def metric(model): ...\n",
+        ),
+    ],
+)
+def test_wrong_use_is_two_and_nothing_is_begun(
+    prepare: Callable[[], None] | None, arguments: list[str], message: str, given: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    if prepare is not None:
+        prepare()
+    assert main(["tune", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"hmp tune: {message}")
+    assert "model" not in given
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tolerance", "much"], "'much' is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99"),
+        (["--tolerance", "loss=much"], "'loss=much' is no tolerance; write 0.01, or loss=0.01,metric=0.005,gradient=0.99"),
+        (["--steps", "0"], "must be 1 or more, not 0"),
+        (["--objective", "joy"], "invalid choice: 'joy'"),
+    ],
+)
+def test_options_that_are_none_are_two(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "recipe.py", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--tolerance speed=1", "--tolerance -1", "--tolerance metric=0.1", "--budget soon", "--start nope", "--ops liner"],
+)
+def test_what_the_search_refuses_is_two(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["tune", "recipe.py", *arguments.split()]) == 2
+    assert capsys.readouterr().err.startswith("hmp tune: ")
+    assert not Path("tuned").exists()
+
+
+def test_an_error_after_the_search_began_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    given["result"] = hmp.HmpError("no policy was within the tolerance")
+    assert main(["tune", "recipe.py"]) == 1
+    assert capsys.readouterr().err == "hmp tune: no policy was within the tolerance\n"
+    given["runs"] = False
+    assert main(["tune", "recipe.py"]) == 2
+
+
+def test_a_step_that_fails_is_one_and_shows_where(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1)[:3]"))
+    assert main(["tune", "recipe.py"]) == 1
+    error = capsys.readouterr().err
+    assert "line 12, in loss" in error
+    assert error.splitlines()[-1].startswith("hmp tune: the step failed, RuntimeError: ")
+    assert error.endswith("; make it run in float32 first\n")
+
+
+def test_a_model_that_cannot_be_made_is_two(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("recipe.py").write_text(TINY.replace("Linear(4, 1))", "Linear(4, 1)) / 0"))
+    assert main(["tune", "recipe.py"]) == 2
+    assert "recipe.py:4: model() raised TypeError: " in capsys.readouterr().err
+
+
+def test_nothing_but_float32_within_the_tolerance_is_one(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    bare = tune_result_kit.trial("nothing low", ())
+    given["result"] = tune_result_kit.result(trials=(tune_result_kit.FLOAT32, tune_result_kit.TRIALS[3], bare), best=bare)
+    assert main(["tune", "recipe.py"]) == 1
+    assert capsys.readouterr().err == "hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance\n"
+    assert Path("tuned/bf16.txt").is_file()
+
+
+def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+    given["result"] = KeyboardInterrupt()
+    assert main(["tune", "recipe.py"]) == 130
+    assert capsys.readouterr().err == (
+        "hmp tune: interrupted before lists were verified; the same command goes on with what was measured\n"
+    )
+    tune_result_kit.result().save("tuned")
+    assert main(["tune", "recipe.py"]) == 130
+    told = "hmp tune: interrupted; the best verified lists so far are in tuned, and the same command goes on from there\n"
+    assert capsys.readouterr().err == told
+    given["result"] = tune_result_kit.result(stopped="interrupted")
+    assert main(["tune", "recipe.py"]) == 130
+    assert capsys.readouterr().err == told
+
+
+def test_a_search_for_real_writes_lists_that_load_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["tune", "recipe.py", "--tolerance", "0.1", "--budget", "12 evaluations", "--objective", "memory"]
+    assert main(command) == 0
+    values = json.loads(Path("tuned/tune.json").read_text(encoding="utf-8"))
+    policy = hmp.Policy.load("tuned")
+    assert policy == hmp.Policy.from_dict(values["policy"])
+    assert "linear  " in Path("tuned/bf16.txt").read_text() + Path("tuned/fp32.txt").read_text()
+    first = capsys.readouterr().out
+    assert first.startswith("hmp tune: the smallest lists with loss within 10.00% of float32's\n")
+    assert main(command) == 0
+    assert hmp.Policy.load("tuned") == policy
+
+
+# -- hmp init
+
+
+def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "mine.py"]) == 0
+    assert capsys.readouterr().out == (
+        "mine.py: a recipe that runs as it is; change what it says CHANGE above. Then:\n"
+        "  hmp benchmark mine.py  time, memory and loss, in several precisions\n"
+        "  hmp compare mine.py    how far each op is from float32\n"
+        "  hmp tune mine.py       op lists for your model\n"
+    )
+    text = Path("mine.py").read_text(encoding="utf-8")
+    assert "hmp tune mine.py " in text and "recipe.py" not in text
+    # fewer and smaller batches: that they serve is the question here
+    Path("mine.py").write_text(text.replace("waves(128, seed", "waves(8, seed").replace("range(64)", "range(2)").replace("1024", "64"))
+    assert main(["benchmark", "mine.py", "--seconds", "0.1", "--steps", "1"]) == 0
+    assert main(["compare", "mine.py"]) == 0
+    assert main(["tune", "mine.py", "--budget", "5 evaluations", "--steps", "2", "--tolerance", "1"]) == 0
+    assert "metric at most 100.00% worse" in capsys.readouterr().out
+
+
+def test_the_recipe_of_init_learns() -> None:
+    assert main(["init"]) == 2  # there is one
+    Path("recipe.py").unlink()
+    assert main(["init"]) == 0
+    assert Path("recipe.py").read_text(encoding="utf-8") == RECIPE
+    from hmp.recipe import load
+
+    torch.manual_seed(0)
+    recipe = load("recipe.py")
+    step = recipe.make_step()
+    before = recipe.metric(step.model)
+    for _ in range(20):
+        step.run()
+    assert before < 0.4 and recipe.metric(step.model) > 0.9
+    assert step.model.training
+
+
+def test_init_overwrites_nothing_and_makes_no_folder(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["init", "recipe.py"]) == 2
+    message = "hmp init: recipe.py: is there already; name another file, hmp init other.py, or move this one away\n"
+    assert capsys.readouterr().err == message
+    assert Path("recipe.py").read_text() == TINY
+    assert main(["init", "no/recipe.py"]) == 2
+    message = "hmp init: no/recipe.py: cannot be written: No such file or directory; name a file in a folder that is there\n"
+    assert capsys.readouterr().err == message

@@ -1,0 +1,101 @@
+"""What tune() refuses, and what it says."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+
+import hmp
+from tune_kit import perceptron, sgd, squared
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": 3}, "tune() takes a torch.nn.Module; int is none"),
+        ({"batches": []}, "batches is empty; give at least one batch"),
+        ({"batches": 3}, "batches is an object of type int; give an iterable, such as a list or a DataLoader"),
+        ({"loss": 3}, "loss= takes a function, not an object of type int"),
+        (
+            {"loss": lambda model, x: model(x)},
+            "loss(model, batch) returned a tensor of shape (32, 8); return a scalar tensor, such as its .mean()",
+        ),
+        ({"tolerance": -1}, "tolerance=-1 is no tolerance; give a number from 0 on, or a mapping with"),
+        ({"tolerance": {"los": 1}}, "tolerance has 'los'; give 'loss' (relative, 0.01 is one per cent)"),
+        (
+            {"tolerance": {"metric": 0.1}},
+            "tolerance has a bound for the metric, and there is no metric; give metric=, a function of the model",
+        ),
+        ({"tolerance": {"gradient": 2}}, "gradient=2.0 is no cosine to ask for; give a number such as 0.99"),
+        ({"budget": "ten"}, "budget='ten' is no budget; give seconds, or a text such as '10 min', '2 h' or '30 evaluations'"),
+        ({"budget": "3 weeks"}, "budget='3 weeks' has the unit 'weeks'; give seconds, or a text such as"),
+        ({"budget": 0}, "budget=0 is no budget; give seconds, or a text such as"),
+        ({"objective": "joy"}, 'objective=\'joy\' is unknown; give "time" (of a step) or "memory" (kept for backward)'),
+        ({"ops": []}, "ops=[] is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all"),
+        ({"ops": ["liner"]}, "'liner' is no torch op"),
+        ({"steps": 0}, "steps=0 is no number of training steps; give 1 or more"),
+        ({"start": "nowhere"}, "'nowhere' is no policy"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_runs(changes: dict, message: str) -> None:
+    model, batches = perceptron()
+    given = {"model": model, "batches": batches, "loss": squared, "optimizer": sgd, "objective": "memory", "steps": 3, **changes}
+    with pytest.raises(hmp.HmpError, match=re.escape(message)):
+        hmp.tune(given.pop("model"), given.pop("batches"), **given)
+    assert not hmp.is_converted()
+
+
+def test_a_step_that_is_not_finite_in_float32_is_refused() -> None:
+    model, batches = perceptron()
+    with pytest.raises(hmp.HmpError, match=r"in float32 the .* is not finite: there is nothing to keep to"):
+        hmp.tune(model, batches, loss=lambda m, x: m(x).sum() * float("nan"), optimizer=sgd)
+
+
+def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
+    model, batches = perceptron()
+    hmp.apply(model, "bert")
+    with pytest.raises(hmp.HmpError, match=r"policy .bert. is applied to the model, whose calls follow it; call hmp\.remove"):
+        hmp.tune(model, batches, loss=squared)
+    hmp.revert()
+
+
+def test_a_start_with_scoped_lines_is_refused() -> None:
+    model, batches = perceptron()
+    start = hmp.Policy.load("habana").replace(scoped=(*_scoped("softmax @ norm"),))
+    with pytest.raises(hmp.HmpError, match="has scoped lines, which tune\\(\\) would write anew"):
+        hmp.tune(model, batches, loss=squared, start=start)
+
+
+def _scoped(text: str):
+    from hmp.rules import parse_list
+
+    return parse_list(text, "bf16")
+
+
+def test_another_searchs_folder_is_refused_and_so_is_what_is_no_journal(tmp_path) -> None:
+    model, batches = perceptron()
+    arguments = {"loss": squared, "optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
+    hmp.tune(model, batches, **arguments)
+    with pytest.raises(hmp.HmpError, match=r"tune\.json: is of a search with another model, data, tolerance or torch; name another folder"):
+        hmp.tune(model, batches, **arguments, tolerance=0.5)
+    hmp.tune(model, batches, **arguments, tolerance=0.5, resume=False)
+    (tmp_path / "tune.json").write_text("[]")
+    with pytest.raises(hmp.HmpError, match=r"tune\.json: is no tune.json of hmp"):
+        hmp.tune(model, batches, **arguments)
+
+
+def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
+    torch.manual_seed(0)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        if y.dtype is not torch.float32:
+            raise ValueError("only float32 here")
+        return y.square().mean()
+
+    result = hmp.tune(torch.nn.Linear(4, 4), [torch.ones(2, 4)], loss=loss, optimizer=sgd, steps=3, objective="memory")
+    assert not result["habana"].fits
+    assert result["habana"].why == "ValueError: only float32 here"
+    assert "linear" in result.policy.fp32

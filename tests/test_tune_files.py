@@ -1,0 +1,202 @@
+"""The folder of a search: lists that load as the policy, a true reason beside each name, and never half of anything."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+import tune_result_kit
+from hmp.rules import Rule
+from hmp.tune.files import list_files
+from hmp.tune.result import result_of
+from hmp.tune.tolerance import Tolerance
+
+HEADING = """\
+# Ops that run {}; written by hmp tune, which made the time of a step small.
+# Tolerance: loss within 1.00% of float32's.
+# Verified (cpu, torch 2.13.0, seed 0, 20 steps): loss +0.10%, metric -0.11%, 0.62 of the time, 0.71 of the bytes kept for backward, \
+against float32.
+
+"""
+
+
+def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> None:
+    files = list_files(tune_result_kit.result())
+    assert files == {
+        "bf16.txt": HEADING.format("in bfloat16") + "linear  # gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls\n"
+        "matmul  # gain 1 ms a step, error 1.2e-03, loss under 0.01%, 1 call\n"
+        "conv2d  # not decided; as in habana\n"
+        "mm      # not decided; as in habana\n",
+        "fp32.txt": HEADING.format("in float32") + "softmax     # too sensitive: loss +3.20% in bfloat16, 2 calls\n"
+        "gelu        # with it: loss +1.50%, 1.00% allowed, 24 calls\n"
+        "log         # not chosen: gain 50 us a step by itself, loss +0.01%, 24 calls\n"
+        "layer_norm  # slower by 200 us a step in bfloat16, 24 calls\n"
+        "cdist       # cannot run in bfloat16, 24 calls\n"
+        "exp         # gives NaN or Inf in bfloat16, 24 calls\n"
+        "embedding   # not decided; as in habana\n",
+        "promote.txt": HEADING.format("in the widest dtype of their inputs") + "add  # as in habana\ncat  # not decided; as in habana\n",
+    }
+
+
+def comment(name: str, **changes: Any) -> str:
+    """What stands beside the name in the lists of a result that is otherwise."""
+    lines = [line for text in list_files(tune_result_kit.result(**changes)).values() for line in text.splitlines()]
+    (found,) = [line.partition("  # ")[2] for line in lines if line.partition("  # ")[0].rstrip() == name]
+    return found
+
+
+def test_what_a_note_says_of_a_unit_is_its_reason() -> None:
+    notes = ("gelu: found by bisection: with it the tolerance is left",)
+    assert comment("gelu", notes=notes) == "found by bisection: with it the tolerance is left, 24 calls"
+
+
+def test_what_was_tried_and_is_no_cheaper_says_what_it_cost() -> None:
+    trials = (*tune_result_kit.TRIALS, tune_result_kit.trial("slower", ("linear", "matmul", "log"), ratio=0.7, saved_bytes=6 * 2**20))
+    assert comment("log", trials=trials) == "with it: 0.70 of float32's time, 0.62 as chosen, 24 calls"
+    assert comment("log", trials=trials, objective="memory") == "with it: 6.0 MiB kept, 5.0 MiB as chosen, 24 calls"
+    trials = (*tune_result_kit.TRIALS, tune_result_kit.trial("slower", ("log",), ratio=0.7))
+    assert comment("log", trials=trials) == "with it and 2 other changes: 0.70 of float32's time, 0.62 as chosen, 24 calls"
+
+
+def test_memory_is_told_in_bytes() -> None:
+    assert comment("linear", objective="memory") == "saves 1.0 MiB a step, error 1.2e-03, loss +0.01%, 24 calls"
+    assert comment("layer_norm", objective="memory") == "keeps no bytes less in bfloat16, 24 calls"
+    assert "made the bytes kept for backward small" in list_files(tune_result_kit.result(objective="memory"))["bf16.txt"]
+
+
+def test_a_unit_that_costs_time_on_the_low_list_says_so() -> None:
+    units = (tune_result_kit.unit("linear", seconds_low=9e-3),)
+    assert comment("linear", units=units).startswith("costs 900 us a step, ")
+
+
+def test_a_policy_that_was_taken_as_it_is_is_named() -> None:
+    taken = tune_result_kit.trial("torch-cpu", None)
+    assert comment("conv2d", best=taken) == "as in torch-cpu"
+    assert comment("softmax", best=taken).startswith("as in torch-cpu; in the low dtype gain 500 us a step, ")
+
+
+def test_a_name_that_stands_for_an_op_has_the_reason_of_that_op() -> None:
+    policy = hmp.Policy(fp32={"__matmul__"})
+    assert comment("__matmul__", policy=policy, units=(tune_result_kit.unit("matmul", sensitivity=0.5),)).startswith("too sensitive: ")
+
+
+def test_every_op_says_what_it_stands_for() -> None:
+    assert comment("*", policy=hmp.Policy.load("habana-o2")) == "every op that no list names"
+
+
+def test_lists_tell_no_path_of_the_machine() -> None:
+    texts = list_files(tune_result_kit.result(start="/home/somebody/lists", folder="/home/somebody/tuned"))
+    assert not any("/home" in text for text in texts.values())
+    assert "conv2d  # not decided; as in lists\n" in texts["bf16.txt"]
+
+
+SCOPED = tuple(Rule(op, cast, scope=scope) for op, cast, scope in (
+    ("linear", "fp32", "head"), ("linear", "bf16", "head.inner"), ("softmax", "bf16", "decoder.*"),
+))  # fmt: skip
+
+
+def test_a_scoped_line_has_the_reasons_of_the_modules_that_it_decides() -> None:
+    measured: list[tuple[str, str, dict[str, Any]]] = [
+        ("linear", "", {}), ("linear", "body", {"calls": 2}), ("linear", "head", {"sensitivity": 0.5}),
+        ("linear", "head.other", {"sensitivity": 0.25}), ("linear", "head.inner", {"calls": 1}),
+        ("softmax", "decoder.0", {"calls": 1}), ("softmax", "decoder.1.deep", {"calls": 1}), ("softmax", "encoder", {"sensitivity": 0.5}),
+    ]  # fmt: skip
+    units = tuple(tune_result_kit.unit(op, module, **more) for op, module, more in measured)
+    changes = {"units": units, "policy": tune_result_kit.POLICY.replace(scoped=SCOPED)}
+    assert comment("linear", **changes).endswith("26 calls in 2 modules")
+    assert comment("linear @ head", **changes) == "too sensitive: loss +75.00% in bfloat16, 48 calls in 2 modules"
+    assert comment("linear @ head.inner", **changes) == "gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 1 call"
+    assert comment("softmax @ decoder.*", **changes) == "gain 6.2 ms a step, error 1.2e-03, loss +0.02%, 2 calls in 2 modules"
+    assert comment("softmax", **changes) == "too sensitive: loss +50.00% in bfloat16, 24 calls"
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        tune_result_kit.POLICY,
+        tune_result_kit.POLICY.replace(dtype=torch.float16),
+        tune_result_kit.POLICY.replace(scoped=SCOPED),
+        hmp.Policy(),
+        hmp.Policy.load("habana"),
+        hmp.Policy.load("habana-o2"),
+    ],
+    ids=["bfloat16", "float16", "scoped", "empty", "habana", "habana-o2"],
+)
+def test_what_is_written_loads_as_the_policy(policy: hmp.Policy, tmp_path: Path) -> None:
+    result = tune_result_kit.result(policy=policy)
+    folder = tmp_path / "made" / "tuned"
+    for _ in range(2):
+        assert result.save(folder) == folder
+        assert hmp.Policy.load(folder) == policy
+    names = {"bf16.txt", "fp32.txt", "promote.txt", "tune.json"} | ({"dtype.txt"} if policy.dtype is torch.float16 else set())
+    assert {file.name for file in folder.iterdir()} == names
+
+
+def test_the_low_dtype_of_lists_that_were_there_is_gone(tmp_path: Path) -> None:
+    tune_result_kit.result(policy=tune_result_kit.POLICY.replace(dtype=torch.float16)).save(tmp_path)
+    tune_result_kit.result().save(tmp_path)
+    assert hmp.Policy.load(tmp_path) == tune_result_kit.POLICY
+
+
+def test_the_json_is_the_whole_result(tmp_path: Path) -> None:
+    result = tune_result_kit.result()
+    values = json.loads((result.save(tmp_path) / "tune.json").read_text(encoding="utf-8"))
+    assert values == result.to_dict()
+    again = result_of(values)
+    assert str(again) == str(result)
+    assert (again.policy, again.units, again.tolerance) == (result.policy, result.units, Tolerance(loss=0.01))
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_ctrl_c_leaves_the_lists_of_one_search(at: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = hmp.Policy(bf16={"softmax", "gelu"}, fp32={"linear"})  # the lists of both mixed cannot be loaded
+    tune_result_kit.result(policy=other).save(tmp_path)
+    calls, replace = [], os.replace
+
+    def interrupted(*arguments: Any) -> None:
+        calls.append(arguments)
+        if len(calls) == at + 1:
+            raise KeyboardInterrupt
+        replace(*arguments)
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        tune_result_kit.result().save(tmp_path)
+    assert hmp.Policy.load(tmp_path) == tune_result_kit.POLICY
+    assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_what_cannot_be_written_leaves_what_was_there(error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = hmp.Policy(bf16={"softmax"}, fp32={"linear"})
+    tune_result_kit.result(policy=other).save(tmp_path)
+    write = Path.write_text
+
+    def failing(self: Path, *arguments: Any, **named: Any) -> int:
+        if "fp32" in self.name:
+            raise error
+        return write(self, *arguments, **named)
+
+    monkeypatch.setattr(Path, "write_text", failing)
+    with pytest.raises((KeyboardInterrupt, hmp.HmpError)) as caught:
+        tune_result_kit.result().save(tmp_path)
+    if isinstance(caught.value, hmp.HmpError):
+        message = "the lists cannot be written: No space left on device; name a folder that can be written to"
+        assert str(caught.value) == f"{tmp_path}: {message}"
+    assert hmp.Policy.load(tmp_path) == other
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "tuned"
+    file.write_text("mine")
+    with pytest.raises(hmp.HmpError) as caught:
+        tune_result_kit.result().save(file)
+    assert str(caught.value) == f"{file}: the lists cannot be written: File exists; name a folder that can be written to"
+    assert file.read_text() == "mine"

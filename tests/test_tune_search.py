@@ -1,0 +1,290 @@
+"""Lists that tune() writes, beside runs in plain torch and beside every subset."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pytest
+import torch
+
+import hmp
+from hmp.tune.progress import Progress
+from tune_kit import Perceptron, overflowing, parity, perceptron, rotary, sgd, squared, trained
+
+STEPS = 30
+
+
+def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimizer=sgd) -> float:
+    """The loss after training in a loop that is none of tune()'s."""
+    model, batches = make()
+    torch.manual_seed(0)
+    return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
+
+
+def test_the_lists_are_within_the_tolerance_in_a_run_of_the_users() -> None:
+    model, batches = perceptron()
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, tolerance=0.01, objective="memory")
+    plain, tuned = by_itself(perceptron, squared, None), by_itself(perceptron, squared, result.policy)
+    assert result["float32"].loss == pytest.approx(plain, rel=1e-6)
+    assert result.best.loss == pytest.approx(tuned, rel=1e-6)
+    assert abs(tuned / plain - 1) <= 0.01
+    assert result.best.saved_bytes < result["float32"].saved_bytes
+
+
+@pytest.mark.parametrize("tolerance", [0.02, 0.0005, 0.0001])
+def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
+    """Beside all sixteen choices for four ops, each trained in a loop of its own and with its own count of the bytes."""
+    names = ("linear", "relu", "layer_norm", "softmax")
+    model, batches = perceptron()
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, tolerance=tolerance, objective="memory", ops=names)
+    plain = by_itself(perceptron, squared, None)
+    base = hmp.Policy.load("habana")
+    rest = base.replace(bf16=base.bf16 - set(names), fp32=base.fp32 - set(names), promote=base.promote - set(names))
+    least = math.inf
+    for size in range(5):
+        for low in map(frozenset, itertools.combinations(names, size)):
+            policy = rest.replace(bf16=rest.bf16 | low, fp32=rest.fp32 | (set(names) - low))
+            if abs(by_itself(perceptron, squared, policy) / plain - 1) <= tolerance:
+                least = min(least, kept(policy))
+    assert kept(result.policy) == least
+
+
+def kept(policy: hmp.Policy) -> int:
+    """The bytes that the first step keeps for backward: every storage once, parameters left out."""
+    model, batches = perceptron()
+    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
+    storages = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            storages[storage.data_ptr()] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), hmp.casts(policy):
+        squared(model, batches[0])
+    return sum(storage.nbytes() for storage in storages.values())
+
+
+def test_from_a_policy_that_gives_nan_it_reaches_working_lists_and_names_the_op() -> None:
+    habana = hmp.Policy.load("habana")
+    start = habana.replace(dtype="float16", bf16=habana.bf16 | {"exp", "log"}, fp32=habana.fp32 - {"log"}, name="broken")
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return (model(x).float() - 1.0).square().mean()
+
+    assert not math.isfinite(by_itself(overflowing, loss, start))
+    model, batches = overflowing()
+    result = hmp.tune(model, batches, loss=loss, optimizer=sgd, steps=STEPS, tolerance=0.05, start=start, objective="memory")
+    assert not result[start.name].fits
+    assert "exp" in result.policy.fp32
+    assert result.policy.dtype is torch.float16
+    assert "linear" in result.policy.bf16
+    plain, tuned = by_itself(overflowing, loss, None), by_itself(overflowing, loss, result.policy)
+    assert abs(tuned / plain - 1) <= 0.05
+
+
+def test_an_op_whose_rounding_no_gradient_tells_of_is_found() -> None:
+    """Positions times frequencies need no gradient: only trying it shows what bfloat16 does to them."""
+    model, batches = rotary()
+    start = hmp.Policy.load("habana")
+    assert "mul" in start.bf16
+    result = hmp.tune(model, batches, loss=parity, optimizer=sgd, steps=60, tolerance=0.02, start=start, objective="memory")
+    plain = by_itself(rotary, parity, None, 60)
+    assert abs(by_itself(rotary, parity, start, 60) / plain - 1) > 0.02
+    assert "mul" in result.policy.fp32
+    assert abs(by_itself(rotary, parity, result.policy, 60) / plain - 1) <= 0.02
+
+
+def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() -> None:
+    """Two modules call the same op; one of them rounds positions."""
+
+    class Both(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rotary, self.body, self.gate = rotary()[0], torch.nn.Linear(1, 64), Gate()
+            self.out = torch.nn.Linear(64, 1)
+
+        def forward(self, positions: torch.Tensor) -> torch.Tensor:
+            return self.out(self.gate(self.body(self.rotary(positions))))
+
+    class Gate(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.mul(x, self.scale)
+
+    def make() -> tuple[torch.nn.Module, list[torch.Tensor]]:
+        torch.manual_seed(3)
+        return Both(), rotary()[1]
+
+    def slowly(model: torch.nn.Module) -> torch.optim.Optimizer:
+        return torch.optim.SGD(model.parameters(), lr=0.003)
+
+    model, batches = make()
+    result = hmp.tune(
+        model, batches, loss=parity, optimizer=slowly, steps=60, tolerance=0.02, objective="memory", per_module=True, ops=["mul", "linear"]
+    )
+    # whichever of the two is on the list for the others
+    assert {(rule.text, rule.cast) for rule in result.policy.scoped} & {("mul @ rotary", "fp32"), ("mul @ gate", "bf16")}
+    hmp.apply(model, result.policy)
+    with hmp.record() as report:
+        model(batches[0])
+    computes = {row.module.removeprefix("Both").strip("."): row.compute for row in report.rows if row.op == "mul"}
+    hmp.remove(model)
+    assert computes["rotary"] == "float32"
+    assert computes["gate"] == "bfloat16"
+    plain, tuned = (by_itself(make, parity, policy, 60, slowly) for policy in (None, result.policy))
+    assert abs(tuned / plain - 1) <= 0.02
+
+
+def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
+    def accuracy(model: torch.nn.Module) -> float:
+        with torch.no_grad():
+            x = perceptron()[1][0]
+            return float(((model(x) > 0.125).float() == (x[:, :8] > 0).float()).float().mean())
+
+    model, batches = perceptron()
+    asked = {"metric": 0.0, "gradient": 0.9999}
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, metric=accuracy, tolerance=asked, objective="memory")
+    assert result.best.metric >= result["float32"].metric
+    model, batches = perceptron()
+    gradients = []
+    for policy in (None, result.policy):
+        model.zero_grad()
+        for x in batches[:2]:
+            with hmp.disable_casts() if policy is None else hmp.casts(policy):
+                loss = squared(model, x)
+            loss.backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]).double())
+    cosine = float(torch.dot(*gradients) / (gradients[0].norm() * gradients[1].norm()))
+    assert cosine >= 0.9999
+    assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
+
+
+def test_a_model_that_is_only_evaluated() -> None:
+    model, batches = perceptron()
+    model.eval().requires_grad_(False)
+    result = hmp.tune(model, batches, loss=squared, tolerance=0.01, budget="12 evaluations")
+    plain = sum(float(squared(model, x)) for x in batches) / 3
+    with hmp.casts(result.policy):
+        tuned = sum(float(squared(model, x)) for x in batches) / 3
+    assert result["float32"].loss == pytest.approx(plain)
+    assert abs(tuned / plain - 1) <= 0.01
+    assert result.best.gradient_cosine is None
+
+
+def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
+    model, batches = perceptron()
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, ops=["linear", "softmax"])
+    fitting = [trial for trial in result.trials if trial.fits and trial.name != "float32"]
+    assert {"nothing low", "habana"} <= {trial.name for trial in fitting}
+    assert all(trial.ratio > 0 for trial in fitting)
+    assert result.best in fitting
+
+
+def test_model_random_state_and_torch_are_as_before() -> None:
+    model, batches = perceptron()
+    before, draws, relu = state(model), torch.get_rng_state(), torch.nn.functional.relu
+    model.first.weight.grad = torch.ones_like(model.first.weight)
+    hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, budget="3 evaluations", objective="memory")
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(model.first.weight.grad, torch.ones_like(model.first.weight))
+    assert model.second.weight.grad is None
+    assert torch.equal(draws, torch.get_rng_state())
+    assert torch.nn.functional.relu is relu
+    assert not hmp.is_converted()
+
+
+class Stop(Progress):
+    """Interrupts after so many trials, as Ctrl-C does."""
+
+    def __init__(self, after: int = 10**9) -> None:
+        self.after, self.seen = after, 0
+
+    def stage(self, text: str) -> None:
+        pass
+
+    def step(self, done: int, total: int, best: str) -> None:
+        self.seen = done
+        if done >= self.after:
+            raise KeyboardInterrupt
+
+    def close(self) -> None:
+        pass
+
+
+def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_path) -> None:
+    calls = []
+
+    def counted(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return squared(model, x)
+
+    def go(folder: str, progress: Progress) -> hmp.tune:
+        model, batches = perceptron()
+        return hmp.tune(
+            model,
+            batches,
+            loss=counted,
+            optimizer=sgd,
+            steps=10,
+            tolerance=0.01,
+            objective="memory",
+            folder=tmp_path / folder,
+            progress=progress,
+        )
+
+    whole = go("whole", Stop())
+    in_one = len(calls)
+    with pytest.raises(KeyboardInterrupt):
+        go("stopped", Stop(after=5))
+    left = hmp.Policy.load(tmp_path / "stopped")
+    assert left.casts_by_op("bf16")  # verified lists, ready to use
+    calls.clear()
+    again = go("stopped", Stop())
+    # five trials and the watched step were not made again
+    assert len(calls) <= in_one - 5 * 10
+    assert again.policy == whole.policy
+    assert [trial.name for trial in again.trials] == [trial.name for trial in whole.trials]
+    assert hmp.Policy.load(tmp_path / "stopped") == again.policy
+    calls.clear()
+    finished = go("stopped", Stop())
+    assert not calls
+    assert finished.to_dict() == again.to_dict()
+    assert not hmp.is_converted()
+
+
+def test_the_same_seed_gives_the_same_search() -> None:
+    found = []
+    for _ in range(2):
+        model, batches = perceptron()
+        torch.manual_seed(torch.seed() % 1000)  # what was drawn before does not count
+        found.append(hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=10, tolerance=0.001, objective="memory"))
+    one, other = found
+    assert one.policy == other.policy
+    assert [(t.name, t.loss, t.saved_bytes, t.fits) for t in one.trials] == [(t.name, t.loss, t.saved_bytes, t.fits) for t in other.trials]
+
+
+def test_the_budget_ends_the_search_with_the_best_so_far() -> None:
+    model, batches = perceptron()
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, objective="memory", budget="4 evaluations")
+    assert result.stopped == "budget"
+    assert len(result.trials) <= 4
+    assert result.best.fits
+
+
+def test_a_process_that_is_converted_goes_on_under_its_policy() -> None:
+    with hmp.convert(policy="bert"):
+        model, batches = perceptron()
+        hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, budget="3 evaluations", objective="memory")
+        assert hmp.is_converted()
+        assert Perceptron().first(torch.ones(1, 16)).dtype is torch.bfloat16
+    assert not hmp.is_converted()
