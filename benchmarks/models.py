@@ -95,7 +95,7 @@ def _lstm(width: int, depth: int, rows: int, length: int, vocabulary: int = 500)
     return networks.Recurrent(width, depth, vocabulary), {"x": tokens[:, :-1].contiguous(), "target": tokens[:, 1:].contiguous()}
 
 
-def _of_transformers(cls: str, **config: Any) -> nn.Module:
+def of_transformers(cls: str, **config: Any) -> nn.Module:
     os.environ.setdefault("HF_HUB_OFFLINE", "1")  # nothing is downloaded: every model is built from a configuration
     import transformers
 
@@ -109,7 +109,7 @@ def _of_transformers(cls: str, **config: Any) -> nn.Module:
 
 
 def _vit(width: int, depth: int, rows: int, pixels: int, patch: int) -> tuple[nn.Module, Batch]:
-    model = _of_transformers(
+    model = of_transformers(
         "ViTForImageClassification",
         hidden_size=width,
         num_hidden_layers=depth,
@@ -129,7 +129,7 @@ def _tokens(rows: int, length: int, vocabulary: int) -> Tensor:
 
 
 def _bert(width: int, depth: int, rows: int, length: int, vocabulary: int = 1000) -> tuple[nn.Module, Batch]:
-    model = _of_transformers(
+    model = of_transformers(
         "BertForMaskedLM",
         vocab_size=vocabulary,
         hidden_size=width,
@@ -144,7 +144,7 @@ def _bert(width: int, depth: int, rows: int, length: int, vocabulary: int = 1000
 
 
 def _gpt2(width: int, depth: int, rows: int, length: int, vocabulary: int = 1000) -> tuple[nn.Module, Batch]:
-    model = _of_transformers(
+    model = of_transformers(
         "GPT2LMHeadModel",
         vocab_size=vocabulary,
         n_embd=width,
@@ -160,7 +160,7 @@ def _gpt2(width: int, depth: int, rows: int, length: int, vocabulary: int = 1000
 
 
 def _t5(width: int, depth: int, rows: int, length: int, vocabulary: int = 1000) -> tuple[nn.Module, Batch]:
-    model = _of_transformers(
+    model = of_transformers(
         "T5ForConditionalGeneration",
         vocab_size=vocabulary,
         d_model=width,

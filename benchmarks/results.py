@@ -142,14 +142,15 @@ def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: fl
         "samples": {part.part: part.samples for part in found},
         "failures": [failure for part in found for failure in part.failures],
     }
-    return json.dumps(_plain(content), indent=1) + "\n"
+    return json.dumps(plain_values(content), indent=1) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """`value` as JSON has it: six digits, null for what is not finite, text for what it does not know."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.6g}") if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)

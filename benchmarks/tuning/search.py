@@ -1,0 +1,83 @@
+"""One search of hmp.tune() on a task, and what came of it as plain values."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hmp
+from hmp.tune.result import Objective, TuneResult
+
+from .task import Task
+
+OBJECTIVES: tuple[Objective, ...] = ("time", "memory")
+
+
+def search(
+    task: Task,
+    objective: Objective,
+    *,
+    folder: Path | None = None,
+    ops: Collection[str] | None = None,
+    budget: str | None = None,
+    seed: int = 0,
+) -> TuneResult:
+    """What tune() finds for the task, from its start and within its tolerance; goes on in `folder` where it was stopped."""
+    model = task.model(seed)
+    return hmp.tune(
+        model,
+        task.batches(seed),
+        loss=task.loss,
+        tolerance=task.tolerance,
+        metric=task.metric,
+        optimizer=task.optimizer,
+        budget=budget,
+        start=task.start(),
+        ops=ops,
+        objective=objective,
+        steps=task.steps,
+        seed=seed,
+        folder=folder,
+        progress=False,
+    )
+
+
+def low_ops(policy: hmp.Policy, called: Collection[str]) -> list[str]:
+    """Those of the ops that the policy runs in its low dtype."""
+    return sorted(set(policy.casts_by_op("bf16")) & set(called))
+
+
+def summary(task: Task, result: TuneResult, seconds: float) -> dict[str, Any]:
+    """The parts of a result that the evidence shows."""
+    called = {unit.op for unit in result.units}
+    low, before = low_ops(result.policy, called), low_ops(task.start(), called)
+    return {
+        "policy": result.policy.to_dict(),
+        "chosen": result.best.name,
+        "decided": sorted(called),
+        "low": low,
+        "taken off": sorted(set(before) - set(low)),
+        "put on": sorted(set(low) - set(before)),
+        "loss change": result.best.loss_change,
+        "metric change": result.best.metric_change,
+        "ratio": result.best.ratio,
+        "saved bytes": result.best.saved_bytes,
+        "evaluations": len(result.trials),
+        "outside": sum(not trial.fits for trial in result.trials),
+        "stopped": result.stopped,
+        "left": result.left,
+        "notes": list(result.notes),
+        "seconds": round(seconds, 1),
+    }
+
+
+def timed_search(task: Task, objective: Objective, folder: Path | None, budget: str | None) -> tuple[hmp.Policy, dict[str, Any]]:
+    """The tuned policy, and the summary of the search."""
+    torch.manual_seed(0)
+    started = time.perf_counter()
+    result = search(task, objective, folder=folder, budget=budget)
+    return result.policy, summary(task, result, time.perf_counter() - started)

@@ -1,0 +1,68 @@
+"""A task: a model, data with a structure to learn, a loss, an optimizer and, where there is one, a metric on data kept apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hmp import Policy
+
+# An accuracy may be 1 % worse than float32's, a loss 2 %. Both are what float32 itself moves by from one seed to another (the spread
+# that TUNING.md states beside each task), so that a tighter bound would judge luck; a planted failure costs several times as much.
+ACCURACY = {"metric": 0.01}
+LOSS = {"loss": 0.02}
+
+
+@dataclass(frozen=True)
+class Task:
+    """One row of the evidence. `model` and `batches` are drawn from the seed that they are given; the data kept apart is always the same.
+
+    `steps` is the length of the search's training runs. `start` makes the policy that the search begins with; with `broken`, what is
+    wrong with it, the task is a planted failure, and `culprits` are the ops that must all leave the low dtype.
+    """
+
+    name: str
+    about: str
+    model: Callable[[int], nn.Module]
+    batches: Callable[[int], list[Any]]
+    loss: Callable[[nn.Module, Any], Tensor]
+    optimizer: Callable[[nn.Module], Optimizer]
+    steps: int
+    tolerance: dict[str, float]
+    metric: Callable[[nn.Module], float] | None = None
+    start: Callable[[], Policy] = lambda: Policy.load("habana")
+    broken: str = ""
+    culprits: frozenset[str] = frozenset()
+    transformers: bool = False
+
+    @property
+    def measure(self) -> str:
+        """What the tolerance is about: "loss" or "accuracy"."""
+        return "loss" if "loss" in self.tolerance else "accuracy"
+
+
+def annealed(rate: float, halved_after: int) -> Callable[[nn.Module], Optimizer]:
+    """AdamW whose rate is halved after so many steps, a third of what it was after twice as many, and so on.
+
+    At a constant rate the last bits of the weights move the accuracy of these models by more than a tolerance, and every verdict is luck.
+    """
+
+    def make(model: nn.Module) -> Optimizer:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+        taken = 0
+
+        def slower(*_: Any) -> None:
+            nonlocal taken
+            taken += 1
+            for group in optimizer.param_groups:
+                group["lr"] = rate / (1 + taken / halved_after)
+
+        optimizer.register_step_post_hook(slower)
+        return optimizer
+
+    return make
