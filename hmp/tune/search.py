@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import scopes
 from ..benchmark.variants import in_force
 from ..errors import HmpError, NonFiniteError
 from ..numerics.nonfinite import detect_nonfinite
@@ -57,7 +59,7 @@ def run(
     if begin.scoped:
         raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
     allowed = Budget(budget)
-    decisions = Decisions(begin, ops, per_module)
+    decisions = Decisions(begin, ops, per_module, scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ())
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
     target = None if folder is None else Path(folder)
     key = key_of(
@@ -82,10 +84,13 @@ def run(
         shows.close()
 
 
-def _sum(model: torch.nn.Module) -> float:
-    """A number that tells one state of the parameters from another."""
-    with torch.no_grad():
-        return math.fsum(float(p.detach().double().abs().sum()) for p in model.parameters() if p.layout is torch.strided)
+def _sum(model: torch.nn.Module) -> str:
+    """What tells one state of the parameters from another. Of their bytes: a sum depends on the number of threads."""
+    found = hashlib.sha256()
+    for p in model.parameters():
+        if p.layout is torch.strided:
+            found.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 class Search:
@@ -197,7 +202,7 @@ class Search:
         try:
             with self._task.under(self._decisions.policy((key,))), torch.no_grad():
                 changed = float(self._task.loss(self._task.batches[0]))
-        except RuntimeError:
+        except Exception:  # whatever torch or the user's code says of what the low dtype gives
             return math.inf
         return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
 
@@ -229,9 +234,9 @@ class Search:
         except NonFiniteError as error:
             op = self._decisions.op_of(error.finding.op)
             keys = {key for key in low if key.op == op}
-            inside = {key for key in keys if key.module and error.finding.module.endswith(key.module)}
+            inside = {key for key in keys if key.module and f".{error.finding.module}".endswith(f".{key.module}")}
             return frozenset(inside or keys)
-        except (RuntimeError, ValueError, TypeError):
+        except Exception:
             return frozenset()
         return frozenset()
 

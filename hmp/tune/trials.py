@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..errors import HmpError
+from ..errors import HmpError, OpListError
 from ..policy import Policy
-from .budget import Budget
+from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal
 from .result import Objective, Trial
@@ -73,7 +73,12 @@ class Trials:
             return self._note(known)
         try:
             outcome = self._outcome(policy)
-        except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
+        except (Over, HmpError) as error:
+            if not isinstance(error, OpListError):
+                raise
+            trial = self._failure(name, policy, low, str(error))
+            return self._note(trial)
+        except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
             trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return self._note(trial)
         trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)))
