@@ -132,9 +132,11 @@ class Search:
         self._try(frozenset(), "nothing low")
         start = self._decisions.start
         self._evaluated(start.name, start)
-        if self._decisions.all:  # it has lists of its own for what is not decided
+        if self._decisions.all:  # these say what is done with ops that are not decided, too
             devices = as_policy("autocast").replace(dtype=start.dtype)
             self._evaluated(devices.name, devices)
+            if self._trials.objective == "time":  # where nothing is cast no op need be looked at
+                self._evaluated("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
         self._progress.stage("solving and verifying")
         self._fastest = solve(self._model)
         self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), MOST_FLIPS)
