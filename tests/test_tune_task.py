@@ -181,6 +181,7 @@ def test_a_lazy_model_is_refused() -> None:
         tuned(nn.LazyLinear(8), [torch.randn(4, 16)])
 
 
+@pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None:
     compiled = []
 
@@ -188,7 +189,6 @@ def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None
         compiled.append(graph)
         return graph.forward
 
-    torch._dynamo.reset()
     model, batches = perceptron()
     model = torch.compile(model, backend=backend)
     limit = torch._dynamo.config.recompile_limit
