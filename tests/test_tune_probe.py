@@ -182,3 +182,16 @@ def test_no_hook_stays_on_a_parameter_that_an_op_gives_as_it_is() -> None:
         model, [torch.randn(8, 16)], loss=lambda model, x: model(x).float().square().mean(), ops=["dropout", "matmul"], objective="memory"
     )
     assert not model.weight._backward_hooks
+
+
+def test_what_is_called_under_transforms_can_be_decided() -> None:
+    class Transformed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.eye(8))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.func.vmap(lambda each: torch.softmax(torch.mv(self.weight, torch.exp(each)), -1))(x)
+
+    result = hmp.tune(Transformed(), [torch.randn(4, 8)], loss=lambda model, x: model(x).float().square().mean(), objective="memory")
+    assert {"exp", "softmax"} <= {unit.op for unit in result.units if unit.sensitivity < 1}

@@ -174,3 +174,47 @@ def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
             tuned(model, batches, lambda model, x: model(x).float().square().mean(), folder=tmp_path, optimizer=None)
     finally:
         torch.set_num_threads(threads)
+
+
+def test_a_lazy_model_is_refused() -> None:
+    with pytest.raises(hmp.HmpError, match="call it once"):
+        tuned(nn.LazyLinear(8), [torch.randn(4, 16)])
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None:
+    compiled = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        compiled.append(graph)
+        return graph.forward
+
+    model, batches = perceptron()
+    model = torch.compile(model, backend=backend)
+    limit = torch._dynamo.config.recompile_limit
+    result = tuned(model, batches, tolerance=0.0, budget="12 evaluations")
+    assert len(compiled) >= len(result.trials) > limit
+    compiled.clear()
+    hmp.apply(model, result.policy)
+    model(batches[0])
+    assert compiled
+    assert torch._dynamo.config.recompile_limit == limit
+
+
+def test_lists_that_somebody_wrote_are_not_replaced(tmp_path: Any) -> None:
+    hmp.Policy(bf16={"linear"}).save(tmp_path)
+    model, batches = perceptron()
+    with pytest.raises(hmp.HmpError, match="did not write"):
+        tuned(model, batches, start=tmp_path, folder=tmp_path)
+    assert hmp.Policy.load(tmp_path) == hmp.Policy(bf16={"linear"})
+
+
+def test_the_lists_of_a_search_that_ended_are_there_after_a_second_call(tmp_path: Any) -> None:
+    model, batches = perceptron()
+    result = tuned(model, batches, folder=tmp_path / "a", budget=None, tolerance=0.1)
+    assert result.stopped == "solved"
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "bf16.txt").unlink()
+    again = tuned(model, batches, folder=tmp_path / "b", budget=None, tolerance=0.1)
+    assert hmp.Policy.load(tmp_path / "b") == again.policy == result.policy
+    assert again.folder == str(tmp_path / "b")

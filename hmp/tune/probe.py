@@ -51,6 +51,7 @@ class Measured:
     cast_seconds: float = 0.0
     saved_bytes: int = 0
     cannot: str = ""
+    unseen: bool = False
 
     @property
     def error(self) -> float:
@@ -62,7 +63,7 @@ class Measured:
         if self.cannot:
             return math.inf
         if not self.has_gradient:
-            return 0.0 if self.errors == 0.0 else None
+            return None if self.errors or self.unseen else 0.0
         return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
 
 
@@ -173,6 +174,10 @@ class Probe:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
                 return wrapper(*args, **kwargs)
+            if torch._C._functorch.peek_interpreter_stack() is not None:
+                measured = self._unit(op)[1]  # tensors stand for others there, and have no numbers to compare
+                measured.calls, measured.unseen = measured.calls + 1, True
+                return wrapper(*args, **kwargs)
             self._busy = True
             try:
                 with disable_casts():
@@ -193,14 +198,16 @@ class Probe:
         found: Tensor = torch.get_device_module(self._task.device).get_rng_state()
         return found
 
+    def _unit(self, op: _Op) -> tuple[Key, Measured]:
+        key = self._decisions.key(op.name, self._paths.get(id(self.modules.innermost), ""))
+        return key, self.measurements.units.setdefault(key, Measured())
+
     def _measure(self, op: _Op, call: Call, result: Any, drew: bool) -> None:
-        module = self.modules.innermost
-        key = self._decisions.key(op.name, self._paths.get(id(module), ""))
-        measured = self.measurements.units.setdefault(key, Measured())
+        key, measured = self._unit(op)
         measured.calls += 1
         try:
             # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
-            with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, _itself):
+            with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
                 taken = self._compare(measured, op, call, result, drew)
                 if taken:
                     self._time(measured, op, call, taken)
@@ -317,10 +324,6 @@ def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
             measured.loss_variance += float(product.double().square().sum())
 
     return hook
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

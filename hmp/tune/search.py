@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..benchmark.variants import in_force
 from ..errors import HmpError, NonFiniteError
 from ..numerics.nonfinite import detect_nonfinite
 from ..policy import Policy, as_policy
+from ..rules import CASTS
 from . import files
 from .budget import Budget, Over
 from .decisions import Decisions, Key
@@ -62,6 +64,8 @@ def run(
     decisions = Decisions(begin, ops, per_module, scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ())
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
     target = None if folder is None else Path(folder)
+    if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
+        raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
     key = key_of(
         [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()], _sum(model), len(task.batches), task.trains, task.steps,
         seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
@@ -69,7 +73,8 @@ def run(
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
-        return journal.result
+        result = replace(journal.result, folder=str(target))
+        return result if target is None else _written(result, target)  # the lists may be gone, or changed
     trials = Trials(task, bounds, objective, allowed, journal)
     search = Search(task, decisions, trials, journal, shows, key, target)
     try:
@@ -82,6 +87,11 @@ def run(
         return search.end(stopped)
     finally:
         shows.close()
+
+
+def _written(result: TuneResult, folder: Path) -> TuneResult:
+    files.write(result, folder)
+    return result
 
 
 def _sum(model: torch.nn.Module) -> str:

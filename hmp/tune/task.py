@@ -23,6 +23,7 @@ from ..errors import HmpError
 from ..policy import Policy
 from ..state import disable_casts
 from .batches import Unchanged
+from .compiled import compiled_anew
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
@@ -64,6 +65,8 @@ class Task:
         for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):
             if given is not None and not callable(given):
                 raise HmpError(f"{name}= takes a function, not an object of type {type(given).__name__}")
+        if any(map(torch.nn.parameter.is_lazy, itertools.chain(model.parameters(), model.buffers()))):
+            raise HmpError("the model has lazy parameters, which get their shape in its first call; call it once before tune()")
         if not isinstance(batches, Iterable):
             raise HmpError(f"batches is an object of type {type(batches).__name__}; give an iterable, such as a list or a DataLoader")
         first = next(itertools.chain(model.parameters(), model.buffers()), None)
@@ -85,7 +88,7 @@ class Task:
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """A stretch after which model and random state are as they were."""
-        with random_state_kept(self.device):
+        with random_state_kept(self.device), compiled_anew(self.model):
             try:
                 yield
             finally:

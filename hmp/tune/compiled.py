@@ -1,0 +1,35 @@
+"""Compiled models: code is compiled for each policy that is tried, more often than torch.compile allows for one function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+_MANY = 1_000_000
+
+
+@contextmanager
+def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
+    """A stretch in which a compiled model is compiled for each policy, and after which what it was compiled to is forgotten.
+
+    Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
+    """
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None or not any(map(_is_compiled, model.modules())):
+        yield
+        return
+    names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
+    config = dynamo.config
+    limits = {name: _MANY for name in names if hasattr(config, name)}
+    try:
+        with config.patch(limits):
+            yield
+    finally:
+        dynamo.reset()
+
+
+def _is_compiled(module: torch.nn.Module) -> bool:
+    return isinstance(vars(module).get("_modules", {}).get("_orig_mod"), torch.nn.Module) or module._compiled_call_impl is not None
