@@ -18,7 +18,7 @@ from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .policy_casts import lock as _lock
 from .rules import Cast
-from .state import PROCESS, Casts, Region, Table
+from .state import PROCESS, Casts, Region
 from .unreachable import tell_unreachable
 from .verbose import announce
 
@@ -149,7 +149,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     chosen = _uncompiled(as_policy)(policy)
     if model is None:
         scopes.refuse_without_model(chosen)
-    made = _casts_in(chosen, model) if model is not None and chosen.scoped else lambda: policy_casts.of(chosen)
+    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: policy_casts.of(chosen)
 
     def choose(_: object) -> Casts:
         global _regions_entered
@@ -163,24 +163,27 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
 
-def _casts_in(policy: Policy, model: torch.nn.Module) -> Callable[[], Casts]:
-    """A function that gives the casts of a policy with scoped lines in `model`, which is marked from its first call until it is gone."""
-    scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
-    reference, held = weakref.ref(model), list[Casts]()
+class _CastsIn:
+    """A function that gives the casts of a policy with scoped lines in a model, which is marked from the first call until the function
+    is gone."""
 
-    def made() -> Casts:
-        if held and held[0].policy is not None:
-            return held[0]
+    def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
+        scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
+        self._policy, self._model = policy, weakref.ref(model)
+        self._casts: Casts | None = None
+
+    def __call__(self) -> Casts:
+        casts = self._casts
+        if casts is not None and casts.policy is not None:
+            return casts
         with _lock:
-            model = reference()
+            model = self._model()
             if model is None:
-                raise HmpError(f"the model whose modules policy {policy.name!r} speaks of is gone; make another region")
-            if not held or held[0].policy is None:
-                held[:] = [_resolved(policy, model, policy.unscoped)]
-                weakref.finalize(made, applied.unmark_application, held[0].application).atexit = False
-            return held[0]
-
-    return made
+                raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
+            if self._casts is None or self._casts.policy is None:
+                self._casts = _resolved(self._policy, model, self._policy.unscoped)
+                weakref.finalize(self, applied.unmark_application, self._casts.application).atexit = False
+            return self._casts
 
 
 def _refuse_tracing() -> None:
@@ -291,12 +294,12 @@ def _follow(casts: Casts) -> None:
     if not in_flight.alone():
         quiet = _quiet(casts.table.keys() - old.table.keys())
         if quiet:
-            _be(old, {**old.table, **quiet})
+            _be(Casts({**old.table, **quiet}, old.policy, old.looks, old.given, old.application))
             in_flight.wait_for({patches.code_of(function) for function in quiet})
         quiet = _quiet(old.table.keys() - casts.table.keys())
         if quiet:
-            _be(casts, {**quiet, **casts.table})
-    _be(casts, casts.table)
+            _be(Casts({**quiet, **casts.table}, casts.policy, casts.looks, casts.given, casts.application))
+    _be(casts)
 
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -304,8 +307,8 @@ def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     return {f: state.without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
-def _be(casts: Casts, table: Table) -> None:
-    PROCESS.table, PROCESS.policy, PROCESS.looks = table, casts.policy, casts.looks
+def _be(casts: Casts) -> None:
+    PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
     PROCESS.given, PROCESS.application = casts.given, casts.application
     switches.focus(PROCESS)
 

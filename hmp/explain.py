@@ -101,7 +101,7 @@ def _why(op: str, source: ListEntry | None) -> str:
         return "unlisted: it is left to torch" + _without_kernel(op)
     if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH - op_names.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
-    spelled = "" if source.text == op else f"; it follows {source.text!r}"
+    spelled = "" if source.name == op else f"; it follows {source.text!r}"
     return _MEANING[source.cast] + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
 
 

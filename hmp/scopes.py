@@ -83,6 +83,17 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
     return found
 
 
+def shared(model: torch.nn.Module) -> frozenset[str]:
+    """The modules that are at several paths, each by the first, as named_modules() has it."""
+    first: dict[torch.nn.Module, str] = {}
+    found: set[str] = set()
+    for place in _places(model, ()):
+        path = first.setdefault(place.module, place.path)
+        if path != place.path:
+            found.add(path)
+    return frozenset(found)
+
+
 def effective(base: Policy, layers: Layers) -> Policy:
     """`base` with these lines over its lists: each takes its ops, with their synonyms and forms, from all that comes after (R4)."""
     taken: dict[str, Rule] = {}

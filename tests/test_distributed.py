@@ -64,6 +64,7 @@ def check(folder: Path, policies: list[str], modes: list[str]) -> None:
     assert [each["losses"] for each in ranks[0]] == [each["losses"] for each in ranks[1]]
 
 
+@pytest.mark.slow
 def test_ddp_fsdp2_and_tensor_parallel_train_as_one_process(tmp_path: Path) -> None:
     check(tmp_path, ["habana", "torch-cpu"], DDP + FSDP2 + DTENSOR)
 
@@ -74,6 +75,7 @@ def test_every_mode_trains_as_one_process(policies: list[str], tmp_path: Path) -
     check(tmp_path, policies, DDP + FSDP2 + DTENSOR + MORE)
 
 
+@pytest.mark.slow
 def test_a_rank_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=r"(?s)Timeout.*barrier"):

@@ -39,6 +39,7 @@ def test_every_python_block_is_python(code: str) -> None:
     compile(code, "README.md", "exec")
 
 
+@pytest.mark.slow
 def test_demo_output_is_what_the_demo_prints() -> None:
     pytest.importorskip("rich")
     pytest.importorskip("sklearn")

@@ -256,6 +256,7 @@ def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
     assert sum(row.calls for row in decided(report) if row.op == "linear") == 2
 
 
+@pytest.mark.slow
 def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> None:
     script = tmp_path / "first.py"
     script.write_text(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import hmp
 from hmp.benchmark.variants import in_force
@@ -148,3 +150,35 @@ def test_what_overflows_cannot_be_low() -> None:
     assert found.units[Key("exp")].cannot == "gives NaN or Inf"
     assert found.units[Key("exp")].sensitivity(found.loss) == float("inf")
     assert not found.units[Key("linear")].cannot
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_parts_are_measured(reentrant: bool) -> None:
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.inner = nn.Linear(16, 16), nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Softmax(-1))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, self.first(x), use_reentrant=reentrant)
+
+    torch.manual_seed(0)
+    model = Checkpointed()
+    found = hmp.tune(model, [torch.randn(8, 16)], loss=lambda model, x: model(x).float().square().mean(), objective="memory")
+    assert {"linear", "gelu", "softmax"} <= {unit.op for unit in found.units if 0 < unit.sensitivity < 1}
+
+
+def test_no_hook_stays_on_a_parameter_that_an_op_gives_as_it_is() -> None:
+    class Identity(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(16, 16))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ F.dropout(self.weight, 0.5, False)
+
+    model = Identity()
+    hmp.tune(
+        model, [torch.randn(8, 16)], loss=lambda model, x: model(x).float().square().mean(), ops=["dropout", "matmul"], objective="memory"
+    )
+    assert not model.weight._backward_hooks

@@ -288,3 +288,14 @@ def test_a_process_that_is_converted_goes_on_under_its_policy() -> None:
         assert hmp.is_converted()
         assert Perceptron().first(torch.ones(1, 16)).dtype is torch.bfloat16
     assert not hmp.is_converted()
+
+
+def test_empty_lists_are_tried_where_time_counts_and_can_be_loaded(tmp_path) -> None:
+    model, batches = perceptron()
+    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=3, budget="5 evaluations", tolerance=0.0, folder=tmp_path)
+    assert result["no lists"].fits
+    assert not (result["no lists"].policy.bf16 or result["no lists"].policy.fp32 or result["no lists"].policy.promote)
+    assert result["no lists"].loss == result["float32"].loss
+    assert hmp.Policy.load(tmp_path) == result.policy
+    result.policy.replace(bf16=(), fp32=(), promote=()).save(tmp_path / "empty")
+    assert hmp.Policy.load(tmp_path / "empty") == hmp.Policy()

@@ -40,7 +40,10 @@ def test_a_result_without_units_trains_or_metric_is_a_table() -> None:
         "fp32     nothing",
         "promote  nothing",
     ]
-    assert text.splitlines()[-1] == "chosen: nothing low: loss +0.00%, time not measured; nothing cheaper is expected within the tolerance"
+    assert (
+        text.splitlines()[-1]
+        == "chosen: nothing low: loss +0.00%, time not measured; no change of one unit made it cheaper within the tolerance"
+    )
 
 
 @pytest.mark.parametrize(

@@ -38,6 +38,10 @@ class Snapshot:
         self.tensors = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
         self._reset = reset
         self._states = [(each, copy.deepcopy(each.state_dict())) for each in holders]
+        owners = [owner for module in modules for owner in module.modules()]
+        self._training = [(owner, owner.training) for owner in owners]
+        # forward() may put another tensor in a buffer's place, of another shape, or one where there was none
+        self._places = [(owner, dict(owner._buffers)) for owner in owners]
         self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
         self._gradients = [
             (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
@@ -47,11 +51,19 @@ class Snapshot:
 
     def restore(self) -> None:
         """Puts everything back, and calls the user's `reset`."""
+        for owner, training in self._training:
+            owner.training = training
+        for owner, buffers in self._places:
+            owner._buffers.clear()
+            owner._buffers.update(buffers)
         for holder, values in self._states:
             holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
         with torch.no_grad():
-            for owner, name, values in self._buffers:
-                owner._buffers[name] = values.clone()
+            for owner, name, buffer, values in self._buffers:
+                try:
+                    buffer.copy_(values)
+                except RuntimeError:  # it was given another shape, or is an expanded one
+                    owner._buffers[name] = values.clone()
             for parameter, gradient in self._gradients:
                 if gradient is None or parameter.grad is None:
                     parameter.grad = None if gradient is None else gradient.clone()
@@ -65,13 +77,13 @@ def _has_state(candidate: Any) -> bool:
     return all(callable(getattr(candidate, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor]]:
-    """Owner, name and copy of each buffer that state_dict() leaves out."""
+def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, str, torch.Tensor, torch.Tensor]]:
+    """Owner, name, tensor and its copy, of each buffer that state_dict() leaves out."""
     for owner in module.modules():
         for name in owner._non_persistent_buffers_set:
             buffer = owner._buffers.get(name)
             if buffer is not None:
-                yield owner, name, buffer.detach().clone()
+                yield owner, name, buffer, buffer.detach().clone()
 
 
 @contextmanager

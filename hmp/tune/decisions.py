@@ -24,14 +24,18 @@ class Key(NamedTuple):
 
 
 class Decisions:
-    """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name."""
+    """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name.
 
-    def __init__(self, start: Policy, ops: Collection[str] | None, per_module: bool) -> None:
+    `shared` are the paths of modules that are at others, too.
+    """
+
+    def __init__(self, start: Policy, ops: Collection[str] | None, per_module: bool, shared: Collection[str] = ()) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
             raise HmpError(f"ops={ops!r} is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all")
         self.start = start
         self.low = start.dtype
         self.per_module = per_module
+        self._shared = frozenset(shared)
         self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(Rule(name, "bf16"))))
         # what an op does that is listed by itself does not change with the ops that are decided
@@ -50,26 +54,30 @@ class Decisions:
         """Says which units there are, and how often each is called."""
         self._calls = calls
 
-    def policy(self, low: Iterable[Key], name: str = "tuned") -> Policy:
-        """The policy that has these units on the BF16 list and the others on the FP32 list."""
+    def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = ()) -> Policy:
+        """The policy that has these units on the BF16 list and the others on the FP32 list, but for the ops of `left`, which stay as the
+        start has them where none of their units is low."""
         chosen = frozenset(low)
         if not self._calls:
             fp32 = self.ops  # nobody knows yet which are called
             return self._with(frozenset(key.op for key in chosen), fp32 - {key.op for key in chosen}, (), name)
         lists: dict[Cast, set[str]] = {"bf16": set(), "fp32": set()}
         scoped: list[Rule] = []
-        for op in sorted({key.op for key in self._calls}):
+        stay = frozenset(left) - {key.op for key in chosen}
+        for op in sorted({key.op for key in self._calls} - stay):
             keys = [key for key in self._calls if key.op == op]
             everywhere = self._everywhere(keys, chosen)
             lists[everywhere].add(op)
-            scoped += _lines(op, keys, chosen, everywhere)
+            scoped += _lines(op, keys, chosen, everywhere, self._shared)
         return self._with(frozenset(lists["bf16"]), frozenset(lists["fp32"]), scoped, name)
 
     def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
         """Those of the units that a policy without scoped lines has on its BF16 list."""
-        listed = Listed(policy)
-        sources = {key: listed.source(key.op) or listed.star for key in keys}
-        return frozenset(key for key, source in sources.items() if source is not None and source.cast == "bf16")
+        return frozenset(key for key, cast in _casts(policy, keys).items() if cast == "bf16")
+
+    def left_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[str]:
+        """Those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
+        return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
 
     def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> Cast:
         """The list for the line without a scope: what holds outside every module, else what most calls want."""
@@ -91,19 +99,32 @@ class Decisions:
         )
 
 
-def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast) -> list[Rule]:
+def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, Cast | None]:
+    listed = Listed(policy)
+    sources = {key: listed.source(key.op) or listed.star for key in keys}
+    return {key: None if source is None else source.cast for key, source in sources.items()}
+
+
+def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast, shared: Collection[str]) -> list[Rule]:
     """The scoped lines that say where the op is not on the list that it is on everywhere: one where a module differs from what
     holds around it, since a line holds for the modules inside as well."""
     said: dict[str, Cast] = {}
-    for key in sorted(keys, key=lambda each: (each.module or "").count(".")):
-        if not key.module:
-            continue
-        parts = key.module.split(".")
+    wanted: dict[str, Cast] = {key.module: "bf16" if key in low else "fp32" for key in keys if key.module}
+    for module in sorted(wanted, key=lambda path: path.count(".")):
+        parts = module.split(".")
         around = next((said[path] for at in range(len(parts) - 1, 0, -1) if (path := ".".join(parts[:at])) in said), everywhere)
-        wanted: Cast = "bf16" if key in low else "fp32"
-        if wanted != around:
-            said[key.module] = wanted
-    return [Rule(op, cast, scope=path) for path, cast in sorted(said.items())]
+        if wanted[module] != around:
+            said[module] = wanted[module]
+    if said:
+        # what holds around it is another thing at another path, or a line may match it that is meant for another module
+        loose = any("?" in scope_of(path) for path in said)
+        said |= {path: cast for path, cast in wanted.items() if loose or path in shared}
+    return [Rule(op, cast, scope=scope_of(path)) for path, cast in sorted(said.items())]
+
+
+def scope_of(path: str) -> str:
+    """The glob that matches the path; characters that a list cannot spell are any one character."""
+    return "".join("?" if char in "@#" or char.isspace() else f"[{char}]" if char in "*?[" else char for char in path)
 
 
 def _listed(start: Policy) -> set[str]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 
 from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
@@ -87,11 +88,15 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     task.from_the_start()
     probing = Probe(task, decisions)
     policy = decisions.policy(())
-    with uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
-        loss = task.loss(task.batches[0])
-        probing.measurements.loss = float(loss.detach())
-        if loss.requires_grad:
-            loss.backward()
+    try:
+        with uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
+            loss = task.loss(task.batches[0])
+            probing.measurements.loss = float(loss.detach())
+            if loss.requires_grad:
+                loss.backward()
+    finally:
+        for hook in probing.hooks:
+            hook.remove()  # what an op gives may be a parameter itself, which would keep it
     return probing.measurements
 
 
@@ -140,6 +145,7 @@ class Probe:
         self._task = task
         self._decisions = decisions
         self._paths = {id(module): name for name, module in task.model.named_modules()}
+        self.hooks: list[Any] = []
         self._op: Op | None = None
         self._busy = False
         self._thread = threading.get_ident()
@@ -193,11 +199,12 @@ class Probe:
         measured = self.measurements.units.setdefault(key, Measured())
         measured.calls += 1
         try:
-            with random_state_kept(self._task.device):
+            # hooks of its own: what checkpointing keeps and computes again is to be the model's alone
+            with random_state_kept(self._task.device), saved_tensors_hooks(torch.Tensor.detach, _itself):
                 taken = self._compare(measured, op, call, result, drew)
                 if taken:
                     self._time(measured, op, call, taken)
-        except RuntimeError as error:
+        except Exception as error:  # torch refuses, or numpy in a function that the user registered
             measured.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
         inputs = [*each_tensor(call)]
@@ -230,7 +237,7 @@ class Probe:
             measured.errors += float(error.double().square().sum())
             measured.norms += float(torch.where(finite, reference, 0.0).double().square().sum())
             if wanted.requires_grad:
-                wanted.register_hook(_first_order(measured, error))
+                self.hooks.append(wanted.register_hook(_first_order(measured, error)))
         return taken
 
     def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
@@ -310,6 +317,10 @@ def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
             measured.loss_variance += float(product.double().square().sum())
 
     return hook
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

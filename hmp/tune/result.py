@@ -62,7 +62,7 @@ class Trial:
     one vector against float32's.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
     a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
-    `led` whether it was the best when it was made.
+    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them.
     """
 
     name: str
@@ -79,6 +79,7 @@ class Trial:
     why: str = ""
     ratio: float | None = None
     led: bool = False
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
@@ -161,14 +162,14 @@ class TuneResult:
 def trial_values(trial: Trial) -> dict[str, Any]:
     """The trial as plain values."""
     values = {name: getattr(trial, name) for name in trial.__dataclass_fields__}
-    return {**values, "policy": trial.policy.to_dict(), "low": None if trial.low is None else list(trial.low)}
+    return {**values, "policy": trial.policy.to_dict(), "low": None if trial.low is None else list(trial.low), "left": list(trial.left)}
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """The trial that `trial_values()` described."""
     numbers = _numbers(values, ("loss", "loss_change", "metric", "metric_change", "gradient_cosine", "seconds", "ratio"))
-    low = values["low"]
-    return Trial(**{**values, **numbers, "policy": Policy.from_dict(values["policy"]), "low": None if low is None else tuple(low)})
+    low = None if values["low"] is None else tuple(values["low"])
+    return Trial(**{**values, **numbers, "policy": Policy.from_dict(values["policy"]), "low": low, "left": tuple(values["left"])})
 
 
 def unit_of(values: Mapping[str, Any]) -> Unit:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import scopes
 from ..benchmark.variants import in_force
 from ..errors import HmpError, NonFiniteError
 from ..numerics.nonfinite import detect_nonfinite
@@ -57,7 +59,7 @@ def run(
     if begin.scoped:
         raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
     allowed = Budget(budget)
-    decisions = Decisions(begin, ops, per_module)
+    decisions = Decisions(begin, ops, per_module, scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ())
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
     target = None if folder is None else Path(folder)
     key = key_of(
@@ -82,10 +84,13 @@ def run(
         shows.close()
 
 
-def _sum(model: torch.nn.Module) -> float:
-    """A number that tells one state of the parameters from another."""
-    with torch.no_grad():
-        return math.fsum(float(p.detach().double().abs().sum()) for p in model.parameters() if p.layout is torch.strided)
+def _sum(model: torch.nn.Module) -> str:
+    """What tells one state of the parameters from another. Of their bytes: a sum depends on the number of threads."""
+    found = hashlib.sha256()
+    for p in model.parameters():
+        if p.layout is torch.strided:
+            found.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
 
 
 class Search:
@@ -127,9 +132,11 @@ class Search:
         self._try(frozenset(), "nothing low")
         start = self._decisions.start
         self._evaluated(start.name, start)
-        if self._decisions.all:  # it has lists of its own for what is not decided
+        if self._decisions.all:  # these say what is done with ops that are not decided, too
             devices = as_policy("autocast").replace(dtype=start.dtype)
             self._evaluated(devices.name, devices)
+            if self._trials.objective == "time":  # where nothing is cast no op need be looked at
+                self._evaluated("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
         self._progress.stage("solving and verifying")
         self._fastest = solve(self._model)
         self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), MOST_FLIPS)
@@ -138,15 +145,15 @@ class Search:
         self._flip()
         self._trials.run_off()
 
-    def _try(self, low: frozenset[Key], name: str) -> Trial:
-        """The trial of these units in the low dtype."""
-        trial = self._evaluated(name, self._decisions.policy(low, name), low)
-        if not trial.fits and low:
+    def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
+        """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
+        trial = self._evaluated(name, self._decisions.policy(low, name, left), low, left)
+        if not trial.fits and low and not left:
             self._failed.append(low)
         return trial
 
-    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
-        trial = self._trials.of(name, policy, low)
+    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+        trial = self._trials.of(name, policy, low, left)
         self._tell()
         return trial
 
@@ -197,7 +204,7 @@ class Search:
         try:
             with self._task.under(self._decisions.policy((key,))), torch.no_grad():
                 changed = float(self._task.loss(self._task.batches[0]))
-        except RuntimeError:
+        except Exception:  # whatever torch or the user's code says of what the low dtype gives
             return math.inf
         return abs(changed - loss) / max(abs(loss), 1e-12) if math.isfinite(changed) else math.inf
 
@@ -229,9 +236,9 @@ class Search:
         except NonFiniteError as error:
             op = self._decisions.op_of(error.finding.op)
             keys = {key for key in low if key.op == op}
-            inside = {key for key in keys if key.module and error.finding.module.endswith(key.module)}
+            inside = {key for key in keys if key.module and f".{error.finding.module}".endswith(f".{key.module}")}
             return frozenset(inside or keys)
-        except (RuntimeError, ValueError, TypeError):
+        except Exception:
             return frozenset()
         return frozenset()
 
@@ -262,17 +269,33 @@ class Search:
 
     def _flip(self) -> None:
         """Tries the best with one unit changed, the most expensive units first, until nothing gets better: costs that were measured alone
-        need not add up, nor errors."""
+        need not add up, nor errors. What is on none of the start's lists may also be left to run in what its inputs come in."""
         is_time = self._trials.objective == "time"
         order = sorted(self._units, key=lambda key: -(self._units[key].seconds_float32 if is_time else abs(self._units[key].saved_bytes)))
+        free = self._decisions.left_of(self._decisions.start, self._units)
+        low, _ = self._choice()
+        self._try(low, f"{len(low)} low, others as in {self._decisions.start.name}", free - {key.op for key in low})
         before = None
         while before is not self._trials.best:
             before = self._trials.best
             for key in order[:MOST_FLIPS]:
-                low = frozenset() if self._trials.best is None else self._low(self._trials.best)
+                low, left = self._choice()
                 if key in low or math.isfinite(self._model.sensitivities[key]):
                     changed = low ^ {key}
-                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low")
+                    self._try(changed, f"{'with' if key in changed else 'without'} {key}, {len(changed)} low", left - {key.op})
+                low, left = self._choice()
+                if key.op in free and key not in low:
+                    verb = "casting" if key.op in left else "leaving"
+                    self._try(low, f"{verb} {key.op}, {len(low)} low", left ^ {key.op})
+
+    def _choice(self) -> tuple[frozenset[Key], frozenset[str]]:
+        """The units that are low in the best, and the ops that it leaves."""
+        best = self._trials.best
+        if best is None:
+            return frozenset(), frozenset()
+        low = self._low(best)
+        left = frozenset(best.left) if best.low is not None else self._decisions.left_of(best.policy, self._units)
+        return low, left - {key.op for key in low}
 
     def _low(self, trial: Trial) -> frozenset[Key]:
         """The units that ran in the low dtype."""

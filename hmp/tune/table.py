@@ -87,7 +87,7 @@ def _unit(unit: Unit, listed: str, result: TuneResult) -> tuple[str, ...]:
 def _ended(result: TuneResult) -> list[str]:
     best = result.best
     how = {
-        "solved": "nothing cheaper is expected within the tolerance",
+        "solved": "no change of one unit made it cheaper within the tolerance",
         "budget": "the budget is spent; a larger one goes on from here",
         "interrupted": "interrupted; the same call goes on from here",
     }[result.stopped]
@@ -95,7 +95,7 @@ def _ended(result: TuneResult) -> list[str]:
     if result.predicted < 0:
         kept, low = result.predicted + result.left, result.objective
         lines.append(
-            f"by what was measured of the units a step of the chosen lists is {amount(kept, low)} from float32's, "
+            f"expected from what the units showed alone: {amount(kept, low)} a step beside float32, "
             f"and {amount(result.predicted, low)} if there were no tolerance"
         )
     return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]

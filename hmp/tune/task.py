@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import math
 import statistics
@@ -21,6 +22,7 @@ from ..benchmark.variants import in_force
 from ..errors import HmpError
 from ..policy import Policy
 from ..state import disable_casts
+from .batches import Unchanged
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
@@ -64,8 +66,11 @@ class Task:
                 raise HmpError(f"{name}= takes a function, not an object of type {type(given).__name__}")
         if not isinstance(batches, Iterable):
             raise HmpError(f"batches is an object of type {type(batches).__name__}; give an iterable, such as a list or a DataLoader")
+        first = next(itertools.chain(model.parameters(), model.buffers()), None)
+        self.device = torch.device("cpu") if first is None else first.device
         self.model = model
-        self.batches = list(itertools.islice(batches, MOST_BATCHES))
+        with random_state_kept(self.device):  # a DataLoader draws
+            self.batches = list(itertools.islice(batches, MOST_BATCHES))
         if not self.batches:
             raise HmpError("batches is empty; give at least one batch")
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int) or steps < 1):
@@ -74,8 +79,7 @@ class Task:
         self.trains = optimizer is not None
         self.steps = steps or max(len(self.batches), LEAST_STEPS)
         self.seed = seed
-        first = next(itertools.chain(model.parameters(), model.buffers()), None)
-        self.device = torch.device("cpu") if first is None else first.device
+        self._unchanged = Unchanged()
         self._snapshot = Snapshot(model, None, (), None)
 
     @contextmanager
@@ -89,7 +93,7 @@ class Task:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The user's loss of one batch. HmpError where it is no scalar tensor."""
-        found = self._loss(self.model, batch)
+        found = self._unchanged.call(self._loss, self.model, batch)
         if not isinstance(found, torch.Tensor) or found.numel() != 1:
             shape = (
                 f"a tensor of shape {tuple(found.shape)}"
@@ -162,6 +166,15 @@ class Task:
         return step
 
     def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
+        if optimizer is not None and _wants_closure(optimizer):
+            found: torch.Tensor = optimizer.step(lambda: self._backward(batch, optimizer))
+            return found.detach()
+        loss = self._backward(batch, optimizer)
+        if optimizer is not None:
+            optimizer.step()
+        return loss.detach()
+
+    def _backward(self, batch: Any, optimizer: Any) -> torch.Tensor:
         if optimizer is None:
             self.model.zero_grad()
         else:
@@ -169,9 +182,9 @@ class Task:
         loss = self.loss(batch)
         if loss.requires_grad:
             loss.backward()
-            if optimizer is not None:
-                optimizer.step()
-        return loss.detach()
+        elif optimizer is not None:
+            raise HmpError("optimizer= is to train the model, and loss(model, batch) has no gradient; leave optimizer= out to evaluate")
+        return loss
 
     def _look(self) -> tuple[tuple[torch.Tensor, ...] | None, int]:
         """The gradient over the first batches, and the bytes that the first keeps for backward."""
@@ -189,7 +202,8 @@ class Task:
                 has_gradient = True
         if not has_gradient or not parameters:
             return None, saved
-        return tuple(p.grad.detach().clone() for p in parameters if p.grad is not None), saved
+        # a parameter that no batch reached has its place, for another policy may reach it
+        return tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
 
     def _train(self) -> tuple[float, float]:
         """The mean loss of the last pass over the batches, and the median seconds of a step."""
@@ -215,13 +229,26 @@ class Task:
         return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
 
 
+def _dense(gradient: torch.Tensor) -> torch.Tensor:
+    """A copy of the gradient in which all elements are: that of a sparse embedding can neither be looked through nor multiplied."""
+    return gradient.detach().clone() if gradient.layout is torch.strided else gradient.detach().to_dense()
+
+
+def _wants_closure(optimizer: Any) -> bool:
+    """Whether its step() has to be given what computes loss and gradient, as that of LBFGS."""
+    try:
+        parameter = inspect.signature(optimizer.step).parameters.get("closure")
+    except ValueError:
+        return False
+    return parameter is not None and parameter.default is parameter.empty
+
+
 def cosine(gradient: tuple[torch.Tensor, ...] | None, reference: tuple[torch.Tensor, ...] | None) -> float | None:
     """The cosine of two gradients, each as one vector; 1 for two that are zero, NaN for one that is not finite."""
     if gradient is None or reference is None or len(gradient) != len(reference):
         return None
     products = [torch.zeros((), dtype=torch.float64) for _ in range(3)]
     for a, b in zip(gradient, reference, strict=True):
-        a, b = (t.coalesce().to_dense() if t.layout is torch.sparse_coo else t for t in (a, b))
         a, b = a.to(torch.float64).flatten(), b.to(torch.float64).flatten()
         for at, (x, y) in enumerate(((a, b), (a, a), (b, b))):
             products[at] = products[at] + torch.dot(x, y).cpu()

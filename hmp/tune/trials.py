@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from ..errors import HmpError
+from ..errors import HmpError, OpListError
 from ..policy import Policy
-from .budget import Budget
+from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal
 from .result import Objective, Trial
@@ -62,8 +62,9 @@ class Trials:
         self._task.from_the_start()
         return self._task.run(policy)
 
-    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None) -> Trial:
-        """The trial of the policy, which has these units in the low dtype: made now, or earlier. Over where the budget is spent."""
+    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+        """The trial of the policy, which has these units in the low dtype and leaves these ops: made now, or earlier. Over where the
+        budget is spent."""
         for trial in self.made.values():
             if trial.name != FLOAT32 and trial.policy == policy:
                 return trial
@@ -72,10 +73,15 @@ class Trials:
             return self._note(known)
         try:
             outcome = self._outcome(policy)
-        except (RuntimeError, ValueError, TypeError) as error:  # torch refuses, or the user's code does
+        except (Over, HmpError) as error:
+            if not isinstance(error, OpListError):
+                raise
+            trial = self._failure(name, policy, low, str(error))
+            return self._note(trial)
+        except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
             trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
             return self._note(trial)
-        trial = self._judged(name, policy, low, outcome)
+        trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)))
         if not trial.fits:
             return self._note(trial)
         if self.objective == "time":

@@ -1,0 +1,119 @@
+"""Scoped lines under torch.compile and torch.export: the dtypes and values of eager, in one graph, guarded on what is in force."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BF16, EACH_BACKEND, F32, Graphs, same_results
+
+pytestmark = pytest.mark.usefixtures("fresh_compiler")
+P = hmp.Policy("scoped", bf16={"linear", "softmax"}, fp32={"softmax @ decoder", "linear @ *.1.linear"})
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = self.linear(x)
+        return y, torch.softmax(y, -1)
+
+
+class Net(torch.nn.Module):
+    """Gives what linear and softmax gave in each block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.ModuleList(Block() for _ in range(2))
+        self.decoder = torch.nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        found: list[torch.Tensor] = []
+        for block in (*self.encoder, *self.decoder):
+            found += block(x)
+            x = found[-2].float()
+        return tuple(found)
+
+
+UNDER_P = [BF16, BF16, F32, BF16, BF16, F32, F32, F32]
+
+
+def dtypes(result: tuple[torch.Tensor, ...]) -> list[torch.dtype]:
+    return [each.dtype for each in result]
+
+
+@EACH_BACKEND
+def test_scope_an_applied_model_compiles_to_one_graph(backend: str):
+    model = hmp.apply(Net(), P)
+    wanted = model(X)
+    assert dtypes(wanted) == UNDER_P
+    same_results(torch.compile(model, backend=backend, fullgraph=True)(X), wanted)
+
+
+@EACH_BACKEND
+def test_scope_gradients_are_those_of_eager(backend: str):
+    model = hmp.apply(Net(), P)
+
+    def gradients(called) -> list[torch.Tensor]:
+        model.zero_grad()
+        sum(each.float().square().sum() for each in called(X)).backward()
+        return [p.grad.clone() for p in model.parameters()]
+
+    wanted = gradients(model)
+    same_results(gradients(torch.compile(model, backend=backend, fullgraph=True)), wanted)
+
+
+@EACH_BACKEND
+def test_scope_a_conversion_with_a_model_compiles_to_one_graph(backend: str):
+    model = Net()
+    with hmp.convert(policy=P, model=model):
+        wanted = model(X)
+        assert dtypes(wanted) == UNDER_P
+        same_results(torch.compile(model, backend=backend, fullgraph=True)(X), wanted)
+
+
+def test_scope_what_is_in_force_is_guarded_on():
+    model, graphs = Net(), Graphs()
+    compiled = torch.compile(model, backend=graphs, fullgraph=True)
+    low, plain = [BF16] * 8, [F32] * 8
+    hmp.apply(model, P)
+    assert dtypes(compiled(X)) == UNDER_P
+    with hmp.disable_casts():
+        assert dtypes(compiled(X)) == plain
+    hmp.apply(model, P.unscoped)
+    assert dtypes(compiled(X)) == low
+    hmp.remove(model)
+    assert dtypes(compiled(X)) == plain
+    with hmp.convert(policy=P, model=model):
+        assert dtypes(compiled(X)) == UNDER_P
+        with hmp.convert(policy=P.unscoped):
+            assert dtypes(compiled(X)) == low
+        count = len(graphs)
+        assert dtypes(compiled(X)) == UNDER_P
+        assert len(graphs) == count
+
+
+def test_scope_a_part_that_is_compiled_follows_the_application_that_it_is_called_in():
+    model = Net()
+    block = model.decoder[0]
+    hmp.apply(model, P)
+    block.forward = torch.compile(block.forward, backend="eager", fullgraph=True)
+    assert dtypes(model(X)) == UNDER_P
+    with hmp.casts(P.unscoped):  # the same policy, and another application
+        assert dtypes(block(X)) == [BF16, BF16]
+    with hmp.casts(P.replace(fp32=frozenset(), scoped=()), model=model):
+        assert dtypes(block(X)) == [BF16, BF16]
+    assert dtypes(model(X)) == UNDER_P
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_scope_exported_programs_hold_it(strict: bool):
+    model = hmp.apply(Net(), P)
+    wanted = model(X)
+    program = torch.export.export(model, (X,), strict=strict)
+    hmp.revert()
+    same_results(program.module()(X), wanted)

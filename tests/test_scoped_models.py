@@ -1,0 +1,411 @@
+"""Scoped lines on models: what runs in what, beside plain torch with explicit casts; whose line holds where; and what is left after."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import io
+import pickle
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+import hmp
+
+LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Block(torch.nn.Module):
+    """A module that notes what linear and softmax gave at its latest call."""
+
+    def __init__(self, reach: Callable[[], torch.nn.Module] | None = None) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+        self.reach = reach
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.linear(x)
+        self.seen = y.dtype, torch.softmax(y, -1).dtype
+        return y.float() if self.reach is None else self.reach()(y.float())
+
+
+class Net(torch.nn.Module):
+    """An encoder and a decoder of two blocks each, held by containers that are never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = torch.nn.ModuleList(Block() for _ in range(2))
+        self.decoder = torch.nn.ModuleList(Block() for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in (*self.encoder, *self.decoder):
+            x = block(x)
+        return x
+
+    def seen(self) -> list[tuple[torch.dtype, torch.dtype]]:
+        """What the encoder's and then the decoder's blocks ran in."""
+        return [block.seen for block in (*self.encoder, *self.decoder)]
+
+
+P = hmp.Policy("scoped", bf16={"linear", "softmax"}, fp32={"softmax @ decoder", "linear @ *.1.linear"})
+UNDER_P = [(LOW, LOW), (WIDE, LOW), (LOW, WIDE), (WIDE, WIDE)]
+UNCAST = [(WIDE, WIDE)] * 4
+HALVES = hmp.Policy("halves", dtype=HALF, bf16={"linear", "softmax"})
+
+
+def ran(model: torch.nn.Module, called: Callable[..., object] | None = None) -> list[tuple[torch.dtype, torch.dtype]]:
+    (called or model)(X)
+    return model.seen()  # type: ignore[no-any-return, operator]
+
+
+def marks(model: torch.nn.Module) -> list[str]:
+    return [path for path, module in model.named_modules() if "_hmp_applied" in vars(module)]
+
+
+def test_scope_apply_and_remove():
+    model = Net()
+    assert hmp.apply(model, P) is model
+    assert ran(model) == UNDER_P
+    assert not hmp.casts_enabled()
+    hmp.remove(model)
+    assert ran(model) == UNCAST and marks(model) == []
+
+
+def test_scope_marks_are_where_another_policy_may_be_in_force():
+    model = Net()
+    hmp.apply(model, hmp.Policy(bf16={"linear"}, fp32={"softmax @ decoder.1"}))
+    assert marks(model) == ["", "decoder.1", "decoder.1.linear"]
+    hmp.apply(model, hmp.Policy(fp32={"softmax @ decoder"}, bf16={"softmax @ decoder.0.linear"}))
+    assert marks(model) == ["", "decoder", *(f"decoder.{i}{rest}" for i in range(2) for rest in ("", ".linear"))]
+    hmp.apply(model, P.unscoped)
+    assert marks(model) == [""] and ran(model) == [(LOW, LOW)] * 4
+
+
+def test_scope_costs_models_without_scoped_lines_nothing():
+    model = Net()
+    hmp.apply(model, P.unscoped)
+    with hmp.convert(policy=P.unscoped, model=model), hmp.casts(P.unscoped, model=model):
+        assert marks(model) == [""]
+        assert "_call_impl" not in vars(Block) and "_call_impl" not in vars(torch.nn.Linear)
+
+
+def test_scope_a_container_that_is_reached_past_and_a_module_that_calls_its_uncle():
+    model = Net()
+    model.encoder[1].reach = lambda: model.decoder[0].linear  # a grandchild of another branch
+    hmp.apply(model, hmp.Policy(bf16={"linear"}, fp32={"linear @ decoder"}))
+    with hmp.record() as report:
+        model(X)
+    rows = {(row.module, row.compute) for row in report.rows if row.op == "linear"}
+    # the reached one is itself inside the decoder, whoever calls it
+    assert rows == {
+        ("encoder.0.linear", "bfloat16"), ("encoder.1.linear", "bfloat16"), ("decoder.0.linear", "float32"),
+        ("decoder.1.linear", "float32"),
+    }  # fmt: skip
+
+
+def test_scope_convert_with_a_model_and_nested_conversions():
+    model, outside = Net(), Block()
+    with hmp.convert(policy=P, model=model):
+        assert ran(model) == UNDER_P
+        outside(X)
+        assert outside.seen == (LOW, LOW) and F.linear(X, X).dtype == LOW
+        model.decoder[0](X)  # a call of one module
+        assert model.decoder[0].seen == (LOW, WIDE)
+        with hmp.convert(policy=HALVES):
+            assert ran(model) == [(HALF, HALF)] * 4
+            with hmp.convert(policy=P.replace(scoped=P.scoped[:1]), model=model):
+                assert ran(model) != UNDER_P
+            assert ran(model) == [(HALF, HALF)] * 4
+        assert ran(model) == UNDER_P
+    assert ran(model) == UNCAST and marks(model) == [] and not hmp.is_converted()
+
+
+def test_scope_convert_takes_paths_and_revert_takes_marks_off(tmp_path, torch_differences):
+    model = Net()
+    (tmp_path / "fp32.txt").write_text("softmax @ decoder.1\n")
+    (tmp_path / "bf16.txt").write_text("linear\nsoftmax\n")
+    outer = hmp.convert("O1", tmp_path / "bf16.txt", tmp_path / "fp32.txt", model=model)
+    inner = hmp.convert(policy=P, model=model)
+    assert ran(model) == UNDER_P
+    inner.revert()
+    assert ran(model) == [*[(LOW, LOW)] * 3, (LOW, WIDE)]
+    outer.revert()
+    assert marks(model) == [] and torch_differences() == []
+    hmp.convert(policy=P, model=model)
+    hmp.apply(model, P)
+    with hmp.casts(P, model=model):
+        hmp.revert()
+        assert ran(model) == UNCAST and marks(model) == [] and torch_differences() == []
+
+
+def test_scope_the_outer_handle_takes_the_inner_conversions_marks_off():
+    model = Net()
+    outer = hmp.convert()
+    hmp.convert(policy=P, model=model)
+    outer.revert()
+    assert marks(model) == [] and not hmp.is_converted()
+
+
+def test_scope_a_region_with_a_model():
+    model = Net()
+    region = hmp.casts(P, model=model)
+    assert marks(model) == []
+    with region:
+        assert ran(model) == UNDER_P and F.linear(X, X).dtype == LOW
+    assert ran(model) == UNCAST
+    hmp.revert()
+    with region:
+        assert ran(model) == UNDER_P
+    assert ran(model, region(lambda x: model(x))) == UNDER_P
+    del region
+    gc.collect()
+    assert marks(model) == []
+
+
+def test_scope_a_region_does_not_keep_its_model():
+    model = Net()
+    region, seen = hmp.casts(P, model=model), weakref.ref(model)
+    with region:
+        model(X)
+    hmp.revert()
+    del model
+    gc.collect()
+    assert seen() is None
+    with pytest.raises(hmp.HmpError, match="the model whose modules policy 'scoped' speaks of is gone; make another region"), region:
+        pass
+
+
+def test_scope_what_is_entered_inside_wins_as_without_scopes():
+    model = Net()
+    hmp.apply(model, P)
+    with hmp.convert(policy=HALVES), hmp.casts(HALVES):
+        assert ran(model) == UNDER_P
+    with hmp.disable_casts():
+        assert ran(model) == UNCAST
+    hmp.remove(model)
+    with hmp.convert(policy=P, model=model):
+        with hmp.casts(HALVES):
+            assert ran(model) == [(HALF, HALF)] * 4
+        with hmp.disable_casts():
+            assert ran(model) == UNCAST
+            with hmp.enable_casts():
+                assert ran(model) == UNDER_P
+        hmp.apply(model, HALVES)
+        assert ran(model) == [(HALF, HALF)] * 4
+
+
+@pytest.mark.parametrize("inner_first", [True, False])
+def test_scope_a_model_inside_another_keeps_its_own_policy(inner_first: bool):
+    inner = Net()
+    model = torch.nn.Sequential(inner)
+    outer = hmp.Policy(fp32={"linear @ 0.encoder.0"}, bf16={"softmax"})
+    for each in sorted([(model, outer), (inner, P)], key=lambda pair: (pair[0] is model) == inner_first):
+        hmp.apply(*each)
+    model(X)
+    assert inner.seen() == UNDER_P
+    hmp.remove(inner)
+    model(X)
+    assert inner.seen() == [(WIDE, LOW)] * 4
+    hmp.remove(model)
+    assert marks(model) == []
+
+
+def test_scope_copies_carry_it_and_pickles_do_not():
+    model = Net()
+    hmp.apply(model, P)
+    twin = copy.deepcopy(model)
+    assert ran(twin) == UNDER_P
+    hmp.remove(model)
+    assert ran(twin) == UNDER_P and ran(model) == UNCAST
+    buffer = io.BytesIO()
+    torch.save(twin, buffer)
+    for loaded in (pickle.loads(pickle.dumps(twin)), torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)):
+        assert marks(loaded) == [] and ran(loaded) == UNCAST
+    assert ran(twin._replicate_for_data_parallel()) == UNDER_P  # type: ignore[operator]
+    # a part of it is no application of its own
+    assert ran_of(copy.deepcopy(twin.decoder[0])) == (WIDE, WIDE)
+
+
+def ran_of(block: Block) -> tuple[torch.dtype, torch.dtype]:
+    block(X)
+    return block.seen
+
+
+def test_scope_two_models_in_threads_and_tasks():
+    models = [(hmp.apply(Net(), P), UNDER_P), (hmp.apply(Net(), HALVES.replace(fp32={"softmax @ decoder"})), None)]
+    wanted = [wanted or ran(model) for model, wanted in models]
+    found: list[bool] = []
+
+    def often(index: int) -> None:
+        found.extend(ran(models[index][0]) == wanted[index] for _ in range(30))
+
+    threads = [threading.Thread(target=often, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    async def task(index: int) -> bool:
+        await asyncio.sleep(0)
+        return ran(models[index][0]) == wanted[index]
+
+    async def tasks() -> list[bool]:
+        return await asyncio.gather(*(task(index % 2) for index in range(6)))
+
+    assert all(found) and len(found) == 60 and all(asyncio.run(tasks()))
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_scope_a_checkpoint_recomputes_under_the_line_of_its_module(reentrant: bool):
+    class Checkpointed(Net):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            for block in (*self.encoder, *self.decoder):
+                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=reentrant)
+            return x
+
+    model = hmp.apply(Checkpointed(), P)
+    with torch.utils.checkpoint.set_checkpoint_early_stop(False):
+        loss = model(X.clone().requires_grad_()).sum()
+        for block in (*model.encoder, *model.decoder):
+            block.seen = None
+        loss.backward()
+    assert model.seen() == UNDER_P  # as the recomputation had it
+
+
+def test_scope_an_exception_in_a_scoped_module_leaves_no_trace():
+    model = Net()
+    hmp.apply(model, P)
+
+    def fail() -> torch.nn.Module:
+        raise KeyError
+
+    model.decoder[0].reach = fail
+    with pytest.raises(KeyError):
+        model(X)
+    assert not hmp.casts_enabled() and F.linear(X, X).dtype == WIDE
+
+
+@hmp.bf16_function
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+def test_scope_decorated_functions_know_the_policy_of_the_module_they_are_called_in():
+    class Calls(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen = rounded(x).dtype, torch.softmax(x, -1).dtype
+            return x
+
+    model = torch.nn.Sequential(Calls(), Calls())
+    hmp.apply(model, hmp.Policy(bf16={"softmax"}, fp32={"softmax @ 1"}))
+    model(X)
+    assert [block.seen for block in model] == [(LOW, LOW), (LOW, WIDE)]
+
+
+def test_scope_a_scripted_part_is_no_module_that_a_line_reaches():
+    with pytest.warns(DeprecationWarning, match="torch.jit.script"):
+        scripted = torch.jit.script(torch.nn.Linear(4, 4))
+    with pytest.raises(hmp.OpListError, match=r"'softmax @ 0' matches no module"):
+        hmp.apply(torch.nn.Sequential(scripted, Block()), hmp.Policy(fp32={"softmax @ 0"}))
+
+
+def test_scope_a_class_that_cannot_be_followed_leaves_no_marks():
+    class Odd(Block):
+        __call__ = staticmethod(lambda x: x)  # type: ignore[assignment]
+
+    model = torch.nn.Sequential(Block(), Odd())
+    with pytest.raises(hmp.HmpError, match=r"apply\(\) cannot follow Odd.__call__"):
+        hmp.apply(model, hmp.Policy(fp32={"softmax @ ?"}))
+    assert marks(model) == []
+
+
+# --- real models, beside plain torch -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def t5() -> torch.nn.Module:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.T5Config(
+        vocab_size=40, d_model=16, d_kv=8, d_ff=32, num_layers=2, num_decoder_layers=2, num_heads=2, decoder_start_token_id=0,
+        dropout_rate=0.1, attn_implementation="eager",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def by_hand(model: torch.nn.Module) -> Iterator[list[tuple[bool, torch.dtype]]]:
+    """A stretch in which plain torch has softmax in float32 inside the decoder and in bfloat16 elsewhere; it notes each."""
+    softmax, inside, notes = F.softmax, [False], []
+
+    def cast(scores: torch.Tensor, **kwargs: int) -> torch.Tensor:
+        result = softmax(scores.float() if inside[0] else scores.bfloat16(), **kwargs)  # type: ignore[arg-type]
+        notes.append((inside[0], result.dtype))
+        return result.float()
+
+    def entering(*_: object) -> None:
+        inside[0] = True
+
+    def leaving(*_: object) -> None:
+        inside[0] = False
+
+    hooks = model.decoder.register_forward_pre_hook(entering), model.decoder.register_forward_hook(leaving)
+    F.softmax = cast  # type: ignore[assignment]
+    try:
+        yield notes
+    finally:
+        F.softmax = softmax
+        for hook in hooks:
+            hook.remove()
+
+
+def test_scope_t5_has_one_softmax_in_the_decoder_and_another_in_the_encoder(t5: torch.nn.Module):
+    ids = torch.randint(1, 40, (2, 5))
+
+    def step(model: torch.nn.Module) -> list[torch.Tensor]:
+        model.zero_grad()
+        torch.manual_seed(1)
+        result = model(input_ids=ids, labels=ids)
+        result.loss.backward()
+        return [result.loss.detach(), result.logits.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)]
+
+    with by_hand(t5) as notes:
+        wanted = step(t5)
+    assert set(notes) == {(True, WIDE), (False, LOW)} and len(notes) == 6
+    policy = hmp.Policy("t5", bf16={"softmax"}, fp32={"softmax @ decoder.*", "dropout", "matmul", "linear"})
+    hmp.apply(t5, policy)
+    with hmp.record() as report:
+        found = step(t5)
+    hmp.remove(t5)
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0)
+    rows = {(row.module.partition(".")[0], row.rule, row.source, row.compute) for row in report.rows if row.op == "softmax"}
+    assert rows == {("encoder", "bf16", "softmax", "bfloat16"), ("decoder", "fp32", "softmax @ decoder.*", "float32")}
+    with hmp.convert(policy=policy, model=t5):
+        torch.testing.assert_close(step(t5), wanted, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("scope", ["shared", "encoder.embedding", "decoder"])
+def test_scope_a_shared_embedding_follows_the_lines_of_all_its_paths(scope: str):
+    class Half(torch.nn.Module):
+        def __init__(self, embedding: torch.nn.Module) -> None:
+            super().__init__()
+            self.embedding, self.own = embedding, torch.nn.Embedding(4, 4)
+
+        def forward(self, ids: torch.Tensor) -> tuple[torch.dtype, torch.dtype]:
+            return self.embedding(ids).dtype, self.own(ids).dtype
+
+    shared = torch.nn.Embedding(4, 4)
+    model = torch.nn.ModuleDict({"shared": shared, "encoder": Half(shared), "decoder": Half(shared)})
+    ids = torch.arange(4)
+    with hmp.convert(policy=hmp.Policy(bf16={f"embedding @ {scope}"}), model=model):
+        assert shared(ids).dtype == LOW
+        assert model["encoder"](ids) == (LOW, WIDE) and model["decoder"](ids) == (LOW, LOW if scope == "decoder" else WIDE)
+    assert shared(ids).dtype == WIDE

@@ -1,0 +1,202 @@
+"""Which line holds in which module: hmp's resolution beside one that is written out naively, and the rules one by one."""
+
+from __future__ import annotations
+
+import fnmatch
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from hmp import scopes
+from hmp.tables import Listed
+from strategies import RULES
+
+CASTS = ("bf16", "fp32", "promote")
+# each with the names that mean the same
+SAME = {"softmax": {"softmax"}, "linear": {"linear"}, "mul": {"mul", "multiply"}, "multiply": {"mul", "multiply"}}
+
+
+class Node(torch.nn.Module):
+    """A module that holds others by these names."""
+
+    def __init__(self, **inside: torch.nn.Module) -> None:
+        super().__init__()
+        for name, module in inside.items():
+            self.add_module(name, module)
+
+
+def listed(model: torch.nn.Module, policy: hmp.Policy) -> dict[str, dict[str, str | None]]:
+    """For each path the list that each op is on there, as hmp resolves it."""
+    policies = scopes.resolve(policy, model)
+    found = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        sources = {op: Listed(policies[module]).source(op) for op in SAME}
+        found[path] = {op: None if source is None else source.cast for op, source in sources.items()}
+    return found
+
+
+class Tie(Exception):
+    pass
+
+
+def naive(model: torch.nn.Module, lines: list[tuple[str, str | None, str]]) -> dict[str, dict[str, str | None]]:
+    """The same, from the text of the rule alone. `lines` are (name, scope, list)."""
+    paths: dict[torch.nn.Module, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(path)
+
+    def rank(module: torch.nn.Module, scope: str | None) -> tuple[int, int] | None:
+        if scope is None:
+            return (10**6, 0)
+        steps = []
+        for path in paths[module]:
+            parts = path.split(".") if path else []
+            for up in range(len(parts) + 1):
+                if fnmatch.fnmatchcase(".".join(parts[: len(parts) - up]), scope):
+                    steps.append(up)
+        return (min(steps), -sum(letter not in "*?" for letter in scope)) if steps else None
+
+    found: dict[str, dict[str, str | None]] = {}
+    for module, its_paths in paths.items():
+        told: dict[str, str | None] = {}
+        for op, names in SAME.items():
+            ranked = [(rank(module, scope), name, cast) for name, scope, cast in lines if name in names]
+            best = min((r for r, *_ in ranked if r is not None), default=None)
+            those = [(name, cast) for r, name, cast in ranked if r == best and best is not None]
+            for name in names:
+                if {(name, "bf16"), (name, "fp32")} <= set(those):
+                    raise Tie
+            # BF16 and FP32 before promote; its own name before a synonym's
+            those.sort(key=lambda each: (each[1] == "promote", each[0] != op))
+            told[op] = those[0][1] if those else None
+        for path in its_paths:
+            found[path] = told
+    return found
+
+
+names = st.sampled_from(["a", "b", "c"])
+leaves = st.builds(Node)
+trees = st.recursive(leaves, lambda inside: st.dictionaries(names, inside, max_size=3).map(lambda held: Node(**held)), max_leaves=8)
+globs = st.lists(st.sampled_from(["a", "b", "c", ".", "*", "?"]), min_size=1, max_size=4).map("".join)
+lines = st.lists(st.tuples(st.sampled_from(sorted(SAME)), globs, st.sampled_from(CASTS)), min_size=1, max_size=5)
+unscoped = st.dictionaries(st.sampled_from(sorted(SAME)), st.sampled_from(CASTS), max_size=4)
+
+
+@RULES
+@given(data=st.data(), tree=trees, scoped=lines, everywhere=unscoped)
+def test_scope_resolution_is_the_naive_one(data: st.DataObject, tree: Node, scoped, everywhere) -> None:
+    modules = [module for module in tree.modules() if isinstance(module, Node)]
+    if data.draw(st.booleans()):  # one module at two paths
+        tree.add_module("shared", data.draw(st.sampled_from([m for m in modules if m is not tree] or [Node()])))
+    paths = [path for path, _ in tree.named_modules(remove_duplicate=False)]
+    scoped = [line for line in scoped if any(fnmatch.fnmatchcase(path, line[1]) for path in paths)]
+    entries: dict[str, set[str]] = {cast: {name for name, on in everywhere.items() if on == cast} for cast in CASTS}
+    for name, glob, cast in scoped:
+        entries[cast].add(f"{name} @ {glob}")
+    every = [*scoped, *((name, None, cast) for name, cast in everywhere.items())]
+    try:
+        wanted = naive(tree, every)
+    except Tie:
+        with pytest.raises(hmp.OpListError):
+            scopes.resolve(hmp.Policy(**entries), tree)  # type: ignore[arg-type]
+        return
+    try:
+        policy = hmp.Policy(**entries)  # type: ignore[arg-type]
+    except hmp.OpListError:
+        return  # one scope on both lists is refused, also where another line settles it
+    assert listed(tree, policy) == wanted
+
+
+TREE = Node(encoder=Node(block=Node(), last=Node()), decoder=Node(block=Node(inner=Node())))
+
+
+def on(policy: hmp.Policy, op: str = "softmax", model: torch.nn.Module = TREE) -> dict[str, str | None]:
+    return {path: lists[op] for path, lists in listed(model, policy).items()}
+
+
+def test_scope_holds_in_the_module_and_in_all_inside_it_over_the_unscoped_lists():
+    found = on(hmp.Policy(bf16={"softmax"}, fp32={"softmax @ decoder"}))
+    assert found == {path: "fp32" if path.startswith("decoder") else "bf16" for path in found}
+    found = on(hmp.Policy(bf16={"softmax"}, fp32={"softmax @ decoder.*"}))
+    assert found == {path: "fp32" if path.startswith("decoder.") else "bf16" for path in found}
+    found = on(hmp.Policy(promote={"softmax @ *.block"}, fp32={"softmax"}))
+    assert found == {path: "promote" if ".block" in path else "fp32" for path in found}
+
+
+def test_scope_a_star_matches_the_model_itself_and_no_other_glob_does():
+    assert set(on(hmp.Policy(fp32={"softmax @ *"})).values()) == {"fp32"}
+    assert on(hmp.Policy(fp32={"softmax @ *?"}))[""] is None
+
+
+def test_scope_the_nearest_module_wins_and_then_the_more_exact_glob():
+    policy = hmp.Policy(fp32={"softmax @ decoder"}, bf16={"softmax @ *.block"}, promote={"softmax @ decoder.bloc?"})
+    found = on(policy)
+    assert found["decoder"] == "fp32" and found["encoder.block"] == "bf16"
+    assert found["decoder.block"] == found["decoder.block.inner"] == "promote"  # twelve characters of it against six
+    # characters in brackets are a wildcard
+    assert on(hmp.Policy(fp32={"softmax @ *r.block"}, bf16={"softmax @ [encod]*.block"}))["decoder.block"] == "fp32"
+
+
+def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
+    bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
+    bf16.write_text("softmax @ *r.block\n")
+    fp32.write_text("gelu\nsoftmax @ *.blockr\nsoftmax @ e*.block\n")
+    with pytest.raises(hmp.OpListError, match="matches no module"):
+        scopes.resolve(hmp.Policy.load(tmp_path), TREE)
+    fp32.write_text("gelu\nsoftmax @ e*.block\n")
+    with pytest.raises(hmp.OpListError) as caught:
+        scopes.resolve(hmp.Policy.load(tmp_path), TREE)
+    one, other = ("softmax @ *r.block", "BF16", f"{bf16}:1"), ("softmax @ e*.block", "FP32", f"{fp32}:2")
+    assert str(caught.value) == (
+        f"{other[2]}: {other[0]!r} on the {other[1]} list and {one[0]!r} on the {one[1]} list ({one[2]}) speak of the same op for one "
+        "module, and neither scope is nearer or more exact; take one of them out, or write more of a path"
+    )
+    fp32.write_text("gelu\nsoftmax @ e*.block\nsoftmax @ encoder.block\n")  # settled
+    assert on(hmp.Policy.load(tmp_path))["encoder.block"] == "fp32"
+
+
+def test_scope_a_module_at_several_paths_follows_the_lines_of_all():
+    shared = Node()
+    model = Node(embedding=shared, encoder=Node(embedding=shared), decoder=Node(embedding=shared))
+    found = on(hmp.Policy(fp32={"softmax @ decoder"}), model=model)
+    assert found == {
+        "": None, "embedding": "fp32", "encoder": None, "encoder.embedding": "fp32", "decoder": "fp32", "decoder.embedding": "fp32",
+    }  # fmt: skip
+    with pytest.raises(hmp.OpListError, match="speak of the same op for one module"):
+        on(hmp.Policy(fp32={"softmax @ encoder"}, bf16={"softmax @ decoder"}), model=model)
+    found = on(hmp.Policy(fp32={"softmax @ encoder"}, bf16={"softmax @ decoder", "softmax @ embedding"}), model=model)
+    assert found["encoder"] == "fp32" and found["encoder.embedding"] == "bf16"
+
+
+def test_scope_a_line_takes_synonyms_and_forms_along_and_leaves_the_rest_of_a_name():
+    policy = hmp.Policy(bf16={"mul", "imul", "_convolution"}, fp32={"multiply @ decoder", "conv2d @ decoder"})
+    effective = scopes.resolve(policy, TREE)[TREE.decoder]  # type: ignore[index]
+    source = Listed(effective).source
+    assert {op: source(op).cast for op in ("mul", "rmul", "imul", "conv2d", "conv1d")} == {
+        "mul": "fp32", "rmul": "fp32", "imul": "fp32", "conv2d": "fp32", "conv1d": "bf16",
+    }  # fmt: skip
+    assert source("mul").text == "multiply @ decoder"
+
+
+def test_scope_a_scoped_star_is_every_op_that_is_on_no_list_there():
+    policies = scopes.resolve(hmp.Policy(bf16={"linear", "*"}, fp32={"* @ decoder"}), TREE)
+    there = Listed(policies[TREE.decoder])  # type: ignore[index]
+    assert there.star.text == "* @ decoder" and there.source("linear").cast == "bf16"
+    assert Listed(policies[TREE]).star.text == "*"
+
+
+def test_scope_modules_with_the_same_lines_share_a_policy():
+    policies = scopes.resolve(hmp.Policy(fp32={"softmax @ *.block"}), TREE)
+    assert len({id(policy) for policy in policies.values()}) == 2
+
+
+def test_scope_modules_that_hold_each_other_are_resolved():
+    one, other = Node(), Node()
+    one.add_module("other", other)
+    other.add_module("one", one)
+    policies = scopes.resolve(hmp.Policy(fp32={"softmax @ other"}), one)
+    assert policies[other].fp32 == {"softmax"} and policies[one].fp32 == set()

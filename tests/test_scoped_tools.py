@@ -1,0 +1,269 @@
+"""Scoped lines where policies are shown, checked, recorded and compared, and under other people's trainers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp import cli, list_check
+from hmp.compat import gaudi_config
+
+LOW, WIDE = torch.bfloat16, torch.float32
+X = torch.linspace(-1, 1, 8).reshape(2, 4)
+
+
+class Part(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.softmax(self.linear(x), -1)
+        self.seen = y.dtype
+        return y.float()
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder, self.decoder = Part(), Part()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.decoder(self.encoder(x))
+
+    @property
+    def seen(self) -> tuple[torch.dtype, torch.dtype]:
+        return self.encoder.seen, self.decoder.seen
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lists = tmp_path / "mine"
+    lists.mkdir()
+    (lists / "bf16.txt").write_text("linear\nsoftmax\n")
+    (lists / "fp32.txt").write_text("exp\n\nsoftmax @ decoder\nsoftmax @ *.linear\n")
+    (lists / "promote.txt").write_text("add\n")
+    return lists
+
+
+def test_scope_explain_names_the_lines(folder: Path):
+    policy = hmp.Policy.load(folder)
+    rule = hmp.explain("special.softmax", policy)
+    assert (rule.cast, rule.listed_as) == ("bf16", "softmax")
+    lines = ("softmax @ *.linear, on the fp32 list ({}:4)", "softmax @ decoder, on the fp32 list ({}:3)")
+    assert rule.scoped == tuple(line.format(folder / "fp32.txt") for line in lines)
+    assert f"\n  in some modules: softmax @ decoder, on the fp32 list ({folder / 'fp32.txt'}:3)\n" in str(rule)
+    assert "softmax @ decoder" in rule._repr_html_()
+    assert hmp.explain("linear", policy).scoped == () and hmp.explain("view", policy).scoped == ()
+    assert hmp.explain("gelu", hmp.Policy(fp32={"* @ head"})).scoped == ("* @ head, on the fp32 list",)
+    model = hmp.apply(torch.nn.Sequential(), hmp.Policy(fp32={"softmax @ *"}))
+    model.register_forward_pre_hook(lambda *_: seen.append(hmp.explain("softmax").scoped))
+    seen: list[tuple[str, ...]] = []
+    model(X)
+    assert seen == [("softmax @ *, on the fp32 list",)]
+
+
+def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    found = {each.name: each for each in list_check.check(list_check.files_of(folder))}
+    assert found["softmax"].level == found["softmax @ decoder"].level == "ok"
+    message = found["softmax @ decoder"].message
+    assert message.startswith("inside modules whose path 'decoder' matches: its castable inputs become float32 (R2); at torch.softmax")
+    assert cli.main(["check", str(folder)]) == 0
+    (folder / "bf16.txt").write_text("linear\nsoftmax @ decoder\nlinear @ decoder\nlinear @ decoder\nrelu @ a b\nnope @ a\n")
+    assert cli.main(["check", str(folder), "--problems"]) == 1
+    told = capsys.readouterr().out
+    for line in (
+        "softmax @ decoder: is on the bf16 list too, as 'softmax @ decoder' ",
+        "bf16.txt:4: linear @ decoder: the same op as 'linear @ decoder' in line 3",
+        "bf16.txt:5: 'relu @ a b' has a scope, and 'a b' is no glob over module paths",
+        "bf16.txt:6: nope @ a: ",
+    ):
+        assert line in told
+
+
+def test_scope_lists_diff_and_explain_of_the_shell(folder: Path, capsys: pytest.CaptureFixture[str]):
+    assert cli.main(["lists", str(folder)]) == 0
+    assert "fp32:\n  exp\n  softmax @ *.linear\n  softmax @ decoder\n" in capsys.readouterr().out
+    other = hmp.Policy.load(folder).unscoped.save(folder.parent / "other")
+    assert cli.main(["diff", str(folder), str(other)]) == 1
+    assert "softmax @ decoder   fp32     -> unlisted" in capsys.readouterr().out
+    assert cli.main(["explain", "softmax", "--policy", str(folder), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["scoped"][1].startswith("softmax @ decoder, on the fp32 list")
+
+
+def test_scope_run_says_that_it_has_no_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    script = tmp_path / "script.py"
+    script.write_text("")
+    assert cli.main(["run", "--policy", str(folder), str(script)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"hmp run: {folder / 'fp32.txt'}:4: 'softmax @ *.linear' speaks of the modules of a model")
+
+
+def test_scope_a_verbose_conversion_names_the_lines(folder: Path, caplog: pytest.LogCaptureFixture):
+    caplog.set_level("INFO", "hmp")
+    hmp.convert(policy=folder, model=Net(), verbose=True)
+    assert "  fp32: exp, softmax @ *.linear, softmax @ decoder" in caplog.messages
+
+
+def test_scope_the_report_names_the_line_of_each_row(folder: Path):
+    policy = hmp.Policy.load(folder).replace(name="mine")
+    model = hmp.apply(Net(), policy)
+    with hmp.record() as report:
+        model(X)
+    rows = {row.module: (row.rule, row.source, row.compute) for row in report.rows if row.op == "softmax"}
+    assert rows == {
+        "encoder": ("bf16", f"softmax ({folder / 'bf16.txt'}:2)", "bfloat16"),
+        "decoder": ("fp32", f"softmax @ decoder ({folder / 'fp32.txt'}:3)", "float32"),
+    }
+    assert [hmp.Policy.from_dict(each) for each in report.policies] == [policy]
+    assert report.never_called == ["add", "exp", "softmax @ *.linear"]
+    assert "softmax @ decoder (mine/fp32.txt:3)" in str(report)
+    with hmp.convert(policy=policy, model=hmp.remove(model)), hmp.record() as again:
+        model(X)
+    assert [row.source for row in again.rows] == [row.source for row in report.rows]
+
+
+def test_scope_the_report_tells_lines_apart_that_do_the_same():
+    model = hmp.apply(Net(), hmp.Policy(fp32={"softmax @ decoder", "softmax @ encoder"}))
+    with hmp.record() as report:
+        model(X)
+    assert [row.source for row in report.rows if row.op == "softmax"] == ["softmax @ encoder", "softmax @ decoder"]
+
+
+def test_scope_the_page_of_a_report_is_written(tmp_path: Path):
+    pytest.importorskip("jinja2")
+    model = hmp.apply(Net(), hmp.Policy(bf16={"linear", "softmax"}, fp32={"softmax @ decoder", "exp @ encoder"}))
+    with hmp.record() as report:
+        model(X)
+    report.to_html(tmp_path / "report.html")
+    assert "softmax @ decoder" in (tmp_path / "report.html").read_text()
+
+
+def test_scope_compare_follows_the_lines(folder: Path):
+    policy, model = hmp.Policy.load(folder), Net()
+
+    def errors(**given) -> dict[str, float]:
+        result = hmp.compare(model, X, loss=lambda out: out.square().sum(), **given)
+        assert model.seen == (LOW, WIDE)
+        return {row.module: row.isolated for row in result.rows if row.op == "softmax" and row.direction == "forward"}
+
+    found = errors(policy=policy)
+    assert found["encoder"] > 0 and found["decoder"] == 0
+    assert not any("_hmp_applied" in vars(module) for module in model.modules())
+    hmp.apply(model, policy)
+    assert errors(policy=policy) == errors() == found
+    with pytest.raises(hmp.HmpError, match="is applied to the model, whose calls follow it and not"):
+        hmp.compare(model, X, policy.unscoped)
+
+
+RECIPE = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.decoder = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    def forward(self, x):
+        return self.decoder(self.encoder(x).float())
+model = Net
+batches = lambda: [torch.ones(2, 4)]
+loss = lambda model, batch: model(batch).float().square().mean()
+"""
+
+
+def test_scope_compare_and_benchmark_of_the_shell(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    lists = hmp.Policy("mine", bf16={"linear"}, fp32={"linear @ decoder"}).save(tmp_path / "mine")
+    assert cli.main(["compare", str(recipe), "--policy", str(lists), "--json", str(tmp_path / "found.json")]) == 0
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    computed = {row["module"]: row["dtype"] for row in rows if row["op"] == "linear" and row["direction"] == "forward"}
+    assert computed == {"model.encoder": "bfloat16", "model.decoder": "float32"}
+    assert cli.main(["benchmark", str(recipe), "--policies", f"float32,{lists}", "--seconds", "0.01", "--steps", "1"]) == 0
+
+
+def test_scope_benchmark_takes_the_model():
+    model, policy = Net(), hmp.Policy("mine", bf16={"linear", "softmax"}, fp32={"softmax @ decoder"})
+    seen = set()
+
+    def step() -> float:
+        loss = model(X).square().sum()
+        seen.add(model.seen)
+        return float(loss.detach())
+
+    with hmp.convert(policy=policy, model=model):
+        hmp.benchmark(step, ["float32", policy], model=model, rounds=1, steps=1, device="cpu")
+        assert seen == {(WIDE, WIDE), (LOW, WIDE)}
+        model(X)
+        assert model.seen == (LOW, WIDE)
+    with pytest.raises(hmp.HmpError, match="'softmax @ decoder' speaks of the modules of a model"):
+        hmp.benchmark(step, [policy])
+    with pytest.raises(hmp.OpListError, match="matches no module"):
+        hmp.benchmark(step, [policy.replace(fp32={"softmax @ elsewhere"}, scoped=())], model=model)
+
+
+def test_scope_gaudi_configurations_speak_of_the_model():
+    model = Net()
+    config = {"use_habana_mixed_precision": True, "hmp_bf16_ops": ["linear", "softmax"], "hmp_fp32_ops": ["softmax @ decoder"]}
+    applied = gaudi_config.apply(config, model)
+    model(X)
+    assert model.seen == (LOW, WIDE)
+    applied.revert()
+    assert not any("_hmp_applied" in vars(module) for module in model.modules())
+
+
+POLICY = hmp.Policy("mine", bf16={"linear", "softmax"}, fp32={"softmax @ *decoder"})
+
+
+def test_scope_a_trainers_callback_speaks_of_its_model():
+    pytest.importorskip("transformers")
+    from hmp.compat.transformers import HMPCallback
+
+    model, callback = Net(), HMPCallback(POLICY.to_dict())
+    callback.attach(model)
+    model(X)
+    assert model.seen == (LOW, WIDE)
+    callback.detach()
+    assert not any("_hmp_applied" in vars(module) for module in model.modules())
+
+
+def test_scope_fabric_speaks_of_the_module_that_it_sets_up():
+    fabrics = pytest.importorskip("lightning.fabric")
+    from hmp.compat.lightning import HMPPrecision
+
+    run = fabrics.Fabric(accelerator="cpu", plugins=[HMPPrecision(POLICY)])
+    with pytest.raises(hmp.HmpError, match=r"there is no module yet that they could speak of; call fabric.setup\(module\) first"):
+        run.autocast().__enter__()
+    model = Net()
+    run.setup(model)(X)
+    assert model.seen == (LOW, WIDE)
+    with pytest.raises(hmp.HmpError, match=r"and this is the second that is set up; give the plugin policy.unscoped"):
+        run.setup(Net())
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_scope_a_lightning_trainer_speaks_of_its_module(tmp_path: Path):
+    lightning = pytest.importorskip("lightning.pytorch")
+    from hmp.compat.lightning import HMPPrecision
+
+    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: torch.Tensor, index: int) -> torch.Tensor:
+            return self.net(batch).square().sum()  # type: ignore[no-any-return]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    for _ in range(2):
+        module = Module()
+        lightning.Trainer(
+            max_steps=1, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, default_root_dir=tmp_path, plugins=[HMPPrecision(POLICY)],
+        ).fit(module, torch.utils.data.DataLoader([torch.ones(4)]))  # fmt: skip
+        assert module.net.seen == (LOW, WIDE)

@@ -1,0 +1,176 @@
+"""The user's task as tune() runs it: every run begins alike, and model, batches and random state are afterwards as they were."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+from hmp.tune.result import TuneResult
+from tune_kit import overflowing, perceptron, sgd, squared
+
+
+def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> TuneResult:
+    return hmp.tune(model, batches, loss=loss, **{"optimizer": sgd, "objective": "memory", "steps": 2, "budget": "6 evaluations"} | options)
+
+
+def test_a_metric_that_leaves_the_model_in_eval_changes_no_later_run() -> None:
+    def accuracy(model: nn.Module) -> float:
+        model.eval()
+        with torch.no_grad():
+            return float(model(batches[0])[:, 0].mean())
+
+    model, batches = perceptron()
+    model.drop = nn.Dropout(0.5)
+    seen = []
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        seen.append(model.training)
+        return squared(model, x)
+
+    tuned(model, batches, loss, metric=accuracy, tolerance=0.5)
+    assert all(seen)
+    assert all(module.training for module in model.modules())
+
+
+class Caching(nn.Module):
+    """Puts other tensors in its buffers' places: a cache that grows, one that begins as None, one made in the first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(16, 8)
+        self.register_buffer("grows", torch.zeros(1))
+        self.register_buffer("none", None)
+        self.register_buffer("counts", torch.zeros(1), persistent=False)
+        self.alias = self.counts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.grows = torch.cat([self.grows, self.grows])
+        self.none = x.mean(0)
+        self.counts += 1
+        if not hasattr(self, "made"):
+            self.register_buffer("made", torch.ones(8))
+        return torch.softmax(self.linear(x) + self.made, -1)
+
+
+def test_buffers_that_forward_replaces_are_put_back() -> None:
+    model, batches = Caching(), perceptron()[1]
+    before = copy.deepcopy(model.state_dict())
+    tuned(model, batches)
+    assert {name: value.shape for name, value in model.state_dict().items()} == {name: value.shape for name, value in before.items()}
+    assert model.none is None
+    assert model.counts is model.alias
+    assert float(model.counts) == 0.0
+
+
+def test_random_state_is_kept_where_the_batches_draw() -> None:
+    model, batches = perceptron()
+    loader = torch.utils.data.DataLoader(torch.cat(batches), batch_size=32, shuffle=True)
+    before = torch.get_rng_state()
+    tuned(model, loader)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
+    seen = []
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
+        scale = batch.pop("scale")
+        batch["x"].mul_(scale)
+        seen.append(float(batch["x"].abs().sum()))
+        return squared(model, batch["x"])
+
+    model, batches = perceptron()
+    given = [{"x": x, "scale": 2.0} for x in batches]
+    before = copy.deepcopy(given)
+    tuned(model, given, loss)
+    assert len(set(seen)) == len(batches)
+    for was, now in zip(before, given, strict=True):
+        assert now["scale"] == 2.0
+        assert torch.equal(was["x"], now["x"])
+
+
+def test_a_batch_that_nothing_writes_to_is_given_as_it_is() -> None:
+    seen = []
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        seen.append(id(x))
+        return squared(model, x)
+
+    model, batches = perceptron()
+    tuned(model, batches, loss)
+    assert seen.count(id(batches[0])) > len(seen) // 4
+
+
+def test_an_optimizer_that_wants_a_closure_trains() -> None:
+    model, batches = perceptron()
+    result = tuned(model, batches, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)
+    assert result.best.fits
+
+
+def test_training_without_a_gradient_is_refused() -> None:
+    model, batches = perceptron()
+    with pytest.raises(hmp.HmpError, match="has no gradient"):
+        tuned(model, batches, torch.no_grad()(squared))
+
+
+def test_gradients_of_a_sparse_embedding_are_compared() -> None:
+    class Words(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.out = nn.Embedding(20, 8, sparse=True), nn.Linear(8, 8)
+
+        def forward(self, words: torch.Tensor) -> torch.Tensor:
+            return torch.softmax(self.out(self.words(words)), -1)
+
+    torch.manual_seed(0)
+    batches = [torch.randint(0, 20, (4, 5)) for _ in range(2)]
+    result = tuned(Words(), batches, lambda model, words: model(words).square().mean(), tolerance={"gradient": 0.9})
+    assert 0.9 <= result.best.gradient_cosine <= 1.0 + 1e-9
+
+
+def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> None:
+    class Experts(nn.Module):
+        """Which one is used is told by what the low dtype cannot tell apart."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.experts = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)])
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            chosen = int(torch.mul(x, 257.0 / 256.0)[0, 0] > 1.001)
+            return self.experts[chosen](x).float().square().mean()
+
+    torch.manual_seed(0)
+    result = tuned(Experts(), [torch.ones(2, 4)], lambda model, x: model(x), ops=["mul"], tolerance={"gradient": 0.5})
+    low = next(trial for trial in result.trials if trial.low == ("mul",))
+    assert low.gradient_cosine == 0.0
+    assert not low.fits
+
+
+def test_what_the_users_code_raises_under_a_policy_is_laid_on_the_policy() -> None:
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        found = model(x).float().square().mean()
+        assert torch.isfinite(found), "diverged"
+        return found
+
+    model, batches = overflowing()
+    result = tuned(model, batches, loss, start=hmp.Policy(bf16={"exp", "log", "linear", "add"}, dtype=torch.float16), budget=None)
+    assert any(trial.why == "AssertionError: diverged" for trial in result.trials)
+    assert result.best.fits
+
+
+def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
+    torch.manual_seed(0)
+    model, batches, threads = nn.Linear(777, 1_000), [torch.randn(2, 777)], torch.get_num_threads()
+    nn.init.normal_(model.weight)
+    try:
+        for each in (1, 2):
+            torch.set_num_threads(each)
+            tuned(model, batches, lambda model, x: model(x).float().square().mean(), folder=tmp_path, optimizer=None)
+    finally:
+        torch.set_num_threads(threads)
