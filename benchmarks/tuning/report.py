@@ -202,6 +202,19 @@ moved by a thousandth of themselves, less than their rounding to bfloat16; "seed
 A tolerance between the two judges precision, and neither luck nor the draw of the weights."""
 
 
+_NO_INSTRUCTIONS = """\
+This processor has no bfloat16 instructions (neither avx512_bf16 nor amx_bf16), and a product of matrices takes {ratio} times as long in
+bfloat16 as in float32: lists with nothing in low precision are the right find for time here, and what a search is able to shows in the
+bytes below. Another processor gives another table."""
+
+
+def _processor(about: dict[str, Any]) -> list[str]:
+    """A word about the processor, where it decides the table."""
+    if {"avx512_bf16", "amx_bf16"} & set(about.get("bf16 instructions", ())) or about.get("device") != "cpu":
+        return []
+    return [_NO_INSTRUCTIONS.format(ratio=about.get("bf16 matmul / float32 matmul")), ""]
+
+
 def report(tasks: Sequence[Found], cases: Sequence[Found], about: dict[str, Any], command: str, seconds: float) -> str:
     """The page."""
     lines = ["# Tuned lists", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `tuning.json`.", ""]
@@ -212,7 +225,7 @@ def report(tasks: Sequence[Found], cases: Sequence[Found], about: dict[str, Any]
         said = _QUALITY.format(seeds=", ".join(map(str, first["seeds"])), longer=first["steps"] / first["steps of the search"])
         lines += ["## The tasks", "", *(f"- {found['name']}: {found['about']}; {found['steps']} steps" for found in tasks), ""]
         lines += ["## After training", "", said, "", *quality(tasks), ""]
-        lines += ["## Time of a training step, as a ratio to torch.autocast's", "", *times(tasks), ""]
+        lines += ["## Time of a training step, as a ratio to torch.autocast's", "", *_processor(about), *times(tasks), ""]
         lines += ["## Bytes kept for backward, as a ratio to float32's", "", *memory(tasks), ""]
     if any(found["broken"] for found in tasks):
         lines += ["## Planted failures", "", *planted(tasks), ""]
