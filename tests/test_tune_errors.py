@@ -99,3 +99,14 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     assert not result["habana"].fits
     assert result["habana"].why == "ValueError: only float32 here"
     assert "linear" in result.policy.fp32
+
+
+def test_other_data_or_another_loss_is_another_search(tmp_path) -> None:
+    model, batches = perceptron()
+    arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
+    hmp.tune(model, batches, loss=squared, **arguments)
+    with pytest.raises(hmp.HmpError, match=r"is of a search with another model, data"):
+        hmp.tune(model, [2 * x for x in batches], loss=squared, **arguments)
+    with pytest.raises(hmp.HmpError, match=r"is of a search with another model, data"):
+        hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **arguments)
+    hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)

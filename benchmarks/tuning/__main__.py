@@ -1,6 +1,6 @@
 """`python -m benchmarks.tuning`: what hmp.tune() finds for six models and three planted failures, and how far it stays from the best.
 
-Writes TUNING.md and tuning.json. A run that is stopped goes on where it was with the same --out; about an hour on two idle cores.
+Writes TUNING.md and tuning.json. A run that is stopped goes on where it was with the same --out; about 50 minutes on one idle core.
 """
 
 from __future__ import annotations

@@ -23,11 +23,11 @@ START, NUDGED = "start", "float32, nudged"
 class Extent:
     """How much is measured. The seeds are others than the search's, which is 0."""
 
-    seeds: tuple[int, ...] = (1, 2, 3)
+    seeds: tuple[int, ...] = (1, 2)
     longer: float = 2.0
-    rounds: int = 9
+    rounds: int = 7
     seconds: float = 0.3
-    budget: str | None = None
+    budget: str | None = "20 evaluations"
 
 
 QUICK = Extent(seeds=(1,), longer=1.0, rounds=3, seconds=0.05, budget="12 evaluations")

@@ -13,6 +13,7 @@ import torch
 
 from .. import scopes
 from ..benchmark.variants import in_force
+from ..casting import each_tensor
 from ..errors import HmpError, NonFiniteError
 from ..numerics.nonfinite import detect_nonfinite
 from ..policy import Policy, as_policy
@@ -67,8 +68,8 @@ def run(
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
     key = key_of(
-        [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()], _sum(model), len(task.batches), task.trains, task.steps,
-        seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
+        [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()], _digest(model.parameters()),
+        _digest(each_tensor(task.batches)), *map(_code, (loss, metric, optimizer)), task.steps, seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
     )  # fmt: skip
     shows = shown(progress)
     journal = Journal(target, key, resume)
@@ -94,13 +95,21 @@ def _written(result: TuneResult, folder: Path) -> TuneResult:
     return result
 
 
-def _sum(model: torch.nn.Module) -> str:
-    """What tells one state of the parameters from another. Of their bytes: a sum depends on the number of threads."""
+def _digest(tensors: Iterable[torch.Tensor]) -> str:
+    """What tells these tensors from others. Of their bytes: a sum depends on the number of threads."""
     found = hashlib.sha256()
-    for p in model.parameters():
-        if p.layout is torch.strided:
-            found.update(p.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    for tensor in tensors:
+        if tensor.layout is torch.strided and not tensor.is_nested:
+            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return found.hexdigest()
+
+
+def _code(function: Any) -> Any:
+    """What tells a function from others, as far as its code does."""
+    code = getattr(function, "__code__", None)
+    return (
+        None if function is None else type(function).__name__ if code is None else (code.co_code, code.co_names, repr(code.co_consts[:1]))
+    )
 
 
 class Search:
