@@ -67,10 +67,10 @@ def run(
     target = None if folder is None else Path(folder)
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
-    key = key_of(
-        [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()], _digest(model.parameters()),
-        _digest(each_tensor(task.batches)), *map(_code, (loss, metric, optimizer)), task.steps, seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops), torch.__version__, str(task.device),
-    )  # fmt: skip
+    of_model = [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()]
+    of_data = (_digest(model.parameters()), _digest(each_tensor(task.batches)), *map(_code, (loss, metric, optimizer)))
+    how = (task.steps, seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops))
+    key = key_of(of_model, of_data, how, torch.__version__, str(task.device))
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
