@@ -109,4 +109,7 @@ def test_other_data_or_another_loss_is_another_search(tmp_path) -> None:
         hmp.tune(model, [2 * x for x in batches], loss=squared, **arguments)
     with pytest.raises(hmp.HmpError, match=r"is of a search with another model, data"):
         hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **arguments)
+    hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 2, **{**arguments, "folder": tmp_path / "twice"})
+    with pytest.raises(hmp.HmpError, match=r"is of a search with another model, data"):
+        hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 3, **{**arguments, "folder": tmp_path / "twice"})
     hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)

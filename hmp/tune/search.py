@@ -107,9 +107,9 @@ def _digest(tensors: Iterable[torch.Tensor]) -> str:
 def _code(function: Any) -> Any:
     """What tells a function from others, as far as its code does."""
     code = getattr(function, "__code__", None)
-    return (
-        None if function is None else type(function).__name__ if code is None else (code.co_code, code.co_names, repr(code.co_consts[:1]))
-    )
+    if code is None:
+        return None if function is None else type(function).__name__
+    return code.co_code, code.co_names, [each for each in code.co_consts if isinstance(each, (int, float, str))]
 
 
 class Search:
