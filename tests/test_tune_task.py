@@ -218,3 +218,23 @@ def test_the_lists_of_a_search_that_ended_are_there_after_a_second_call(tmp_path
     again = tuned(model, batches, folder=tmp_path / "b", budget=None, tolerance=0.1)
     assert hmp.Policy.load(tmp_path / "b") == again.policy == result.policy
     assert again.folder == str(tmp_path / "b")
+
+
+def test_a_model_with_a_transform_inside_is_tuned_for_time_and_not_for_memory() -> None:
+    """torch lets nobody see what is kept for backward there."""
+    model, batches = torch.nn.Linear(4, 4), [torch.ones(2, 4)]
+
+    def loss(model: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda y: torch.tanh(y).sum())(x)
+        return (model(x) * slope).square().mean()
+
+    arguments = {"loss": loss, "optimizer": sgd, "steps": 3, "budget": "3 evaluations"}
+    assert hmp.tune(model, batches, **arguments).best.fits
+    with pytest.raises(hmp.HmpError, match="a step keeps nothing for backward, or nobody may see it"):
+        hmp.tune(model, batches, **arguments, objective="memory")
+
+
+def test_what_is_only_evaluated_keeps_nothing() -> None:
+    model = torch.nn.Linear(4, 4).requires_grad_(False)
+    with pytest.raises(hmp.HmpError, match='there is nothing to make small; give objective="time"'):
+        hmp.tune(model, [torch.ones(2, 4)], loss=lambda m, x: m(x).square().mean(), objective="memory")

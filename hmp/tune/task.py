@@ -138,19 +138,19 @@ class Task:
 
     def timer(self, policy: Policy | None) -> Callable[[], float]:
         """A function that gives the seconds of a step under `policy`: the mean of a few, after a first one."""
-        step = self._stepper()
         count = 0
 
         def sample() -> float:
             nonlocal count
+            self.from_the_start()  # no further into training than the trial was: there it may diverge
+            step = self._stepper()
             with self.under(policy):
                 started = time.perf_counter()
                 step()
-                if not count:
-                    synchronize(self.device)
-                    count = min(max(math.ceil(_TIMED_SECONDS / max(time.perf_counter() - started, 1e-9)), 1), 200)
-                    step()
                 synchronize(self.device)
+                if not count:
+                    enough = math.ceil(_TIMED_SECONDS / max(time.perf_counter() - started, 1e-9))
+                    count = max(min(enough, self.steps - 1), 1)
                 started = time.perf_counter()
                 for _ in range(count):
                     step()
@@ -195,11 +195,10 @@ class Task:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         saved, has_gradient = 0, False
         for at, batch in enumerate(self.batches[:LOOKED_AT]):
-            storages = Storages(self._snapshot.tensors)
-            with storages.hooks():
+            if at == 0:
+                loss, saved = self._watched(batch)
+            else:
                 loss = self.loss(batch)
-            saved = storages.bytes if at == 0 else saved
-            del storages
             if loss.requires_grad:
                 loss.backward()
                 has_gradient = True
@@ -207,6 +206,18 @@ class Task:
             return None, saved
         # a parameter that no batch reached has its place, for another policy may reach it
         return tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
+
+    def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
+        """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
+        storages = Storages(self._snapshot.tensors)
+        try:
+            with storages.hooks():
+                return self.loss(batch), storages.bytes
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+        self.from_the_start()
+        return self.loss(batch), 0
 
     def _train(self) -> tuple[float, float]:
         """The mean loss of the last pass over the batches, and the median seconds of a step."""

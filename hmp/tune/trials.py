@@ -43,7 +43,9 @@ class Trials:
     def begin(self) -> None:
         """Runs float32, which all others are held against. HmpError where it gives nothing to keep to."""
         known = self._journal.trial(FLOAT32, _NO_LISTS)
-        self._note(self._in_float32() if known is None else known)
+        reference = self._note(self._in_float32() if known is None else known)
+        if self.objective == "memory" and not reference.saved_bytes:
+            raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
 
     def _in_float32(self) -> Trial:
         outcome = self._outcome(None)
