@@ -148,7 +148,7 @@ TASKS = [
         _gpt2,
         _text,
         _loss_of_model,
-        annealed(3e-3, 40),
+        annealed(1.5e-3, 80),
         160,
         LOSS,
         transformers=True,
