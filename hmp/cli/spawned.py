@@ -43,7 +43,7 @@ def run_as_parent_would() -> dict[str, Any]:
 
     values = json.loads(os.environ[_VARIABLE])
     name, path = values.pop("init_main_from_name", None), values.pop("init_main_from_path", None)
-    options = argparse.Namespace(**values)
+    options = argparse.Namespace(report=None, **values)  # the report is of the process that was started
     run.prepare(options)
     pass_on(options)
     if name is not None and name.rpartition(".")[2] != "__main__":  # as multiprocessing has it
