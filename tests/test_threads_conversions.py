@@ -282,6 +282,7 @@ def test_a_first_call_while_the_policy_changes_ends() -> None:
     assert torch.sin(torch.ones(1)).dtype is torch.float32
 
 
+@pytest.mark.slow
 def test_tuples_that_other_threads_are_making_are_left_alone() -> None:
     """Python refuses to finish a tuple that somebody else refers to, and a list of all objects refers to it."""
 
