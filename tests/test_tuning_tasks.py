@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,4 +192,6 @@ def test_the_command_writes_its_page_and_goes_on_where_it_was(tmp_path: Path, mo
     assert [found["name"] for found in written["tasks"]] == ["low-loss"]
     monkeypatch.setattr(command, "measured", lambda *_: pytest.fail("measured again"))
     command.main(arguments)
-    assert (tmp_path / "TUNING.md").read_text(encoding="utf-8").split("## The tasks")[1] == page.split("## The tasks")[1]
+    again = (tmp_path / "TUNING.md").read_text(encoding="utf-8")
+    found, before = (re.sub(r"takes [\d.]+ times", "takes", text.split("## The tasks")[1]) for text in (again, page))
+    assert found == before  # but for the processor, which is measured each time
