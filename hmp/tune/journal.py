@@ -9,9 +9,8 @@ from typing import Any
 
 from ..errors import HmpError
 from ..policy import Policy
+from .files import JSON_FILE
 from .result import Flow, Trial, TuneResult, Unit, result_of, trial_of, unit_of
-
-FILE = "tune.json"
 
 
 class Journal:
@@ -25,7 +24,7 @@ class Journal:
         self.units: tuple[Unit, ...] = ()
         self.flows: tuple[Flow, ...] = ()
         self.result: TuneResult | None = None  # of a search that ended by itself
-        file = None if folder is None else folder / FILE
+        file = None if folder is None else folder / JSON_FILE
         if file is None or not resume or not file.is_file():
             return
         try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..policy import Policy
+from .decisions import Key
 from .tolerance import Tolerance
 
 _NESTED = ("policy", "best", "trials", "units", "flows")
@@ -40,7 +41,7 @@ class Unit:
     @property
     def name(self) -> str:
         """As a list spells it."""
-        return f"{self.op} @ {self.module}" if self.module else self.op
+        return str(Key(self.op, self.module))
 
 
 @dataclass(frozen=True)

@@ -172,8 +172,10 @@ class Search:
         return trial
 
     def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+        before = len(self._trials.made)
         trial = self._trials.of(name, policy, low, left)
-        self._tell()
+        if len(self._trials.made) > before:
+            self._tell()
         return trial
 
     def _tell(self) -> None:
@@ -188,7 +190,7 @@ class Search:
 
     def _measure(self) -> None:
         if self._journal.units:
-            self._units = {self._decisions.key(unit.op, unit.module or ""): unit for unit in self._journal.units}
+            self._units = {Key(unit.op, unit.module): unit for unit in self._journal.units}
             self._flows = self._journal.flows
         else:
             found = probe(self._task, self._decisions)
@@ -248,7 +250,6 @@ class Search:
     def _makers_of_nan(self, low: frozenset[Key]) -> frozenset[Key]:
         """The units of `low` that make NaN or Inf of finite numbers, as far as the first finding tells."""
         self._trials.budget.take()
-        self._task.from_the_start()
         try:
             with detect_nonfinite():
                 self._task.run(self._decisions.policy(low))

@@ -44,6 +44,11 @@ class Outcome:
     failure: str = ""
 
 
+def failed(why: str) -> Outcome:
+    """What comes of a policy under which nothing ran to its end."""
+    return Outcome(math.nan, None, None, math.nan, 0, why)
+
+
 class Task:
     """Model, batches and loss, and how they are run. HmpError for what cannot be run."""
 

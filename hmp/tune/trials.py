@@ -7,7 +7,6 @@ import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -17,7 +16,7 @@ from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal
 from .result import Objective, Trial
-from .task import Task, cosine
+from .task import Outcome, Task, cosine, failed
 from .tolerance import Tolerance
 
 FLOAT32 = "float32"
@@ -59,9 +58,8 @@ class Trials:
         """float32's."""
         return self._task.gradient()
 
-    def _outcome(self, policy: Policy | None) -> Any:
+    def _outcome(self, policy: Policy | None) -> Outcome:
         self.budget.take()
-        self._task.from_the_start()
         return self._task.run(policy)
 
     def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
@@ -75,14 +73,12 @@ class Trials:
             return self._note(known)
         try:
             outcome = self._outcome(policy)
-        except (Over, HmpError) as error:
-            if not isinstance(error, OpListError):
-                raise
-            trial = self._failure(name, policy, low, str(error))
-            return self._note(trial)
+        except OpListError as error:
+            outcome = failed(str(error))
+        except (Over, HmpError):
+            raise
         except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
-            trial = self._failure(name, policy, low, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-            return self._note(trial)
+            outcome = failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
         trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)))
         if not trial.fits:
             return self._note(trial)
@@ -100,7 +96,7 @@ class Trials:
         led = statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won)
         return replace(trial, ratio=statistics.median(own), led=led)
 
-    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Any) -> Trial:
+    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Outcome) -> Trial:
         reference = self.made[FLOAT32]
         loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
         metric_change = None
@@ -123,10 +119,6 @@ class Trials:
             why=why,
         )
 
-    def _failure(self, name: str, policy: Policy, low: frozenset[Key] | None, why: str) -> Trial:
-        names = None if low is None else tuple(sorted(map(str, low)))
-        return Trial(name, policy, names, math.nan, math.nan, None, None, None, math.nan, 0, False, why)
-
     def _note(self, trial: Trial) -> Trial:
         same = sum(1 for name in self.made if name.partition(" (")[0] == trial.name)
         trial = replace(trial, name=f"{trial.name} ({same + 1})") if same else trial
@@ -137,7 +129,6 @@ class Trials:
 
     def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
         """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
-        self._task.from_the_start()
         samplers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
         found: list[list[float]] = [[] for _ in trials]
         for at in range(rounds):
