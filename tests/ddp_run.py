@@ -9,7 +9,7 @@ import os
 import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import lightning.pytorch as pl
 import torch
@@ -92,6 +92,7 @@ def by_fabric() -> None:
     network = Net()
     model, optimizer = fabric.setup(network, sgd(network))
     write(network, loop(model, optimizer, loader(DistributedSampler(dataset(), shuffle=False)), fabric.backward), fabric.global_rank)
+    leave()
 
 
 def by_accelerate() -> None:
@@ -104,6 +105,7 @@ def by_accelerate() -> None:
     rank = accelerator.process_index
     data = loader(DistributedSampler(dataset(), shuffle=False))
     write(network, loop(model, optimizer, data, accelerator.backward), rank)
+    leave()
 
 
 def by_torch() -> None:
@@ -115,6 +117,7 @@ def by_torch() -> None:
     losses = loop(model, sgd(network), data, torch.Tensor.backward)
     write(network, losses, torch.distributed.get_rank())
     torch.distributed.destroy_process_group()
+    leave()
 
 
 def loop(model: nn.Module, optimizer: Any, data: Any, backward: Any) -> list[float]:
@@ -127,6 +130,15 @@ def loop(model: nn.Module, optimizer: Any, data: Any, backward: Any) -> list[flo
             backward(loss)
             optimizer.step()
     return losses
+
+
+def leave() -> NoReturn:
+    """Ends the process while the model, and so its group, lives.
+
+    The last reference to a gloo group waits, with the GIL, for gloo's threads; one of them may be waiting for the GIL to drop what
+    backward() put into the thread's state (ProcessGroupGloo's destructor in torch 2.13, with hmp or without it).
+    """
+    os._exit(0)
 
 
 def write(network: Net, losses: list[float], rank: int) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -124,12 +125,16 @@ def _one_process(tmp_path):
         dist.destroy_process_group()
 
 
+_ALIVE: list[Any] = []  # a model that dies right after backward may wait for gloo's threads for ever (leave() of ddp_run.py)
+
+
 @gloo
 @pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=lambda o: next(iter(o), "plain"))
 def test_ddp_trains_the_same_with_caches(options, tmp_path):
     def scenario():
         model = net()
         ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
+        _ALIVE.append(ddp)
         optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05, fused=True)
         seen = []
         for step in range(3):

@@ -262,7 +262,8 @@ if "RANK" in os.environ:
     torch.distributed.all_reduce(ranks)
     assert ranks == 1
     torch.distributed.destroy_process_group()
-print(torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype, __name__, flush=True)
+dtype = torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype
+os.write(1, f"{dtype} {__name__}\\n".encode())  # whole lines, whoever else writes
 """
 
 
