@@ -93,6 +93,17 @@ class Step:
     batches: Sequence[Any] = ()
 
 
+def no_scalar(loss: Any) -> str:
+    """What is wrong with what loss(model, batch) returned, and the remedy; "" for a tensor with one element."""
+    if isinstance(loss, torch.Tensor):
+        if loss.numel() == 1:
+            return ""
+        what = f"a tensor of shape {tuple(loss.shape)}"
+    else:
+        what = f"an object of type {type(loss).__name__}"
+    return f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()"
+
+
 class _Position:
     """Which batch is next; a state that can be put back like an optimizer's."""
 
@@ -116,11 +127,10 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
         position.index += 1
         (model if optimizer is None else optimizer).zero_grad()
         loss = of(model, batch)
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = (
-                f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
-            )
-            raise RecipeError(f"{recipe.path}: loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
+        wrong = no_scalar(loss)
+        if wrong:
+            raise RecipeError(f"{recipe.path}: {wrong}")
+        assert isinstance(loss, torch.Tensor)
         if loss.requires_grad:
             loss.backward()
             if optimizer is not None:

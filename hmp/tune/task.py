@@ -21,6 +21,7 @@ from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.variants import in_force
 from ..errors import HmpError
 from ..policy import Policy
+from ..recipe import no_scalar
 from ..state import disable_casts
 from .batches import Unchanged
 from .compiled import compiled_anew
@@ -102,13 +103,10 @@ class Task:
     def loss(self, batch: Any) -> torch.Tensor:
         """The user's loss of one batch. HmpError where it is no scalar tensor."""
         found = self._unchanged.call(self._loss, self.model, batch)
-        if not isinstance(found, torch.Tensor) or found.numel() != 1:
-            shape = (
-                f"a tensor of shape {tuple(found.shape)}"
-                if isinstance(found, torch.Tensor)
-                else f"an object of type {type(found).__name__}"
-            )
-            raise HmpError(f"loss(model, batch) returned {shape}; return a scalar tensor, such as its .mean()")
+        wrong = no_scalar(found)
+        if wrong:
+            raise HmpError(wrong)
+        assert isinstance(found, torch.Tensor)
         return found
 
     def from_the_start(self) -> None:
