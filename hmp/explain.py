@@ -8,6 +8,7 @@ from . import kernels, op_names, sites, state, tables
 from .policy import DEFAULT, Policy, as_policy
 from .rules import EVERY_OP
 from .rules import Rule as ListEntry
+from .units import dtype_name
 
 _MEANING = {
     "bf16": "its castable inputs become the low dtype (R1)",
@@ -108,7 +109,7 @@ def _why(op: str, source: ListEntry | None) -> str:
 def _without_kernel(op: str) -> str:
     devices: dict[str, list[str]] = {}
     for device, dtype in sorted(kernels.known(sites.ancestry(op)), key=str):
-        devices.setdefault("any device" if device == "*" else device, []).append(str(dtype).removeprefix("torch."))
+        devices.setdefault("any device" if device == "*" else device, []).append(dtype_name(dtype))
     return "".join(
         f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()
     )

@@ -7,6 +7,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from .rules import CASTS
+from .units import dtype_name
 
 if TYPE_CHECKING:
     from .explain import Rule
@@ -70,7 +71,7 @@ def box(*parts: object) -> Html:
 
 def policy(value: Policy) -> Html:
     """A policy: its name, its low dtype, and its lists, folded where they are long."""
-    dtype = str(value.dtype).removeprefix("torch.")
+    dtype = dtype_name(value.dtype)
     parts = [Html(f"policy <b>{text(value.name)}</b>, low dtype {chip(dtype)}, {code(value.fingerprint)}")]
     for cast in CASTS:
         names = value.entries(cast)

@@ -15,6 +15,7 @@ import torch
 from . import jit_trace, op_names, patches
 from .call_rules import CallRule
 from .casting import Tensor
+from .units import dtype_name
 from .verbose import speaks
 
 log = logging.getLogger("hmp")
@@ -101,7 +102,7 @@ class Kernels:
         if first and speaks():
             log.warning(
                 "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
-                self._op, str(dtype).removeprefix("torch."), device,
+                self._op, dtype_name(dtype), device,
             )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from . import presets, sites
 from .errors import HmpError, OpListError
 from .presets import policies
 from .rules import CASTS, EVERY_OP, Cast, Rule, parse_entry, parse_list, read_list
+from .units import dtype_name
 
 log = logging.getLogger("hmp")
 
@@ -215,7 +216,7 @@ class Policy:
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
-        values: dict[str, Any] = {"name": self.name, "dtype": _dtype_name(self.dtype)}
+        values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in CASTS}
         return {**values, "fingerprint": self.fingerprint}
 
@@ -256,7 +257,7 @@ class Policy:
         if self.dtype is torch.bfloat16:
             (target / DTYPE_FILE).unlink(missing_ok=True)  # what another policy may have left there
         else:
-            (target / DTYPE_FILE).write_text(f"{_dtype_name(self.dtype)}\n", encoding="utf-8")
+            (target / DTYPE_FILE).write_text(f"{dtype_name(self.dtype)}\n", encoding="utf-8")
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
@@ -273,7 +274,7 @@ class Policy:
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {_dtype_name(self.dtype)}, {self.fingerprint}"
+        return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
         from . import fragments
@@ -307,10 +308,6 @@ def _refuse_both(bf16: Mapping[str, Rule], fp32: Mapping[str, Rule]) -> None:
         also = f" ({other.place})" if other.path else ""
         spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
         raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
-
-
-def _dtype_name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _list_from_env(cast: Cast, environ: Mapping[str, str], *variables: str) -> tuple[Rule, ...] | None:

@@ -1,6 +1,8 @@
-"""Numbers with their units, as tables show them."""
+"""Numbers with their units, counts and dtypes, as tables and messages show them."""
 
 from __future__ import annotations
+
+import torch
 
 
 def duration(seconds: float) -> str:
@@ -18,3 +20,13 @@ def size(number: float) -> str:
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 call`, `2 calls`."""
+    return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`bfloat16` of torch.bfloat16."""
+    return str(dtype).removeprefix("torch.")

@@ -17,6 +17,7 @@ from .call_rules import CallRule
 from .casting import Caster, Tensor, each_tensor
 from .policy import Policy
 from .rules import Cast
+from .units import dtype_name
 
 log = logging.getLogger("hmp")
 
@@ -97,8 +98,8 @@ class LogObserver:
                 return
             self._said.add(decision)
         if speaks():
-            casts = ", ".join(dict.fromkeys(f"{_short(a)} -> {_short(b)}" for a, b in made)) or "nothing to cast"
-            log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(_short, inputs)), casts)
+            casts = ", ".join(dict.fromkeys(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in made)) or "nothing to cast"
+            log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(dtype_name, inputs)), casts)
 
 
 def caller() -> tuple[str, int]:
@@ -107,7 +108,3 @@ def caller() -> tuple[str, int]:
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*PACKAGES, "<")):
         frame = frame.f_back
     return frame.f_code.co_filename, frame.f_lineno
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -16,6 +16,7 @@ from ..convert import convert
 from ..errors import HmpError, OpListError
 from ..policy import Policy, as_policy
 from ..state import PROCESS, Region
+from ..units import dtype_name
 
 FLOAT32 = "float32"
 AUTOCAST = "autocast"
@@ -57,7 +58,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
     if given == AUTOCAST:
         if not torch.amp.is_autocast_available(device.type):
             raise HmpError(f"torch.autocast does not know the device {device.type!r}; take 'autocast' out of policies, or give device=")
-        low = str(torch.get_autocast_dtype(device.type)).removeprefix("torch.")
+        low = dtype_name(torch.get_autocast_dtype(device.type))
         # entered anew for each step: it keeps the casts of weights until it is left, also when the optimizer has changed the weights
         return Variant(AUTOCAST, f"torch.autocast({device.type!r}), {low}", around_step=lambda: torch.autocast(device.type))
     try:

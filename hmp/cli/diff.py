@@ -7,6 +7,7 @@ import json
 import sys
 
 import hmp
+from hmp.units import count, dtype_name
 
 __all__ = ["add", "run"]
 
@@ -36,15 +37,14 @@ def run(options: argparse.Namespace) -> int:
         return 2
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
     if one.dtype is not other.dtype:
-        changes = {"(low dtype)": (_dtype(one), _dtype(other)), **changes}
+        changes = {"(low dtype)": (dtype_name(one.dtype), dtype_name(other.dtype)), **changes}
     if options.json:
         print(json.dumps(changes, indent=1))
         return 1 if changes else 0
     if not changes:
         print(f"{_called(options.a, one)} and {_called(options.b, other)} are the same")
         return 0
-    count = "1 difference" if len(changes) == 1 else f"{len(changes)} differences"
-    print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count}")
+    print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count(len(changes), 'difference')}")
     width = max(map(len, changes))
     for name, (here, there) in changes.items():
         print(f"  {name:{width}}  {here:8} -> {there}")
@@ -69,7 +69,3 @@ def _of_reports(options: argparse.Namespace) -> int:
 def _called(given: str, policy: hmp.Policy) -> str:
     """The name as it was given, and the preset that it stands for."""
     return f"{given} ({policy.name})" if given in hmp.policies() and given != policy.name else given
-
-
-def _dtype(policy: hmp.Policy) -> str:
-    return str(policy.dtype).removeprefix("torch.")

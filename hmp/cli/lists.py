@@ -8,6 +8,7 @@ import sys
 
 import hmp
 from hmp.rules import CASTS
+from hmp.units import dtype_name
 
 __all__ = ["add", "run"]
 
@@ -55,5 +56,5 @@ def _presets() -> None:
         if policy.name != name:
             print(f"{name:{width}}  is {policy.name} here")
             continue
-        low = str(policy.dtype).removeprefix("torch.")
+        low = dtype_name(policy.dtype)
         print(f"{name:{width}}  {low:9}  {len(policy.bf16):4}  {len(policy.fp32):4}  {len(policy.promote):7}")

@@ -17,6 +17,7 @@ from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
 from ..state import disable_casts, here
+from ..units import dtype_name
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
@@ -143,7 +144,7 @@ def _recorder(statistics: Statistics) -> Seen:
     def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
         listed = rule.kind if rule is not None and rule.kind in ("bf16", "fp32", "promote") else ""
-        key = (call.owner.op, aten, call.direction, call.owner.place.module, str(dtype).removeprefix("torch."))
+        key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 
     return seen

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..json_values import json_values
+from ..text_table import aligned
 from .attribution import Direction
 from .distance import Distance
 
@@ -124,7 +125,7 @@ class Comparison:
             for g in groups[:20]:
                 numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
                 table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
-            lines += ["", *_aligned(table)]
+            lines += ["", *(f"  {line}" for line in aligned(table))]
             if len(groups) > 20:
                 lines.append(f"  and {len(groups) - 20} more")
         lines.append("")
@@ -223,11 +224,3 @@ def _short(value: float) -> str:
 def _most(value: float, limit: int) -> str:
     """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
     return _short(value) if value <= limit else f">{limit}"
-
-
-def _aligned(table: list[tuple[str, ...]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    return [
-        "  " + "  ".join(cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
-        for row in table
-    ]

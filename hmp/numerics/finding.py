@@ -10,6 +10,7 @@ import torch
 
 from ..errors import OpListError
 from ..explain import Rule, explain
+from ..units import dtype_name
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 
@@ -42,7 +43,7 @@ def values(tensor: torch.Tensor) -> Values:
     low, high = (float(real.min()) + 0.0, float(real.max()) + 0.0) if real.numel() else (None, None)
     nan = int(torch.isnan(given).sum())
     inf = int(given.numel() - finite.numel()) - nan
-    return Values(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), low, high, nan, inf)
+    return Values(dtype_name(tensor.dtype), tuple(tensor.shape), low, high, nan, inf)
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     if explained is None or explained.cast is None:
         return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
-    low = str(owner.policy.dtype).removeprefix("torch.")
+    low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
         f", low dtype {low}" if explained.cast == "bf16" else ""
     )

@@ -19,6 +19,7 @@ from ..policy import Policy
 from ..rules import CASTS, EVERY_OP, Rule
 from ..state import Casts, Off
 from ..tables import Listed
+from ..units import dtype_name
 from .rows import Row, grouped
 from .where import Modules
 
@@ -29,7 +30,7 @@ _RULES = {
     "guard": "R12", "guard_in_place": "R12",
 }  # fmt: skip
 UNLISTED = "unlisted"
-_short = {dtype: str(dtype).removeprefix("torch.") for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _clock = time.perf_counter
 _compiling = torch.compiler.is_compiling
 _profiling: Any = torch.autograd.profiler

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
+from ..units import count, dtype_name
 from .rows import FIELDS, Row, grouped
 
 if TYPE_CHECKING:
@@ -97,10 +98,10 @@ class Report:
             )
         traced = sum(row.traced for row in rows)
         if traced:
-            notes.append(f"{_calls(traced)} seen only by a compiler.")
+            notes.append(f"{count(traced, 'call')} seen only by a compiler.")
         raised = sum(row.raised for row in rows)
         if raised:
-            notes.append(f"{_calls(raised)} ended in an exception.")
+            notes.append(f"{count(raised, 'call')} ended in an exception.")
         if self._about["ranks"] > 1:
             notes.append(f"Added up over {self._about['ranks']} ranks.")
         return notes
@@ -126,7 +127,7 @@ class Report:
     def assert_dtype(self, op: str, dtype: torch.dtype) -> None:
         """Raises AssertionError unless `op` was called, and computed in `dtype` every time."""
         rows = [row for row in self.rows if row.op == op and row.compute]
-        wanted = str(dtype).removeprefix("torch.")
+        wanted = dtype_name(dtype)
         if not rows:
             called = ", ".join(sorted({row.op for row in self.rows})) or "nothing"
             raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
@@ -258,10 +259,6 @@ class Report:
         for row in self.rows:
             calls[row.rule] += row.calls
         return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
-
-
-def _calls(number: int) -> str:
-    return "1 call" if number == 1 else f"{number} calls"
 
 
 def _dtypes_by_op(report: Report) -> dict[str, set[str]]:

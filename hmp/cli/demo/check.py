@@ -9,6 +9,7 @@ import torch
 import hmp
 from hmp.cli.demo.step_report import StepReport
 from hmp.cli.demo.training import Outcome
+from hmp.units import dtype_name
 
 __all__ = ["accuracy_failures", "named", "op_failures"]
 
@@ -44,8 +45,8 @@ def op_failures(model: str, wanted: Mapping[str, torch.dtype], step: StepReport)
         for op in _ATEN[name]:
             ran = step.dtypes(op)
             if ran != {dtype}:
-                where = " and ".join(sorted(map(_short, ran))) or "no dtype: it did not run"
-                failures.append(f"{model}: the policy names {name} for {_short(dtype)}, but aten.{op} ran in {where}")
+                where = " and ".join(sorted(map(dtype_name, ran))) or "no dtype: it did not run"
+                failures.append(f"{model}: the policy names {name} for {dtype_name(dtype)}, but aten.{op} ran in {where}")
     return failures
 
 
@@ -57,7 +58,3 @@ def accuracy_failures(reference: Outcome, other: Outcome) -> list[str]:
         f"{other.model}: {other.precision} reached {other.accuracy:.1f} %, more than {_POINTS:g} point from "
         f"{reference.precision}'s {reference.accuracy:.1f} %"
     ]
-
-
-def _short(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

@@ -11,6 +11,7 @@ from ...errors import HmpError
 from ...policy import Policy
 from ...presets import policies
 from ...rules import EVERY_OP, Cast
+from ...units import count, dtype_name
 from ..report import UNLISTED, Report
 from ..rows import Row
 from ..units import share, typeset_duration
@@ -106,7 +107,7 @@ class _Seen:
 
     def __init__(self, report: Report, policy: Policy) -> None:
         self.report, self.policy = report, policy
-        self.low = str(policy.dtype).removeprefix("torch.")
+        self.low = dtype_name(policy.dtype)
         self.rows = report.grouped("op")
         self.seconds = sum(row.op_seconds + row.cast_seconds for row in self.rows)
 
@@ -314,8 +315,7 @@ def _times(rows: Iterable[Row]) -> tuple[float, float]:
 
 
 def _calls(rows: Iterable[Row]) -> str:
-    calls = sum(row.calls for row in rows)
-    return f"{calls} calls" if calls != 1 else "1 call"
+    return count(sum(row.calls for row in rows), "call")
 
 
 def _split(rows: list[Row]) -> list[str]:
