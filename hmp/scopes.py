@@ -150,11 +150,11 @@ def _refuse_tie(spoken: Iterable[tuple[Rule, list[str]]]) -> None:
 def _layers(steps: Mapping[Rule, int]) -> Layers:
     ranked: dict[tuple[int, int], list[Rule]] = {}
     for rule, distance in steps.items():
-        ranked.setdefault((distance, -_exactness(str(rule.scope))), []).append(rule)
+        ranked.setdefault((distance, -exactness(str(rule.scope))), []).append(rule)
     return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
 
 
-def _exactness(scope: str) -> int:
+def exactness(scope: str) -> int:
     """How many characters of the glob are no wildcards; `[0-9]` is one."""
     return len(_WILDCARD.sub("", scope))
 

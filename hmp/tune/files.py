@@ -13,6 +13,8 @@ import torch
 from ..errors import HmpError
 from ..policy import DTYPE_FILE
 from ..rules import CASTS, EVERY_OP, Cast, Rule
+from ..scopes import exactness
+from ..units import count, dtype_name
 from .reasons import gain, percent, why_float32, why_low
 from .result import TuneResult, Unit
 
@@ -62,17 +64,13 @@ def list_files(result: TuneResult) -> dict[str, str]:
     lines = list_lines(result)
     files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in CASTS}
     if result.policy.dtype is not torch.bfloat16:
-        files[DTYPE_FILE] = f"{_low(result)}\n"
+        files[DTYPE_FILE] = f"{dtype_name(result.policy.dtype)}\n"
     return files
-
-
-def _low(result: TuneResult) -> str:
-    return str(result.policy.dtype).removeprefix("torch.")
 
 
 def _heading(result: TuneResult, cast: Cast) -> str:
     """What holds for the whole list, as comments."""
-    said = {"bf16": f"in {_low(result)}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
+    said = {"bf16": f"in {dtype_name(result.policy.dtype)}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
     best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
@@ -82,7 +80,7 @@ def _heading(result: TuneResult, cast: Cast) -> str:
     base = result.trials[0].saved_bytes if result.trials else 0
     if base:
         found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
-    steps = f", {result.steps} step{'' if result.steps == 1 else 's'}" if result.steps else ""
+    steps = f", {count(result.steps, 'step')}" if result.steps else ""
     heading = (
         f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
@@ -128,13 +126,18 @@ def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
     return found
 
 
+def list_by_unit(result: TuneResult) -> dict[str, Cast]:
+    """The list that decides each unit, by the unit's name; units of no list are left out."""
+    return {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
+
+
 def _scoped(unit: Unit, rules: Sequence[Rule]) -> Rule | None:
-    """The scoped rule that decides the unit: of the nearest module, and there the longest; None for none."""
+    """The scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
     parts = (unit.module or "").split(".")
     for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
         matching = [rule for rule in rules if rule.name == unit.op and fnmatchcase(path, rule.scope or "")]
         if matching:
-            return max(matching, key=lambda rule: len(rule.text))
+            return max(matching, key=lambda rule: exactness(str(rule.scope)))
     return None
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from ..report.units import duration, size
+from ..units import count, dtype_name
 from .result import Objective, Trial, TuneResult, Unit
 
 
@@ -14,6 +15,11 @@ def gain(unit: Unit, objective: Objective) -> float:
     if not runs_low(unit):
         return -math.inf
     return float(unit.saved_bytes) if objective == "memory" else unit.seconds_float32 - unit.seconds_low - unit.cast_seconds
+
+
+def by_gain(result: TuneResult) -> list[Unit]:
+    """The units of a search, the most gain first."""
+    return sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
 
 
 def amount(value: float, objective: Objective) -> str:
@@ -52,7 +58,7 @@ def why_low(units: Sequence[Unit], objective: Objective) -> str:
 
 def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
     """What keeps these units out of the low dtype."""
-    low, objective = str(result.policy.dtype).removeprefix("torch."), result.objective
+    low, objective = dtype_name(result.policy.dtype), result.objective
     runs = [unit for unit in units if runs_low(unit)]
     if not runs:
         never = all(math.isinf(unit.seconds_low) for unit in units)
@@ -97,10 +103,10 @@ def _nearest(units: Sequence[Unit], result: TuneResult, fits: bool) -> tuple[Tri
         return None, ""
     nearest = min(tried, key=lambda trial: len(kept ^ set(trial.low or ())))
     others = len(kept.symmetric_difference(nearest.low or ()) - names)
-    return nearest, f" and {others} other change{'' if others == 1 else 's'}" if others else ""
+    return nearest, f" and {count(others, 'other change')}" if others else ""
 
 
 def _calls(units: Sequence[Unit]) -> str:
     calls = sum(unit.calls for unit in units)
     where = f" in {len(units)} modules" if len(units) > 1 else ""
-    return f"{calls} call{'' if calls == 1 else 's'}{where}"
+    return f"{count(calls, 'call')}{where}"

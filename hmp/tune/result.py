@@ -82,6 +82,11 @@ class Trial:
     led: bool = False
     left: tuple[str, ...] = ()
 
+    @property
+    def verdict(self) -> str:
+        """Whether it is within the tolerance, and why not."""
+        return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
+
 
 @dataclass(frozen=True, repr=False)
 class TuneResult:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from ..report.units import duration, size
 from ..rules import CASTS
-from .files import units_by_line
-from .reasons import amount, gain, percent, runs_low
+from ..text_table import aligned
+from ..units import count
+from .files import list_by_unit, units_by_line
+from .reasons import amount, by_gain, gain, percent, runs_low
 from .result import Trial, TuneResult, Unit
 
 _UNITS = 30
@@ -19,19 +21,18 @@ _COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves",
 def table(result: TuneResult) -> str:
     """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
-    steps = f"{_count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
+    steps = f"{count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
     lines = [
         f"hmp tune: {named} lists with {str(result.tolerance) or 'no bound'}",
         f"{result.device}, torch {result.torch}, seed {result.seed}, {steps}, from {result.start}",
         "",
         *_lists(result),
         "",
-        *_aligned([_TRIALS, *(_trial(trial, result) for trial in result.trials)], {0, len(_TRIALS) - 1}),
+        *_ruled([_TRIALS, *(_trial(trial, result) for trial in result.trials)], {0, len(_TRIALS) - 1}),
     ]
     if result.units:
-        ranked = sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
-        listed = {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
-        lines += ["", *_aligned([_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in ranked[:_UNITS])], {0, 1})]
+        ranked, listed = by_gain(result), list_by_unit(result)
+        lines += ["", *_ruled([_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in ranked[:_UNITS])], {0, 1})]
         if len(ranked) > _UNITS:
             lines.append(f"and {len(ranked) - _UNITS} more")
     return "\n".join([*lines, "", *_ended(result), *result.notes])
@@ -51,7 +52,6 @@ def _lists(result: TuneResult) -> list[str]:
 
 
 def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
-    said = "yes" if trial.fits else f"no: {trial.why}" if trial.why else "no"
     return (
         trial.name,
         _NOTHING if trial.low is None else str(len(trial.low)),
@@ -63,7 +63,7 @@ def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
         duration(trial.seconds),
         _NOTHING if trial.ratio is None else f"{trial.ratio:.2f}",
         size(trial.saved_bytes),
-        f"{said}, chosen" if trial.name == result.best.name else said,
+        f"{trial.verdict}, chosen" if trial.name == result.best.name else trial.verdict,
     )
 
 
@@ -113,16 +113,7 @@ def _against_float32(result: TuneResult) -> str:
     return f"{ratio:.2f} of float32's {what}" + ("" if ratio < 1 else ", which is no gain here")
 
 
-def _aligned(rows: Sequence[Sequence[str]], to_the_left: set[int]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(f"{cell:{'<' if at in to_the_left else '>'}{width}}" for at, (cell, width) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]
-    # sentences in the last column may be longer than its name, and the line below the heading is not
-    heading, *body = (line.rstrip() for line in lines)
+def _ruled(rows: Sequence[Sequence[str]], to_the_left: set[int]) -> list[str]:
+    """The rows with a line below the heading, as long as that: sentences in the last column may be longer than its name."""
+    heading, *body = aligned(rows, to_the_left)
     return [heading, "-" * len(heading), *body]
-
-
-def _count(number: int, noun: str) -> str:
-    return f"1 {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,15 +10,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...rules import CASTS
-from ...tune.files import list_lines, units_by_line
-from ...tune.reasons import amount, gain, percent, runs_low, why_float32, why_low
+from ...tune.files import list_by_unit, list_lines, units_by_line
+from ...tune.reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
 from ...tune.result import Trial, TuneResult, Unit, result_of
+from ...units import dtype_name
 from ..units import size, typeset_duration
 from . import charts, render
 
 _BARS = 24
 _ENDS = {
-    "solved": "Nothing cheaper is expected within the tolerance.",
+    "solved": "No change of one unit made it cheaper within the tolerance.",
     "budget": "The budget was spent; a larger one goes on from here.",
     "interrupted": "It was interrupted; the same call goes on from here.",
 }
@@ -29,9 +30,8 @@ _MOST = 20.0
 def tuning_page(values: Mapping[str, Any]) -> str:
     """The page, as HTML, of the search that `values` describe (see above)."""
     result = result_of(values)
-    low = str(result.policy.dtype).removeprefix("torch.")
-    listed = {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
-    ranked = sorted(result.units, key=lambda unit: (-gain(unit, result.objective), unit.name))
+    low = dtype_name(result.policy.dtype)
+    ranked, listed = by_gain(result), list_by_unit(result)
     curve, left_out = _curve(result)
     return render(
         "tuning.html.j2",
@@ -181,7 +181,7 @@ def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
         "ratio": trial.ratio,
         "cost": cost,
         "bytes": trial.saved_bytes,
-        "said": "yes" if trial.fits else f"no: {trial.why}" if trial.why else "no",
+        "said": trial.verdict,
         "fits": trial.fits,
         "chosen": trial.name == result.best.name,
     }
