@@ -205,6 +205,7 @@ def test_benchmark_that_cannot_be_run_is_wrong_use(
     assert printed.err.startswith(f"hmp benchmark: {message.replace('HERE', str(tmp_path))}")
 
 
+@pytest.mark.slow
 def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
     (text,) = [part.partition("```\n")[0] for part in (ROOT / "README.md").read_text().split("```python\n") if "def batches" in part]
     (tmp_path / "recipe.py").write_text(text)

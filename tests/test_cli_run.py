@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -109,8 +110,10 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
     for launcher in ([], RUN):
         command = [sys.executable, *launcher, "wait.py"]
         with subprocess.Popen(
-            command, cwd=scripts, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+            command, cwd=scripts, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # a shell that runs the tests in the background has its children ignore SIGINT
+            preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
+        ) as process:  # fmt: skip
             assert process.stdout is not None
             assert process.stdout.readline() == "up\n"
             time.sleep(0.5)  # it has left print() by then

@@ -145,6 +145,7 @@ def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]
     assert "check passed" not in printed
 
 
+@pytest.mark.slow
 def test_output_is_plain_when_piped() -> None:
     done = subprocess.run([sys.executable, "-m", "hmp", "demo", "--epochs", "1"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode in (0, 1), done.stderr
