@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import as_found, op_names
+from . import as_found, op_names, patches
 from .errors import OpListError
 from .presets import home
 from .rules import EVERY_OP, Rule
@@ -375,7 +375,7 @@ def _declared_in_functional() -> dict[str, tuple[str, ...]]:
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
     """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
     if isinstance(original, types.FunctionType):
-        code = original.__code__
+        code = patches.code_of(original)
         if code.co_argcount:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
