@@ -35,7 +35,7 @@ class Decision:
         self._rule = rule
 
     def also_at(self, site: Site) -> Decision:
-        """This decision, for a function that stands at `site` too."""
+        """The decision for a function that stands at `site` too."""
         return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
 
     @property
