@@ -26,6 +26,10 @@ _known: list[weakref.ref[Any]] = []
 _collected: tuple[int, ...] | None = None
 
 
+# A parameter refers to its class, and some 40 things of torch's do: with more there is a model, and no need to look for its parameters.
+_FEW = 64
+
+
 def find() -> Living:
     """What is alive now. For while no collection runs: convert() sees to that."""
     global _collected
@@ -38,11 +42,13 @@ def find() -> Living:
             before = [o for o in [reference() for reference in _known] if o is not None]
             found = _chosen({id(o): o for o in (*before, *young)}.values(), _module_classes())
         if found is None or _collections() != now:
-            # a partial refers to its class, and so does a parameter: a loop in C over all objects
-            found = _chosen(gc.get_referrers(functools.partial, torch.nn.Parameter), {torch.nn.Parameter})
-            if found.modules:
+            found = None
+            if sys.getrefcount(torch.nn.Parameter) < _FEW:
+                # a partial refers to its class, and so does a parameter: a loop in C over all objects
+                found = _chosen(gc.get_referrers(functools.partial, torch.nn.Parameter), {torch.nn.Parameter})
+            if found is None or found.modules:
                 # there are models: another loop over all objects, in a few times the time
-                found = Living(found.partials, _of_types(_module_classes(), 0, 1, 2))
+                found = _chosen(_of_types({functools.partial, *_module_classes()}, 0, 1, 2), _module_classes())
             _collected = now
     _known[:] = [weakref.ref(o) for o in (*found.partials, *found.modules)]
     return found

@@ -19,7 +19,7 @@ def keep() -> None:
     overrides.get_default_nowrap_functions()
     overrides.get_ignored_functions()
     for name, translated in (("get_testing_overrides", _by_function), ("_get_overridable_functions", _by_namespace)):
-        cached = getattr(overrides, name, None)
+        cached: Any = getattr(overrides, name, None)
         fill = getattr(cached, "__wrapped__", None)
         if isinstance(fill, types.FunctionType) and hasattr(cached, "cache_info") and not cached.cache_info().currsize:
             patches.swap(fill, _filling(patches.plain(fill), translated))

@@ -45,27 +45,30 @@ class Decision:
             self._rule = _call_rule(self.sites[0], self.kind, self._low)
         return self._rule
 
-    def entry(self, table: dict[Any, Callable[..., Any]]) -> Callable[..., Any]:
-        """What stands in `table` for the function: its wrapper, or what makes that at the first call and puts it there.
-
-        There is one wrapper, whoever asks: it remembers what failed.
-        """
+    def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in the place of the function, which `plain` is as torch has it. One for all who ask: it knows what failed."""
         found: Callable[..., Any] | None = vars(self).get("_wrapper")
-        if found is not None:
-            return found
-        original = self.original
-        plain = patches.plain(original)  # now: at the first call it may be patched
+        # atomic: threads that make it at once have the same one afterwards
+        return vars(self).setdefault("_wrapper", op_wrap(plain, self.rule)) if found is None else found
 
-        def made() -> Callable[..., Any]:
-            # atomic: threads that make it at once have the same one afterwards
-            table[original] = wrapper = vars(self).setdefault("_wrapper", op_wrap(plain, self.rule))
-            return wrapper  # type: ignore[no-any-return]
 
-        def first_call(*args: Any, **kwargs: Any) -> Any:
-            return made()(*args, **kwargs)
+class Uncalled:
+    """Stands in a table for a wrapper that nobody has called yet: makes it, and puts it in its own place."""
 
-        first_call.made = made  # type: ignore[attr-defined]  # for switches
-        return first_call
+    __slots__ = ("_decision", "_plain", "_table")
+
+    def __init__(self, table: dict[Any, Callable[..., Any]], decision: Decision) -> None:
+        self._table = table
+        self._decision = decision
+        self._plain = patches.plain(decision.original)  # now: at the first call it may be patched
+
+    def made(self) -> Callable[..., Any]:
+        """The wrapper."""
+        wrapper = self._table[self._decision.original] = self._decision.wrapper(self._plain)
+        return wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.made()(*args, **kwargs)
 
 
 class Listed:
@@ -207,7 +210,7 @@ def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -
     if observer is None:
         table: dict[Any, Callable[..., Any]] = {}
         for original, decision in decisions.items():
-            table[original] = decision.entry(table)
+            table[original] = Uncalled(table, decision)
         return table
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
 
