@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import in_flight
+
 
 class Living(NamedTuple):
     """Every `functools.partial` and every `nn.Module` there is."""
@@ -59,8 +61,15 @@ def _of_types(classes: set[type], *generations: int) -> list[Any]:
 
     In C from end to end, in one call: a list of all objects holds tuples too that another thread is making, which Python refuses to
     finish for as long as somebody else holds them. So both lists are made, gone through side by side, and freed within that call; the
-    second one has at its end what the first one's making has brought, and beside that stands None.
+    second one has at its end what the first one's making has brought, and beside that stands None. Where there is no other thread one
+    list does.
     """
+    if in_flight.alone():
+        found: list[Any] = []
+        for generation in generations:
+            objects = gc.get_objects(generation)
+            found += itertools.compress(objects, map(classes.__contains__, map(type, objects)))
+        return found
     of_type = [
         itertools.compress(
             itertools.chain(_listed(generation), itertools.repeat(None)), map(classes.__contains__, map(type, _listed(generation)))
