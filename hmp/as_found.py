@@ -12,6 +12,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 # What is torch's, and nobody's whom a reference would keep alive.
 _TORCHS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
+_MOST = frozenset((*_TORCHS, types.CodeType, staticmethod))  # to look at the type is quicker
 # Where the functions come from that torch holds itself.
 _ROOTS = frozenset({"torch", "typing", "typing_extensions", "contextlib", "copy", "builtins"})
 
@@ -43,7 +44,7 @@ def look(owners: Iterable[Any]) -> None:
         return
     if _seen is not None:
         forget()
-    _seen = names, [value if isinstance(value, _TORCHS) else _weakly(value) for value in values]
+    _seen = names, [value if type(value) in _TORCHS else _weakly(value) for value in values]
     _foreign = any(map(_is_foreign, values))
 
 
@@ -80,7 +81,7 @@ def _held_by(owners: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _is_foreign(value: Any) -> bool:
-    if isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
+    if type(value) in _MOST or isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
         return False
     # functools.wraps gives a function another's __module__, and not its globals
     module = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else getattr(value, "__module__", None)

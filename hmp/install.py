@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch.jit._builtins as jit_builtins
-from torch import overrides
 
-from . import living, names_taken, partials, patches, switch_code, switches
+from . import living, names_taken, override_tables, partials, patches, switch_code, switches
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -20,7 +18,8 @@ _switches: dict[int, Callable[..., Any]] = {}
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
-        _fill_tables()
+        override_tables.keep()
+        _reset_dynamo()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
         patches.on_restore(_forget_switches)
     fresh: dict[int, Callable[..., Any]] = {}
@@ -61,17 +60,6 @@ def originals() -> dict[int, Any]:
 def in_place() -> list[Callable[..., Any]]:
     """The switches that stand in the place of torch's builtins; each has the function that it stands for as `__wrapped__`."""
     return list(_switches.values())
-
-
-def _fill_tables() -> None:
-    """torch's tables that are keyed by function and filled at their first use must hold torch's own functions."""
-    overrides.get_default_nowrap_functions()
-    overrides.get_ignored_functions()
-    # torch's builder raises, with hmp and without, where somebody's patch in torch's place has no __name__ (functools.partial)
-    with contextlib.suppress(AttributeError):
-        overrides.get_testing_overrides()
-        overrides.get_overridable_functions()
-    _reset_dynamo()
 
 
 def _reset_dynamo() -> None:

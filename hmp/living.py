@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from . import in_flight
+
 
 class Living(NamedTuple):
     """Every `functools.partial` and every `nn.Module` there is."""
@@ -24,6 +26,10 @@ class Living(NamedTuple):
 # What the last search found, and how often older objects had been collected before it.
 _known: list[weakref.ref[Any]] = []
 _collected: tuple[int, ...] | None = None
+
+
+# A parameter refers to its class, and some 40 things of torch's do: with more there is a model, and no need to look for its parameters.
+_FEW = 64
 
 
 def find() -> Living:
@@ -38,11 +44,13 @@ def find() -> Living:
             before = [o for o in [reference() for reference in _known] if o is not None]
             found = _chosen({id(o): o for o in (*before, *young)}.values(), _module_classes())
         if found is None or _collections() != now:
-            # a partial refers to its class, and so does a parameter: a loop in C over all objects
-            found = _chosen(gc.get_referrers(functools.partial, torch.nn.Parameter), {torch.nn.Parameter})
-            if found.modules:
+            found = None
+            if sys.getrefcount(torch.nn.Parameter) < _FEW:
+                # a partial refers to its class, and so does a parameter: a loop in C over all objects
+                found = _chosen(gc.get_referrers(functools.partial, torch.nn.Parameter), {torch.nn.Parameter})
+            if found is None or found.modules:
                 # there are models: another loop over all objects, in a few times the time
-                found = Living(found.partials, _of_types(_module_classes(), 0, 1, 2))
+                found = _chosen(_of_types({functools.partial, *_module_classes()}, 0, 1, 2), _module_classes())
             _collected = now
     _known[:] = [weakref.ref(o) for o in (*found.partials, *found.modules)]
     return found
@@ -53,8 +61,15 @@ def _of_types(classes: set[type], *generations: int) -> list[Any]:
 
     In C from end to end, in one call: a list of all objects holds tuples too that another thread is making, which Python refuses to
     finish for as long as somebody else holds them. So both lists are made, gone through side by side, and freed within that call; the
-    second one has at its end what the first one's making has brought, and beside that stands None.
+    second one has at its end what the first one's making has brought, and beside that stands None. Where there is no other thread one
+    list does.
     """
+    if in_flight.alone():
+        found: list[Any] = []
+        for generation in generations:
+            objects = gc.get_objects(generation)
+            found += itertools.compress(objects, map(classes.__contains__, map(type, objects)))
+        return found
     of_type = [
         itertools.compress(
             itertools.chain(_listed(generation), itertools.repeat(None)), map(classes.__contains__, map(type, _listed(generation)))

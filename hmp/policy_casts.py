@@ -127,7 +127,7 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
     casts = Casts(
         tables.build(decisions, Observers(told) if told else None),
         policy,
-        {} if told else tables.looks(decisions),  # an observer is told of every call
+        {} if told else tables.Looks(decisions),  # an observer is told of every call
     )
     fresh = not patches.installed()
     try:

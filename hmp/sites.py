@@ -14,7 +14,7 @@ import inspect
 import logging
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from . import as_found, op_names
+from . import as_found, op_names, patches
 from .errors import OpListError
 from .presets import home
 from .rules import EVERY_OP, Rule
@@ -125,16 +125,24 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
     return found
 
 
+_OF_VF = vars(type(torch._C._VariableFunctions))
+# What getattr() finds on Tensor besides what is in a class of torch's.
+_OF_OBJECTS = frozenset((*dir(object), *dir(type(torch.Tensor))))
+
+
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     """What `owner.attribute` is, when it is a function of torch's."""
-    if owner is torch._VF and attribute not in vars(owner):
-        owner = torch._C._VariableFunctions
-    # a module's __getattr__, which knows no op, is slow to say so
-    found = vars(owner).get(attribute) if isinstance(owner, types.ModuleType) else getattr(owner, attribute, None)
-    if found is None or not callable(found) or isinstance(found, type):
-        return None
-    # methods that every Python object has (`__eq__` of `type`) are no sites
-    return None if isinstance(owner, type) and attribute not in owner.__dict__ and not hasattr(torch._C.TensorBase, attribute) else found
+    # most names are in none of the places that they are looked for in, which getattr() is slow to say
+    if isinstance(owner, types.ModuleType):
+        found = owner.__dict__.get(attribute)
+        if found is None and owner is torch._VF and attribute in _OF_VF:
+            found = getattr(torch._C._VariableFunctions, attribute)
+    elif attribute in owner.__dict__ or attribute in torch._C.TensorBase.__dict__:
+        found = getattr(owner, attribute, None)
+    else:
+        # methods that every Python object has (`__eq__` of `type`) are no sites
+        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(torch._C.TensorBase, attribute) else None
+    return None if found is None or not callable(found) or isinstance(found, type) else found
 
 
 _looked_up: dict[str, tuple[Site, ...]] = {}
@@ -152,8 +160,24 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
     return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
 
 
+@functools.cache
+def _names_in(namespace: str) -> tuple[Container[str], ...]:
+    """The names that there are in a namespace, and some more, as they are at each moment."""
+    found: list[Container[str]] = []
+    for _, owner in _namespaces(namespace):
+        found.append(vars(owner))
+        found += [vars(torch._C.TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch._VF else []
+    return tuple(found)
+
+
 def _look_up(op: str) -> tuple[Site, ...]:
     namespace, _, name = op.rpartition(".")
+    for names in _names_in(namespace):
+        if name in names:
+            break
+    else:
+        if op not in _dunders_by_op():
+            return ()  # most of the names that may follow from another's are none
     sites = []
     for where, owner in _namespaces(namespace):
         attributes = [name]
@@ -193,7 +217,7 @@ def relatives(op: str) -> tuple[str, ...]:
         if name != op and name not in found:
             found.append(name)
         derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
-        found += [d for d in derived if d not in found and base_of(d) == name and _sites_by_id(d)]
+        found += [d for d in derived if d not in found and _sites_by_id(d) and base_of(d) == name]
     return tuple(found)
 
 
@@ -375,7 +399,7 @@ def _declared_in_functional() -> dict[str, tuple[str, ...]]:
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
     """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
     if isinstance(original, types.FunctionType):
-        code = original.__code__
+        code = patches.code_of(original)
         if code.co_argcount:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():

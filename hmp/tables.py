@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -20,25 +19,56 @@ from .switch_code import Look, look_for
 from .wrappers import op_wrap
 
 
-@dataclass(eq=False, repr=False)
 class Decision:
-    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to
-    R12), and the sites where the function stands."""
+    """What a policy does with one torch function: the kind of rule that is applied, the list entry that it comes from (None for R5 to
+    R12), and the sites where the function stands.
 
-    original: Callable[..., Any]
-    rule: CallRule
-    source: Rule | None
-    sites: tuple[Site, ...]
+    The rule and the wrapper are made when they are first asked for: most ops are never called.
+    """
 
-    @functools.cached_property
-    def wrapper(self) -> Callable[..., Any]:
-        """What is called in the function's place."""
-        return op_wrap(patches.plain(self.original), self.rule)
+    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
+        self.original = sites[0].original
+        self.kind = kind
+        self.source = source
+        self.sites = sites
+        self._low = low
+        self._rule = rule
 
-    @functools.cached_property
-    def look(self) -> Look:
-        """How to see that a call has nothing to cast."""
-        return look_for(self.rule)
+    def also_at(self, site: Site) -> Decision:
+        """The decision for a function that stands at `site` too."""
+        return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
+
+    @property
+    def rule(self) -> CallRule:
+        """The rule that is applied."""
+        if self._rule is None:
+            self._rule = _call_rule(self.sites[0], self.kind, self._low)
+        return self._rule
+
+    def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in the place of the function, which `plain` is as torch has it. One for all who ask: it knows what failed."""
+        found: Callable[..., Any] | None = vars(self).get("_wrapper")
+        # atomic: threads that make it at once have the same one afterwards
+        return vars(self).setdefault("_wrapper", op_wrap(plain, self.rule)) if found is None else found
+
+
+class Uncalled:
+    """Stands in a table for a wrapper that nobody has called yet: makes it, and puts it in its own place."""
+
+    __slots__ = ("_decision", "_plain", "_table")
+
+    def __init__(self, table: dict[Any, Callable[..., Any]], decision: Decision) -> None:
+        self._table = table
+        self._decision = decision
+        self._plain = patches.plain(decision.original)  # now: at the first call it may be patched
+
+    def made(self) -> Callable[..., Any]:
+        """The wrapper."""
+        wrapper = self._table[self._decision.original] = self._decision.wrapper(self._plain)
+        return wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.made()(*args, **kwargs)
 
 
 class Listed:
@@ -97,10 +127,10 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     for name, source in dotted:
         # a user's function is one op: what it calls inside is not decided again; and it may be another at each conversion
         site = sites.user_site(name)
-        _add(found, site, user_rule(site.original, name, source.cast, policy.dtype), source)
+        _add(found, site, source.cast, policy.dtype, source, user_rule(site.original, name, source.cast, policy.dtype))
     for site, cast in registered:
         if site.original not in found:
-            _add(found, site, user_rule(site.original, site.op, cast, policy.dtype), None)
+            _add(found, site, cast, policy.dtype, None, user_rule(site.original, site.op, cast, policy.dtype))
     return _with_composites(found, policy)
 
 
@@ -119,7 +149,7 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
     for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
-        _add(found, site, _call_rule(site, "inside", policy.dtype), None)
+        _add(found, site, "inside", policy.dtype, None)
     return found
 
 
@@ -136,18 +166,14 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
         for site in sites.sites_of(op):
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if kind is not None:
-                rule = _call_rule(site, kind, policy.dtype)
-                _add(found, site, rule, source if source is not None and kind == source.cast else None)
+                _add(found, site, kind, policy.dtype, source if source is not None and kind == source.cast else None)
     return found
 
 
-def _add(found: dict[Any, Decision], site: Site, rule: CallRule, source: Rule | None) -> None:
+def _add(found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
     # one function may stand in several places: torch.conv2d is F.conv2d
     known = found.get(site.original)
-    if known is None:
-        found[site.original] = Decision(site.original, rule, source, (site,))
-    else:
-        found[site.original] = replace(known, sites=(*known.sites, site))
+    found[site.original] = Decision((site,), kind, low, source, rule) if known is None else known.also_at(site)
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
@@ -157,7 +183,7 @@ _MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kerne
 @as_found.cached
 def made_to_fit() -> dict[Any, Callable[..., Any]]:
     """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
-    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.rule.kind in _MADE_TO_FIT})
+    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _MADE_TO_FIT})
 
 
 class MadeToFit(Mapping[Any, Callable[..., Any]]):
@@ -182,7 +208,10 @@ class MadeToFit(Mapping[Any, Callable[..., Any]]):
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     if observer is None:
-        return {original: d.wrapper for original, d in decisions.items()}
+        table: dict[Any, Callable[..., Any]] = {}
+        for original, decision in decisions.items():
+            table[original] = Uncalled(table, decision)
+        return table
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
 
 
@@ -193,12 +222,23 @@ def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
 
 def _forwards(original: Any, decision: Decision) -> bool:
     function = original if isinstance(original, types.FunctionType) else None
-    return function is not None and function.__module__ == "torch.nn.functional" and decision.rule.op in op_names.FORWARDERS
+    return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_names.FORWARDERS
 
 
-def looks(decisions: Mapping[Any, Decision]) -> dict[Any, Look]:
-    """How to see for each torch function of these decisions that a call has nothing to cast."""
-    return {original: d.look for original, d in decisions.items()}
+class Looks(Mapping[Any, Look]):
+    """How to see for each torch function of some decisions that a call has nothing to cast."""
+
+    def __init__(self, decisions: Mapping[Any, Decision]) -> None:
+        self._decisions = decisions
+
+    def __getitem__(self, original: Any) -> Look:
+        return look_for(self._decisions[original].rule)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._decisions)
+
+    def __len__(self) -> int:
+        return len(self._decisions)
 
 
 def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
@@ -211,7 +251,7 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
             return "mask_in_place"
         if base in op_names.GUARDED_ARITHMETIC:
             return "guard_in_place"
-        if _facts(op).no_kernel:
+        if kernels.known(sites.ancestry(op)):
             return "no_kernel_in_place"
         return "fill" if base in op_names.FILLS else None
     if cast in ("bf16", "fp32"):
@@ -226,8 +266,8 @@ def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
         return "first"
     if cast is None and op in op_names.MIXED_BACKWARD_RAISES:
         return "promote"
-    facts = _facts(op)
-    if op in op_names.KERNEL_BY_ARGUMENTS or facts.no_kernel or facts.no_backward_kernel:
+    line = sites.ancestry(op)
+    if op in op_names.KERNEL_BY_ARGUMENTS or kernels.known(line) or kernels.known(line, backward=True):
         return "no_kernel"
     return None
 
