@@ -64,6 +64,7 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     floor_divide floordiv
     grid_sample grid_sampler
     interpolate upsample
+    logsigmoid log_sigmoid
     """.strip().splitlines()
 )
 SYNONYMS: dict[str, tuple[str, ...]] = {
