@@ -64,6 +64,7 @@ SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     floor_divide floordiv
     grid_sample grid_sampler
     interpolate upsample
+    logsigmoid log_sigmoid
     """.strip().splitlines()
 )
 SYNONYMS: dict[str, tuple[str, ...]] = {
@@ -236,6 +237,8 @@ MIXED_RAISES = _names(
 )
 # Of these some mixtures are accepted, depending on shapes: torch is asked first.
 MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
+# Of those it is the kernels that refuse: with fake and meta tensors, which a compiler traces with, torch takes every mixture.
+REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist"}
 # Forward promotes, and backward raises for some mixtures: promoted before the call.
 MIXED_BACKWARD_RAISES = _names("addr")
 

@@ -235,9 +235,9 @@ def every_op() -> tuple[str, ...]:
             if function is None:
                 continue
             op = _op_id(attribute, prefix)
-            aten_name = op.replace(".", "_")
+            aten_names = (op.replace(".", "_"), *op_names.SYNONYMS.get(op, ()))
             python = isinstance(function, types.FunctionType) and owner is not torch.Tensor and function.__module__ in PYTHON_OPS
-            if aten_name in aten or prefix or python or dunder:
+            if not aten.isdisjoint(aten_names) or prefix or python or dunder:
                 found[op] = None
     return tuple(sorted(found))
 

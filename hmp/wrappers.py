@@ -21,6 +21,7 @@ from .views import Original, refuse_writes
 Parameter = torch.nn.Parameter
 _SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 _NUMBERS = frozenset({int, float, bool})
+_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
@@ -139,7 +140,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
-        if rule.asks_torch_first and not lacking:
+        if rule.asks_torch_first and not lacking and _torch_knows(tensors, rule, args, kwargs):
             try:
                 return op(*args, **kwargs)
             except (RuntimeError, ValueError, TypeError):
@@ -304,6 +305,14 @@ def _in_place_without_kernel(op: Op, rule: CallRule) -> Op:
         return (in_float32 if castable(first) and kernels.lacks_in_place(first) else op)(*args, **kwargs)
 
     return in_place
+
+
+def _torch_knows(tensors: list[Tensor], rule: CallRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch's answer to a mixture is that of the kernel that will run."""
+    if rule.op not in op_names.REFUSED_BY_KERNELS_ALONE or all(type(t).__torch_dispatch__ is _DISPATCH and not t.is_meta for t in tensors):
+        return True
+    # probabilities may be in another dtype than the scores, wherever they are
+    return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
 
 
 def _writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:

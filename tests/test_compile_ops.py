@@ -120,6 +120,27 @@ def test_compiled_float16_policy(backend):
 
 
 @EACH_BACKEND
+def test_r7_compiled_mixtures_that_kernels_alone_refuse(backend):
+    """Fake tensors take them, so that torch, asked while it traces, has nothing against them."""
+    classes, weights = torch.arange(4), (torch.randn(16, 4), torch.randn(16, 4))
+
+    def mixtures(x, y, cast=lambda t: t):
+        state = cast(torch.zeros(1, 1, 4))
+        recurrent = torch.lstm(low(x)[None], (state, state), [cast(w) for w in weights], False, 1, 0.0, False, False, True)
+        return (
+            low(x) @ cast(y),
+            F.cross_entropy(low(x), classes, cast(y[0])),
+            F.cross_entropy(low(x), y.softmax(-1)),  # probabilities: torch takes them
+            torch.conv_tbc(low(x)[None], cast(y)[None], cast(y[0])),
+            recurrent[0],
+        )
+
+    expected = mixtures(X, Y, low)
+    hmp.convert(policy=policy(fp32=["tanh"]))
+    same_results(torch.compile(mixtures, backend=backend, fullgraph=True)(X, Y), expected)
+
+
+@EACH_BACKEND
 def test_r9_compiled_running_statistics_move_in_float32(backend):
     image = torch.randn(4, 3, 8)
     norm, plain = torch.nn.BatchNorm1d(3), torch.nn.BatchNorm1d(3)

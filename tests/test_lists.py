@@ -216,6 +216,7 @@ def test_lists_a_star_stands_for_every_op_that_is_on_no_list(write, empty) -> No
             lambda a: torch.einsum("ij->ji", a).matmul(a),
             lambda a: torch.linalg.vector_norm(a),
             lambda a: torch.special.expit(a),
+            lambda a: F.logsigmoid(a),  # in ATen log_sigmoid
         ):
             assert call(low).dtype is F32
         assert mm() is BF16

@@ -134,7 +134,22 @@ def check_in_place_looks_before_it_writes() -> None:
     assert (finding.kind, finding.op, finding.made) == ("op", "mul_", "Inf")
 
 
+def check_an_overflow_that_is_divided_away_is_found() -> None:
+    """What normalize() returns is finite, and 0 where it should be 0.5."""
+    low = torch.full((4,), 60000.0, dtype=torch.float16)
+    finding = found(lambda: torch.nn.functional.normalize(low, dim=0))  # normalize
+    assert (finding.aten, finding.made, finding.line) == ("linalg_vector_norm", "Inf", line_of("normalize"))
+
+
+def check_a_gradient_that_nobody_reads_is_found() -> None:
+    zeros = torch.zeros(2, requires_grad=True)
+    finding = found(lambda: torch.autograd.grad(torch.sqrt(zeros).sum(), zeros))  # gradient
+    assert (finding.op, finding.direction, finding.line) == ("sqrt", "backward", line_of("gradient"))
+
+
 CHECKS = [
+    check_an_overflow_that_is_divided_away_is_found,
+    check_a_gradient_that_nobody_reads_is_found,
     check_overflow_is_found_where_it_was_made,
     check_backward_is_found_at_the_forward_line,
     check_users_backward_is_found_at_its_line,

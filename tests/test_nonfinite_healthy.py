@@ -78,6 +78,24 @@ def infinities_in_the_data() -> None:
     torch.minimum(MASK * 2, torch.zeros(2)).softmax(-1)
 
 
+def gradients_at_zero() -> None:
+    """torch's own backward divides by the norm, and masks what comes of it."""
+    for spread in (lambda x: x.norm(), lambda x: x.std(), lambda x: torch.nn.functional.normalize(x, dim=-1)):
+        zeros = torch.zeros(2, 3, requires_grad=True)
+        spread(zeros).sum().backward()
+        assert zeros.grad is not None
+        assert torch.isfinite(zeros.grad).all()
+
+
+def losses_that_mask_inside() -> None:
+    """A target that is longer than the input has no likelihood, and the factorial of 0 no Stirling approximation."""
+    logits = torch.zeros(2, 1, 5).log_softmax(-1)
+    lengths = torch.tensor([2]), torch.tensor([3])
+    impossible = torch.nn.functional.ctc_loss(logits, torch.tensor([[1, 2, 3]]), *lengths, zero_infinity=True)
+    counted = torch.nn.functional.poisson_nll_loss(torch.ones(2), torch.tensor([0.0, 3.0]), full=True)
+    assert torch.isfinite(impossible + counted)
+
+
 OUTSIDE = torch.tensor([1.0, float("nan")])
 MASK = torch.tensor([0.0, -INF])
 HEALTHY = [
@@ -91,6 +109,8 @@ HEALTHY = [
     an_input_that_is_ignored,
     nan_in_the_data_that_is_taken_out,
     infinities_in_the_data,
+    gradients_at_zero,
+    losses_that_mask_inside,
 ]
 
 
@@ -98,6 +118,13 @@ HEALTHY = [
 def test_what_is_healthy_is_no_finding(run: Callable[[], None]):
     with hmp.detect_nonfinite() as findings:
         run()
+    assert findings == []
+
+
+def test_masking_inside_an_op_is_no_finding_under_casts():
+    with hmp.casts("habana"), hmp.detect_nonfinite() as findings:
+        gradients_at_zero()
+        losses_that_mask_inside()
     assert findings == []
 
 
@@ -114,9 +141,15 @@ def nothing_is_just_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watcher, "facts", lambda func: facts(func)._replace(moves=False))
 
 
+def every_step_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watcher.Watcher, "_judge", lambda self, came_out: [self._report(each.finding) for each in self._held])
+
+
 @pytest.mark.parametrize(
     ("mutate", "run"),
     [
+        (every_step_is_judged, gradients_at_zero),
+        (every_step_is_judged, losses_that_mask_inside),
         (never_meant, masks_of_extremes_added),
         (never_meant, relative_positions),
         (numbers_are_not_asked, fills_of_sampling),

@@ -99,6 +99,25 @@ def test_what_no_list_decides_is_seen_too() -> None:
     assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
 
 
+def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
+    """Their code runs with casts off, for they are one op (R8): these are calls under the policy all the same."""
+    low, wide = torch.randn(2, 3).bfloat16(), torch.randn(2, 3)
+    with hmp.convert(policy="habana"), hmp.record() as report:
+        nn.MSELoss()(low, low)
+        F.mse_loss(low, wide)
+        F.normalize(low)
+        torch._foreach_add([low], 1.0)
+    rows = {(row.op, row.rule, row.dtypes) for row in report.grouped("op")}
+    assert rows == {
+        ("mse_loss", "promote", "bfloat16 → bfloat16 → bfloat16"),
+        ("mse_loss", "promote", "bfloat16, float32 → float32 → float32"),
+        ("normalize", "unlisted", "bfloat16 → bfloat16 → bfloat16"),
+        ("_foreach_add", "unlisted", "bfloat16 → bfloat16 → bfloat16"),
+    }
+    assert report.uncast_calls == 0
+    assert "mse_loss" not in report.never_called
+
+
 def test_listed_names_that_were_never_called_are_told() -> None:
     x = torch.randn(3, 8)
     with hmp.convert(policy=LISTS), hmp.record() as report:

@@ -41,11 +41,13 @@ class Owner(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One ATen op as it runs: its owner, the direction, and in backward the autograd node."""
+    """One ATen op as it runs: its owner, the direction, and in backward the autograd node, and whether it is the user's Python code that
+    runs there."""
 
     owner: Owner
     direction: Direction
     node: Any
+    by_user: bool = False
 
 
 class OpsInProgress:
@@ -126,7 +128,7 @@ class Attribution:
         users = _users_line_in_backward()
         if users is not None:
             owner = owner._replace(place=Place(owner.place.module, *users))
-        return Call(owner, "backward", node)
+        return Call(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
         rule, policy = self.ops.outermost or (None, here().policy)

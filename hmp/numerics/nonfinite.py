@@ -24,9 +24,10 @@ def detect_nonfinite(on_find: Literal["raise", "log"] = "raise") -> contextlib.A
     NonFiniteError with `.finding`, or, with "log", as an error of the logger `hmp`; context manager and decorator.
 
     Works under hmp's casts, torch.autocast and neither. No findings: infinities that were written (masks, fills of sampling), memory
-    that nobody wrote, Inf that integers make (log of a position 0) until a NaN comes of it, and backward overflows of a scaled loss when
-    the GradScaler skips the step. A NaN in the data or in a parameter is reported as what it is when an op first computes with it. A
-    NaN that is made of written infinities alone is a warning. Inf in bmm is the finding, not the NaN that softmax makes of it.
+    that nobody wrote, what an op or its backward makes and masks in its inside (the norm of a zero), Inf that integers make (log of a
+    position 0) until a NaN comes of it, and backward overflows of a scaled loss when the GradScaler skips the step. A NaN in the data or
+    in a parameter is reported as what it is when an op first computes with it. A NaN that is made of written infinities alone is a
+    warning. Inf in bmm is the finding, not the NaN that softmax makes of it.
 
     Ops of other threads than the one that entered, and those inside a kernel, are not seen; compiled models run uncompiled. Each op's
     results are read once, and on a GPU waited for.
@@ -54,7 +55,7 @@ def _region(on_find: str) -> Iterator[Findings]:
     attribution = Attribution()
     watcher = Watcher(attribution, report)
     with attribution.watch():
-        with watcher:
+        with watcher.calls, watcher:
             yield findings
         # only where nothing was raised
         watcher.close()

@@ -6,7 +6,7 @@ import cmath
 import logging
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from ..casting import each_tensor
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find
+from .whole_calls import WholeCalls
 
 log = logging.getLogger("hmp")
 Tensor = torch.Tensor
@@ -34,11 +35,22 @@ _DISPATCH = torch.Tensor.__torch_dispatch__
 @dataclass(frozen=True)
 class Origin:
     """Where the NaN or Inf in some memory comes from: written by the user, unwritten memory, a finding that was reported, waits for the
-    GradScaler or is not yet known to matter, or what came in from outside."""
+    GradScaler, is not yet known to matter or is still inside what made it, or what came in from outside."""
 
-    kind: Literal["written", "unwritten", "reported", "waiting", "pending", "outside"]
+    kind: Literal["written", "unwritten", "reported", "waiting", "pending", "inside", "outside"]
     finding: Finding | None = None
     source: str = ""
+
+
+@dataclass(eq=False)
+class Held:
+    """A finding inside a call or an autograd node that has not ended; whether it is one for the GradScaler, stands in memory that was
+    written in place, and was computed with, as in `1 / inf`."""
+
+    finding: Finding
+    waits: bool
+    in_place: bool
+    used: bool = False
 
 
 class Watcher(TorchDispatchMode):
@@ -52,10 +64,14 @@ class Watcher(TorchDispatchMode):
         self._of_integers = WeakTensorKeyDictionary()  # floating tensors that were computed from integers and nothing else
         self._scaled = False
         self._waiting: list[Finding] = []
+        self._held: list[Held] = []
+        self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
+        self.calls = WholeCalls(self._call_ended)
         self._warned: set[Any] = set()
 
     def close(self) -> None:
         """The region ends: what waited for a GradScaler that did not come is a finding."""
+        self._unit_ended()
         self._settle(skipped=False)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -63,6 +79,10 @@ class Watcher(TorchDispatchMode):
         kwargs = kwargs or {}
         known = facts(func)
         call = self._attribution.call(known.name)
+        unit = call.node if call.node is not None and not call.by_user else self.calls.current
+        if unit is not self._unit:
+            self._unit_ended()
+            self._unit = unit
         if known.is_view:
             out = func(*args, **kwargs)
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
@@ -87,6 +107,8 @@ class Watcher(TorchDispatchMode):
             self._scaled = True
         results = list(each_tensor((out,))) or written
         odd = [t for t in results if not _is_finite(t)]
+        if self._held and not odd:
+            self._went_away(known, leaves, written, results)
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
             self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
@@ -123,12 +145,54 @@ class Watcher(TorchDispatchMode):
         finding = find(call, known, [t for t in inputs if id(t) not in {id(o) for o in odd}], odd)
         if not has_nan and self._may_be_meant(call, known, inputs):
             self._mark_all(odd, Origin("pending", finding))
-        elif not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler()) and not _at_pole(known, inputs):
-            self._mark_all(odd, Origin("waiting", finding))
-            self._waiting.append(finding)
-        else:
-            self._mark_all(odd, Origin("reported", finding))
-            self._report(finding)
+            return
+        waits = not has_nan and self._scaled and (call.direction == "backward" or _inside_scaler()) and not _at_pole(known, inputs)
+        self._mark_all(odd, Origin("inside", finding))
+        self._held.append(Held(finding, waits, bool(known.writes)))
+        if self._unit is None:
+            self._unit_ended()
+
+    # Units: a torch function or a node of autograd's that masks what its own steps made, such as the norm of a zero, made nothing
+
+    def _call_ended(self, result: Any) -> None:
+        if self._held:
+            self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((result,))) if origin is not None})
+        self._unit = None
+
+    def _unit_ended(self) -> None:
+        """A node ended, or what is no unit: what is still in memory came out."""
+        if self._held:
+            self._judge({id(each.finding) for each in self._held})
+
+    def _judge(self, came_out: set[int]) -> None:
+        """The findings held so far are decided: those that were used, and those in `came_out` or in memory written in place that are
+        still in memory."""
+        held, self._held = self._held, []
+        alive = {id(origin.finding) for weak, origin in self._origins.values() if not weak.expired()}
+        matters = [e for e in held if e.used or (id(e.finding) in alive and (e.in_place or id(e.finding) in came_out))]
+        for each in held:
+            kind: Literal["pending", "waiting", "reported"]
+            kind = "pending" if each not in matters else "waiting" if each.waits else "reported"
+            for key, (weak, origin) in self._origins.items():
+                if origin.finding is each.finding:
+                    self._origins[key] = weak, replace(origin, kind=kind)
+        for each in matters:
+            if each.waits:
+                self._waiting.append(each.finding)
+            else:
+                self._report(each.finding)
+
+    def _went_away(self, known: Facts, leaves: list[Any], written: list[Tensor], results: list[Tensor]) -> None:
+        """Results are finite: what was not was masked, or computed with."""
+        if not known.moves and any(t.dtype in FLOATS for t in results):
+            origins = [self._origin(t) for t in leaves if isinstance(t, Tensor)]
+            inside = {id(origin.finding) for origin in origins if origin is not None and origin.kind == "inside"}
+            for each in self._held:
+                each.used |= id(each.finding) in inside
+        for tensor in written:
+            origin = self._origin(tensor)
+            if origin is not None and origin.kind == "inside" and tensor.nbytes == _storage(tensor).nbytes():
+                del self._origins[_storage(tensor)._cdata]
 
     def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
         """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
@@ -152,7 +216,11 @@ class Watcher(TorchDispatchMode):
             origin = Origin("outside" if nan_came else "written", source=self._name(tensor))
         if origin is None:
             return  # Inf came in, and went on: a mask
-        if known.moves:
+        if origin.kind == "inside":
+            self._mark_all(odd, origin)
+            for each in self._held:
+                each.in_place |= each.finding is origin.finding and bool(known.writes)
+        elif known.moves:
             self._mark_all(odd, origin)
         elif origin.kind == "outside":
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)
@@ -160,7 +228,7 @@ class Watcher(TorchDispatchMode):
             finding = find(call, known, inputs, odd, kind, source)
             self._mark_all(odd, Origin("reported", finding))
             self._report(finding)
-        elif origin.kind == "pending" and nan_of_inf and origin.finding is not None:
+        elif origin.kind == "pending" and (nan_of_inf or nan_came) and origin.finding is not None:
             self._mark_all(odd, Origin("reported", origin.finding))
             self._report(origin.finding)
         else:

@@ -106,8 +106,6 @@ class Recorder:
 
     def around(self, wrapper: Op, rule: CallRule) -> Op:
         """`wrapper`, whose calls are counted."""
-        if rule.kind == "inside":
-            return wrapper  # Python code of torch that no list holds: an unlisted call
         said = _RULES.get(rule.kind, UNLISTED)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -253,7 +251,7 @@ def _op_id(function: Op) -> str:
     name = resolve_name(function) or getattr(function, "__qualname__", "")
     if name.endswith((".__get__", ".__set__", ".__delete__")):
         return ""
-    for prefix in ("torch.nn.functional.", "torch.Tensor.", "torch._C._nn.", "torch._VF.", "torch."):
+    for prefix in ("torch.nn.functional.", "torch.Tensor.", "torch._C._nn.", "torch._VF.", "torch.", "_VariableFunctionsClass."):
         name = name.removeprefix(prefix)
     if name.startswith("__") and name.endswith("__"):
         name = op_names.DUNDER_OPS.get(name[2:-2], name[2:-2])
