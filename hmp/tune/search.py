@@ -256,7 +256,8 @@ class Search:
         except NonFiniteError as error:
             op = self._decisions.op_of(error.finding.op)
             keys = {key for key in low if key.op == op}
-            inside = {key for key in keys if key.module and f".{error.finding.module}".endswith(f".{key.module}")}
+            found = f".{scopes.plain_path(error.finding.module)}"
+            inside = {key for key in keys if key.module and found.endswith(f".{key.module}")}
             return frozenset(inside or keys)
         except Exception:
             return frozenset()
