@@ -107,8 +107,17 @@ def unmark(model: torch.nn.Module) -> None:
         return
     _put(model, None, found.inside)
     if found.casts.application:
+        kept = _held_by_others(found.casts.application)
         for module in model.modules():
-            _take_off(module, found.casts.application)
+            if module not in kept:
+                _take_off(module, found.casts.application)
+
+
+def _held_by_others(application: int) -> set[torch.nn.Module]:
+    """What the models that are still marked for this application hold: a shallow copy holds the modules of the model that it was made of."""
+    models = [model for each in list(_marks) if each.casts is not None and each.casts.application == application
+              if (model := each.module()) is not None and vars(model).get(_KEY) is each]  # fmt: skip
+    return {module for model in models for module in model.modules()}
 
 
 def unmark_application(application: int) -> None:
@@ -179,7 +188,10 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
 def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
     def __setstate__(self: torch.nn.Module, values: dict[str, Any]) -> None:
         set_state(self, values)
-        if self.__dict__.get(_KEY, self) is None:  # what a mark becomes in a pickle
+        found = self.__dict__.get(_KEY, self)
+        if found is None:  # what a mark becomes in a pickle
             del self.__dict__[_KEY]
+        elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
+            self.__dict__[_KEY] = Mark(self, found.casts, found.inside)
 
     return __setstate__

@@ -19,13 +19,19 @@ from .rules import CASTS, Rule
 # The lines that speak of a module, nearest first: those that take precedence over all after them stand in one tuple.
 Layers = tuple[tuple[Rule, ...], ...]
 
+# torch.compile(module) is a module that holds it under this name.
+_COMPILED = "_orig_mod"
 _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
 class Place(NamedTuple):
-    """A module at one of its paths, with the scoped lines that match the path, and the place that holds it, None for the model itself."""
+    """A module at one of its paths, with the scoped lines that match the path, and the place that holds it, None for the model itself.
+
+    `path` is plain, `spelled` as named_modules() has it; a line may match either.
+    """
 
     path: str
+    spelled: str
     module: torch.nn.Module
     matched: tuple[Rule, ...]
     parent: Place | None
@@ -84,7 +90,7 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
 
 
 def shared(model: torch.nn.Module) -> frozenset[str]:
-    """The modules that are at several paths, each by the first, as named_modules() has it."""
+    """The modules that are at several paths, each by the first that named_modules() has, as plain_path() gives it."""
     first: dict[torch.nn.Module, str] = {}
     found: set[str] = set()
     for place in _places(model, ()):
@@ -92,6 +98,11 @@ def shared(model: torch.nn.Module) -> frozenset[str]:
         if path != place.path:
             found.add(path)
     return frozenset(found)
+
+
+def plain_path(path: str) -> str:
+    """The path that a module has in the model before parts of it, or all of it, were given to torch.compile."""
+    return ".".join(part for part in path.split(".") if part != _COMPILED)
 
 
 def effective(base: Policy, layers: Layers) -> Policy:
@@ -163,15 +174,17 @@ def _places(model: torch.nn.Module, lines: Iterable[Rule]) -> Iterator[Place]:
     """Every module of `model` at every path, holders before what they hold. What is scripted is compiled: no line reaches it."""
     matching = [(re.compile(fnmatch.translate(str(rule.scope))), rule) for rule in lines]
 
-    def place(path: str, module: torch.nn.Module, parent: Place | None) -> Place:
-        return Place(path, module, tuple(rule for glob, rule in matching if glob.match(path)), parent)
+    def place(spelled: str, module: torch.nn.Module, parent: Place | None) -> Place:
+        path = plain_path(spelled)
+        matched = tuple(rule for glob, rule in matching if glob.match(path) or glob.match(spelled))
+        return Place(path, spelled, module, matched, parent)
 
     waiting = [place("", model, None)]
     while waiting:
         here = waiting.pop()
         yield here
         inside = [
-            place(f"{here.path}.{name}" if here.path else name, child, here)
+            place(f"{here.spelled}.{name}" if here.spelled else name, child, here)
             for name, child in here.module._modules.items()
             if child is not None
             and not isinstance(child, torch.jit.ScriptModule)
@@ -187,7 +200,7 @@ def _refuse_unmatched(policy: Policy, places: list[Place]) -> None:
             model = type(places[0].module).__name__
             raise OpListError(
                 f"{rule.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
-                f"{_hint(str(rule.scope), [place.path for place in places[1:]])}",
+                f"{_hint(str(rule.scope), [place.path for place in places if place.path])}",
                 rule.path,
                 rule.line,
             )

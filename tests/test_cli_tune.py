@@ -254,6 +254,14 @@ def test_a_search_for_real_writes_lists_that_load_and_goes_on(capsys: pytest.Cap
 # -- hmp init
 
 
+def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["tune", "recipe.py", "--ops", "tanh", "--objective", "memory"]
+    assert main(arguments) == 0
+    Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
+    assert main(arguments) == 2
+    assert "is of a search with another model, data" in capsys.readouterr().err
+
+
 def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "mine.py"]) == 0
     assert capsys.readouterr().out == (

@@ -233,6 +233,24 @@ def test_scope_copies_carry_it_and_pickles_do_not():
     assert ran_of(copy.deepcopy(twin.decoder[0])) == (WIDE, WIDE)
 
 
+def test_scope_a_shallow_copy_and_its_model_are_removed_each_for_itself():
+    for first, second in ((0, 1), (1, 0)):
+        model = Net()
+        hmp.apply(model, P)
+        both = model, copy.copy(model)
+        assert ran(both[1]) == UNDER_P
+        hmp.remove(both[first])
+        assert (ran(both[first]), ran(both[second])) == (UNCAST, UNDER_P)
+        hmp.remove(both[second])
+        assert ran(both[second]) == UNCAST and marks(model) == []
+    hmp.apply(model, P)
+    hmp.apply(copy.copy(model), P.unscoped)
+    assert ran(model) == UNDER_P
+    twin = copy.copy(model)
+    hmp.revert()
+    assert marks(model) == marks(twin) == []
+
+
 def ran_of(block: Block) -> tuple[torch.dtype, torch.dtype]:
     block(X)
     return block.seen

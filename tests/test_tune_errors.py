@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
 import torch
+from torch import nn
 
 import hmp
+from hmp.tune import identity
+from hmp.tune.journal import key_of
 from tune_kit import perceptron, sgd, squared
 
 
@@ -113,3 +117,68 @@ def test_other_data_or_another_loss_is_another_search(tmp_path) -> None:
     with pytest.raises(hmp.HmpError, match=r"is of a search with another model, data"):
         hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 3, **{**arguments, "folder": tmp_path / "twice"})
     hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)
+
+
+RATE = 0.1
+
+
+def _paced(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=_rate())
+
+
+def _rate() -> float:
+    return RATE
+
+
+def _at(rate: float, model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=rate)
+
+
+class _Scaled(nn.Linear):
+    """A part whose settings and state can differ though its weights are the same."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__(8, 8)
+        self.scale, self.drop = scale, nn.Dropout(0.0)
+        self.register_buffer("shift", torch.zeros(8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(super().forward(x)) * self.scale + self.shift
+
+
+def _same(module: nn.Module) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("rate", "change", "is_same"),
+    [
+        (0.1, _same, True),
+        (0.2, _same, False),
+        (0.1, lambda m: m.eval(), False),
+        (0.1, lambda m: m.shift.fill_(1.0), False),
+        (0.1, lambda m: setattr(m, "scale", 2.0), False),
+        (0.1, lambda m: setattr(m.drop, "p", 0.5), False),
+        (0.1, lambda m: setattr(m, "drop", nn.Identity()), False),
+        (0.1, lambda m: m.bias.requires_grad_(False), False),
+    ],
+    ids=["the same", "rate", "eval", "buffer", "setting", "a part's setting", "another part", "frozen"],
+)
+@pytest.mark.parametrize("how", ["closure", "default", "global", "partial"])
+def test_a_search_is_told_from_another_by_what_its_functions_read_and_its_model_holds(
+    rate: float, change, is_same: bool, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def key(rate: float, change) -> str:
+        torch.manual_seed(0)
+        model = _Scaled(1.0)
+        change(model)
+        monkeypatch.setitem(globals(), "RATE", rate)
+        optimizer = {
+            "closure": lambda m: _at(rate, m),
+            "default": lambda m, lr=rate: _at(lr, m),
+            "global": _paced,
+            "partial": functools.partial(_at, rate),
+        }[how]
+        return key_of(identity.of_model(model), identity.of_function(optimizer))
+
+    assert (key(rate, change) == key(0.1, _same)) is is_same

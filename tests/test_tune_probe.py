@@ -139,6 +139,22 @@ def test_units_of_modules_have_their_paths() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.filterwarnings("ignore:Using `torch.compile")  # torch's, of hooks that are called twice
+@pytest.mark.parametrize("compiled", ["", "0"])
+def test_units_of_a_compiled_model_have_the_paths_of_the_plain_one(compiled: str) -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(Perceptron(), torch.nn.Linear(8, 8))
+    if compiled:
+        model[0] = torch.compile(model[0], backend="eager")
+    else:
+        model = torch.compile(model, backend="eager")
+    found = measured(model, [torch.randn(4, 16)], lambda m, x: m(x).square().mean(), per_module=True)
+    assert {str(key) for key in found.units if key.op in ("linear", "softmax")} == {
+        "linear @ 0.first", "linear @ 0.second", "linear @ 1", "softmax @ 0",
+    }  # fmt: skip
+
+
 def test_what_overflows_cannot_be_low() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)

@@ -25,6 +25,7 @@ from ..casting import Caster, Tensor, each_castable, each_tensor
 from ..convert import observed_by
 from ..report.record import uncompiled
 from ..report.where import Modules
+from ..scopes import plain_path
 from ..state import disable_casts
 from ..wrappers import op_wrap
 from .decisions import Decisions, Key
@@ -145,7 +146,7 @@ class Probe:
         self.modules = Modules()
         self._task = task
         self._decisions = decisions
-        self._paths = {id(module): name for name, module in task.model.named_modules()}
+        self._paths = {id(module): plain_path(name) for name, module in task.model.named_modules()}
         self.hooks: list[Any] = []
         self._op: Op | None = None
         self._busy = False

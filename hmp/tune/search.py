@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
@@ -18,7 +17,7 @@ from ..errors import HmpError, NonFiniteError
 from ..numerics.nonfinite import detect_nonfinite
 from ..policy import Policy, as_policy
 from ..rules import CASTS
-from . import files
+from . import files, identity
 from .budget import Budget, Over
 from .decisions import Decisions, Key
 from .journal import Journal, key_of
@@ -67,10 +66,9 @@ def run(
     target = None if folder is None else Path(folder)
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
-    of_model = [(name, tuple(p.shape), p.dtype) for name, p in model.named_parameters()]
-    of_data = (_digest(model.parameters()), _digest(each_tensor(task.batches)), *map(_code, (loss, metric, optimizer)))
+    of_data = (identity.of_tensors(each_tensor(task.batches)), *map(identity.of_function, (loss, metric, optimizer)))
     how = (task.steps, seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops))
-    key = key_of(of_model, of_data, how, torch.__version__, str(task.device))
+    key = key_of(identity.of_model(model), of_data, how, torch.__version__, str(task.device))
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
@@ -93,23 +91,6 @@ def run(
 def _written(result: TuneResult, folder: Path) -> TuneResult:
     files.write(result, folder)
     return result
-
-
-def _digest(tensors: Iterable[torch.Tensor]) -> str:
-    """What tells these tensors from others. Of their bytes: a sum depends on the number of threads."""
-    found = hashlib.sha256()
-    for tensor in tensors:
-        if tensor.layout is torch.strided and not tensor.is_nested:
-            found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
-
-
-def _code(function: Any) -> Any:
-    """What tells a function from others, as far as its code does."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None if function is None else type(function).__name__
-    return code.co_code, code.co_names, [each for each in code.co_consts if isinstance(each, (int, float, str))]
 
 
 class Search:
@@ -256,7 +237,8 @@ class Search:
         except NonFiniteError as error:
             op = self._decisions.op_of(error.finding.op)
             keys = {key for key in low if key.op == op}
-            inside = {key for key in keys if key.module and f".{error.finding.module}".endswith(f".{key.module}")}
+            found = f".{scopes.plain_path(error.finding.module)}"
+            inside = {key for key in keys if key.module and found.endswith(f".{key.module}")}
             return frozenset(inside or keys)
         except Exception:
             return frozenset()
