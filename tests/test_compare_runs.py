@@ -182,6 +182,39 @@ def test_sparse_gradients():
     assert 0 < hmp.compare(model, torch.tensor([[1, 2, 1]]), loss=squares).gradient < 0.02
 
 
+def test_complex_weights_and_outputs_count_with_both_parts():
+    class Spectral(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+            self.weight = torch.nn.Parameter(torch.randn(5, dtype=torch.complex64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.fft.rfft(self.layer(x)) * self.weight
+
+    def loss(out: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(out).square().mean()
+
+    model, x = Spectral(), torch.randn(4, 8)
+
+    def run(cast: Any) -> list[torch.Tensor]:
+        weights = [p.detach().clone().requires_grad_() for p in (model.layer.weight, model.layer.bias, model.weight)]
+        hidden = torch.nn.functional.linear(cast(x), *map(cast, weights[:2])).float()
+        out = torch.fft.rfft(hidden) * weights[2]
+        return [out.detach(), *torch.autograd.grad(loss(out), weights)]
+
+    def numbers(tensors: list[torch.Tensor]) -> torch.Tensor:
+        return torch.cat([torch.view_as_real(t).flatten() if t.is_complex() else t.flatten() for t in tensors])
+
+    low, exact = run(lambda t: t.bfloat16()), run(lambda t: t)
+    output, gradient = (
+        float((numbers(a) - numbers(b)).norm() / numbers(b).norm()) for a, b in ((low[:1], exact[:1]), (low[1:], exact[1:]))
+    )
+    comparison = hmp.compare(model, x, policy(bf16={"linear"}), loss=loss)
+    assert comparison.output == pytest.approx(output, rel=1e-3)
+    assert comparison.gradient == pytest.approx(gradient, rel=1e-3)
+
+
 def test_without_a_loss_only_forward_is_compared():
     comparison = hmp.compare(net(), (torch.randn(6, 8),))
     assert comparison.loss is comparison.gradient is None

@@ -21,7 +21,7 @@ from ..units import dtype_name
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
-from .distance import LARGE, Distance, distance
+from .distance import LARGE, Distance, as_real, distance
 from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
@@ -58,7 +58,7 @@ def compare(
         if value is not None:
             value.backward()
         with disable_casts(), torch._C._DisableTorchDispatch(), torch.no_grad():
-            output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point())
+            output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
             if value is not None:
                 loss_value = float(value)
                 loss_error = distance(value, shadows.reference(value)).relative
@@ -174,8 +174,8 @@ def _total(pairs: Any) -> float | None:
 
 
 def _values(tensor: Tensor) -> Tensor:
-    """The tensor's values: of a sparse one those that it holds, which the reference holds at the same places."""
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+    """The tensor's real numbers: of a sparse one those that it holds, which the reference holds at the same places."""
+    return as_real(tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor)
 
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
