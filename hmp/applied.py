@@ -114,9 +114,9 @@ def unmark(model: torch.nn.Module) -> None:
 
 
 def _held_by_others(application: int) -> set[torch.nn.Module]:
-    """What the models that are still marked for this application hold: a shallow copy holds the modules of the model that it was made of."""
-    models = [model for each in list(_marks) if each.casts is not None and each.casts.application == application
-              if (model := each.module()) is not None and vars(model).get(_KEY) is each]  # fmt: skip
+    """What the models that are still marked for this application hold: a shallow copy has the modules of the model that it is of."""
+    marks = [each for each in list(_marks) if each.casts is not None and each.casts.application == application]
+    models = [model for each in marks if (model := each.module()) is not None and vars(model).get(_KEY) is each]
     return {module for model in models for module in model.modules()}
 
 

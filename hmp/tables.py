@@ -12,6 +12,7 @@ import torch
 from . import as_found, kernels, op_names, patches, registry, sites, special_ops, state
 from .call_rules import CallRule, Kind, Observer, user_rule
 from .composites import calling
+from .parameters import parameters
 from .policy import Policy
 from .rules import CASTS, EVERY_OP, Cast, Rule
 from .sites import Site
@@ -298,7 +299,7 @@ def _facts(op: str) -> _Facts:
 def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
     needs_order = site.python or op in special_ops.BUILDERS or op in op_names.KEPT_ARGUMENTS or kind == "first"
-    order = sites.parameters(site.original, op) if needs_order else ()
+    order = parameters(site.original, op) if needs_order else ()
     kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
     function = site.original if isinstance(site.original, types.FunctionType) else None
     return CallRule(

@@ -182,3 +182,20 @@ def test_a_search_is_told_from_another_by_what_its_functions_read_and_its_model_
         return key_of(identity.of_model(model), identity.of_function(optimizer))
 
     assert (key(rate, change) == key(0.1, _same)) is is_same
+
+
+def test_what_a_function_counts_and_names_of_attributes_are_no_other_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        calls += 1
+        return squared(model, x)
+
+    before = identity.of_function(loss)
+    loss(*(each if at == 0 else each[0] for at, each in enumerate(perceptron())))
+    assert calls == 1 and identity.of_function(loss) == before
+    monkeypatch.setitem(globals(), "drop", 3)  # forward() reads self.drop
+    reads = identity.of_function(_Scaled.forward)
+    monkeypatch.setitem(globals(), "drop", 4)
+    assert identity.of_function(_Scaled.forward) == reads

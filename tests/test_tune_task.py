@@ -11,7 +11,7 @@ from torch import nn
 
 import hmp
 from hmp.tune.result import TuneResult
-from tune_kit import overflowing, perceptron, sgd, squared
+from tune_kit import overflowing, perceptron, sgd, squared, trained
 
 
 def tuned(model: nn.Module, batches: Any, loss: Any = squared, **options: Any) -> TuneResult:
@@ -65,6 +65,51 @@ def test_buffers_that_forward_replaces_are_put_back() -> None:
     assert model.none is None
     assert model.counts is model.alias
     assert float(model.counts) == 0.0
+
+
+class Noting(nn.Module):
+    """A table for the longest input so far, an average, a count and a hook: all of them in plain attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out, self.longest, self.average, self.total, self.hooked = nn.Linear(8, 8), 0, torch.zeros(8), torch.zeros(8), False
+        self.register_buffer("table", torch.zeros(0, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if len(x) > self.longest:
+            self.longest = len(x)
+            self.register_buffer("table", torch.full((len(x), 8), 0.5))
+        if not self.hooked:
+            self.out.register_forward_hook(lambda module, args, result: result * 2)
+            self.hooked, self.first = True, x.detach()
+        y = self.out(x) + self.table[: len(x)]
+        self.average = 0.9 * self.average + y.detach().float().mean(0)
+        self.total += y.detach().float().mean(0)
+        return y + self.average.to(y.dtype)
+
+
+def frozen(model: nn.Module) -> torch.optim.Optimizer:
+    model.out.bias.requires_grad_(False)
+    return torch.optim.SGD([model.out.weight], lr=0.1)
+
+
+def test_every_run_begins_with_the_attributes_the_hooks_and_what_is_trained_as_they_were() -> None:
+    torch.manual_seed(0)
+    model = Noting()
+    twin, batches = copy.deepcopy(model), [torch.randn(4, 8) for _ in range(3)]
+    wanted = trained(copy.deepcopy(model), batches, squares, 20, frozen)
+    total = model.total
+    result = tuned(model, batches, squares, optimizer=frozen, steps=20)
+    assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
+    assert vars(model).keys() == vars(twin).keys() and model.total is total
+    assert (model.longest, model.hooked, len(model.out._forward_hooks)) == (0, False, 0)
+    assert not model.average.any() and not model.total.any() and model.table.shape == (0, 8)
+    assert model.out.bias.requires_grad
+    assert torch.equal(model(batches[0]), twin(batches[0]))
+
+
+def squares(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return model(x).float().square().mean()
 
 
 def test_random_state_is_kept_where_the_batches_draw() -> None:

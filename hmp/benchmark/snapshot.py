@@ -5,13 +5,15 @@ from __future__ import annotations
 import copy
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import HmpError
+
+_PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, tuple, type(None))
 
 
 class Snapshot:
@@ -40,9 +42,12 @@ class Snapshot:
         self._states = [(each, copy.deepcopy(each.state_dict())) for each in holders]
         owners = [owner for module in modules for owner in module.modules()]
         self._training = [(owner, owner.training) for owner in owners]
-        # forward() may put another tensor in a buffer's place, of another shape, or one where there was none
-        self._places = [(owner, dict(owner._buffers)) for owner in owners]
+        # forward() may put another tensor in a buffer's place, of another shape, or one where there was none; and hooks
+        self._places = [(table, dict(table)) for owner in owners for table in (owner._buffers, *_hooks(owner))]
         self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
+        # a length that a buffer was made for, an average that is no buffer
+        self._attributes = [(owner, {name: _kept(value) for name, value in _plain(owner).items()}) for owner in owners]
+        self._trained = [(parameter, parameter.requires_grad) for module in modules for parameter in module.parameters()]
         self._gradients = [
             (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
             for module in modules
@@ -53,9 +58,9 @@ class Snapshot:
         """Puts everything back, and calls the user's `reset`."""
         for owner, training in self._training:
             owner.training = training
-        for owner, buffers in self._places:
-            owner._buffers.clear()
-            owner._buffers.update(buffers)
+        for table, places in self._places:
+            table.clear()
+            table.update(places)
         for holder, values in self._states:
             holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
         with torch.no_grad():
@@ -64,6 +69,10 @@ class Snapshot:
                     buffer.copy_(values)
                 except RuntimeError:  # it was given another shape, or is an expanded one
                     owner._buffers[name] = values.clone()
+            for owner, attributes in self._attributes:
+                _put_back(owner, attributes)
+            for parameter, requires_grad in self._trained:
+                parameter.requires_grad_(requires_grad)
             for parameter, gradient in self._gradients:
                 if gradient is None or parameter.grad is None:
                     parameter.grad = None if gradient is None else gradient.clone()
@@ -84,6 +93,39 @@ def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module,
             buffer = owner._buffers.get(name)
             if buffer is not None:
                 yield owner, name, buffer, buffer.detach().clone()
+
+
+def _plain(owner: torch.nn.Module) -> dict[str, Any]:
+    """The attributes of a module that hold values and nothing that torch or hmp put there to be called."""
+    return {name: value for name, value in vars(owner).items() if isinstance(value, _PLAIN)}
+
+
+def _hooks(owner: torch.nn.Module) -> list[dict[Any, Any]]:
+    names = ("_hooks", "_hooks_with_kwargs", "_hooks_always_called")
+    return [value for name, value in vars(owner).items() if name.endswith(names) and isinstance(value, dict)]
+
+
+class _Attribute(NamedTuple):
+    """A value and, of a tensor that can be written to, its version and a copy."""
+
+    value: Any
+    version: int
+    copy: torch.Tensor | None
+
+
+def _kept(value: Any) -> _Attribute:
+    if isinstance(value, torch.Tensor) and not value.is_inference():
+        return _Attribute(value, value._version, value.detach().clone())
+    return _Attribute(value, 0, None)
+
+
+def _put_back(owner: torch.nn.Module, attributes: Mapping[str, _Attribute]) -> None:
+    for name in _plain(owner).keys() - attributes.keys():
+        del vars(owner)[name]
+    for name, (value, version, values) in attributes.items():
+        vars(owner)[name] = value
+        if values is not None and value._version != version:
+            value.copy_(values)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import hashlib
 import types
@@ -68,13 +69,16 @@ def _told(value: Any, file: str | None, seen: set[int]) -> Any:
 
 
 def _read(function: types.FunctionType) -> Iterable[Any]:
-    """The values of the names that a function reads: of its default arguments, of the functions around it, of its file."""
+    """The values of the names that a function reads and does not count on: its default arguments, and names of what is around it."""
+    code = function.__code__
+    names = [(each.opname, each.argval) for each in dis.get_instructions(code)]
+    written = {name for does, name in names if does in ("STORE_GLOBAL", "STORE_DEREF")}
     yield from function.__defaults__ or ()
     yield from (function.__kwdefaults__ or {}).values()
-    for cell in function.__closure__ or ():
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         try:
-            yield cell.cell_contents
+            yield None if name in written else cell.cell_contents
         except ValueError:  # bound later, or never
             yield None
-    for name in function.__code__.co_names:
-        yield function.__globals__.get(name)
+    for name in dict.fromkeys(name for does, name in names if does == "LOAD_GLOBAL"):  # co_names holds attributes, too
+        yield None if name in written else function.__globals__.get(name)
