@@ -66,7 +66,7 @@ class Case:
 
 
 # Two names of one function object of torch's: no list can tell them apart.
-_ONE_FUNCTION = {"pos": "positive"}
+_ONE_FUNCTION = {"pos": "positive", "dsmm": "mm", "spmm": "mm", "hsmm": "hspmm", "saddmm": "sspaddmm", "log_sigmoid": "logsigmoid"}
 
 
 def random_policies(seed: int = 3) -> tuple[hmp.Policy, hmp.Policy]:
