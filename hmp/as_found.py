@@ -11,8 +11,9 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 # What is torch's, and nobody's whom a reference would keep alive.
-_TORCHS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType)
-_MOST = frozenset((*_TORCHS, types.CodeType, staticmethod))  # to look at the type is quicker
+_TORCHS = frozenset(
+    {types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType, types.GetSetDescriptorType}
+)  # they cannot be subclassed: to look at the type is enough, and quicker
 # Where the functions come from that torch holds itself.
 _ROOTS = frozenset({"torch", "typing", "typing_extensions", "contextlib", "copy", "builtins"})
 
@@ -81,7 +82,7 @@ def _held_by(owners: Iterable[Any]) -> tuple[list[str], list[Any]]:
 
 
 def _is_foreign(value: Any) -> bool:
-    if type(value) in _MOST or isinstance(value, (*_TORCHS, type, types.CodeType, staticmethod)):
+    if type(value) in _TORCHS or isinstance(value, (type, types.CodeType, staticmethod)):
         return False
     # functools.wraps gives a function another's __module__, and not its globals
     module = value.__globals__.get("__name__") if isinstance(value, types.FunctionType) else getattr(value, "__module__", None)

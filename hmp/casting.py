@@ -30,12 +30,18 @@ _where = torch.where
 _and = torch.logical_and
 _not = torch.logical_not
 _detach = torch.Tensor.detach
+_dispatch = torch.Tensor.__torch_dispatch__
 MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
     """Whether `value` is a dense or sparse float32, bfloat16 or float16 tensor."""
     return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether torch's kernels compute on the tensor: it is not on the meta device, and no subclass (a fake tensor) answers in its place."""
+    return not tensor.is_meta and type(tensor).__torch_dispatch__ is _dispatch
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -93,15 +93,12 @@ class Step:
     batches: Sequence[Any] = ()
 
 
-def no_scalar(loss: Any) -> str:
-    """What is wrong with what loss(model, batch) returned, and the remedy; "" for a tensor with one element."""
-    if isinstance(loss, torch.Tensor):
-        if loss.numel() == 1:
-            return ""
-        what = f"a tensor of shape {tuple(loss.shape)}"
-    else:
-        what = f"an object of type {type(loss).__name__}"
-    return f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()"
+def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
+    """What loss(model, batch) returned, a tensor with one element. Raises `error` of what it is instead, and of the remedy."""
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss
+    what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else f"an object of type {type(loss).__name__}"
+    raise error(f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
 
 
 class _Position:
@@ -126,11 +123,7 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
         batch = batches[position.index % len(batches)]
         position.index += 1
         (model if optimizer is None else optimizer).zero_grad()
-        loss = of(model, batch)
-        wrong = no_scalar(loss)
-        if wrong:
-            raise RecipeError(f"{recipe.path}: {wrong}")
-        assert isinstance(loss, torch.Tensor)
+        loss = scalar(of(model, batch), lambda message: RecipeError(f"{recipe.path}: {message}"))
         if loss.requires_grad:
             loss.backward()
             if optimizer is not None:

@@ -21,7 +21,6 @@ from .views import Original, refuse_writes
 Parameter = torch.nn.Parameter
 _SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 _NUMBERS = frozenset({int, float, bool})
-_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
@@ -309,7 +308,7 @@ def _in_place_without_kernel(op: Op, rule: CallRule) -> Op:
 
 def _torch_knows(tensors: list[Tensor], rule: CallRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether torch's answer to a mixture is that of the kernel that will run."""
-    if rule.op not in op_names.REFUSED_BY_KERNELS_ALONE or all(type(t).__torch_dispatch__ is _DISPATCH and not t.is_meta for t in tensors):
+    if rule.op not in op_names.REFUSED_BY_KERNELS_ALONE or all(map(casting.has_values, tensors)):
         return True
     # probabilities may be in another dtype than the scores, wherever they are
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))

@@ -22,7 +22,7 @@ def t5() -> torch.nn.Module:
         dropout_rate=0.1, attn_implementation="eager",
     )  # fmt: skip
     torch.manual_seed(0)
-    return transformers.T5ForConditionalGeneration(config)  # type: ignore[no-any-return]
+    return transformers.T5ForConditionalGeneration(config)
 
 
 @contextmanager
@@ -31,7 +31,7 @@ def by_hand(model: torch.nn.Module) -> Iterator[list[tuple[bool, torch.dtype]]]:
     softmax, inside, notes = F.softmax, [False], []
 
     def cast(scores: torch.Tensor, **kwargs: int) -> torch.Tensor:
-        result = softmax(scores.float() if inside[0] else scores.bfloat16(), **kwargs)  # type: ignore[arg-type]
+        result = softmax(scores.float() if inside[0] else scores.bfloat16(), **kwargs)
         notes.append((inside[0], result.dtype))
         return result.float()
 
@@ -42,7 +42,7 @@ def by_hand(model: torch.nn.Module) -> Iterator[list[tuple[bool, torch.dtype]]]:
         inside[0] = False
 
     hooks = model.decoder.register_forward_pre_hook(entering), model.decoder.register_forward_hook(leaving)
-    F.softmax = cast  # type: ignore[assignment]
+    F.softmax = cast
     try:
         yield notes
     finally:

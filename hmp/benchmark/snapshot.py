@@ -41,7 +41,7 @@ class Snapshot:
         self._reset = reset
         self._states = [(each, copy.deepcopy(each.state_dict())) for each in holders]
         owners = [owner for module in modules for owner in module.modules()]
-        self._training = [(owner, owner.training) for owner in owners]
+        self._training = [(owner, owner.training) for owner in owners]  # scripted modules do not have it among their attributes
         # forward() may put another tensor in a buffer's place, of another shape, or one where there was none; and hooks
         self._places = [(table, dict(table)) for owner in owners for table in (owner._buffers, *_hooks(owner))]
         self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..casting import each_tensor
+from ..casting import each_tensor, has_values
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find
@@ -29,7 +29,6 @@ EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloa
 _POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
 _OUTSIDE = "a tensor that was there before"
 _SCALER = "grad_scaler.py"
-_DISPATCH = torch.Tensor.__torch_dispatch__
 
 
 @dataclass(frozen=True)
@@ -313,12 +312,7 @@ def _storage(tensor: Tensor) -> Any:
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    if (
-        tensor.dtype not in FLOATS
-        or tensor.layout is not torch.strided
-        or tensor.is_meta
-        or type(tensor).__torch_dispatch__ is not _DISPATCH
-    ):
+    if tensor.dtype not in FLOATS or tensor.layout is not torch.strided or not has_values(tensor):
         return True
     # one kernel; a sum may overflow, and then each element is asked
     return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())

@@ -21,7 +21,7 @@ from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.variants import in_force
 from ..errors import HmpError
 from ..policy import Policy
-from ..recipe import no_scalar
+from ..recipe import scalar
 from ..state import disable_casts
 from .batches import Unchanged
 from .compiled import compiled_anew
@@ -102,12 +102,7 @@ class Task:
 
     def loss(self, batch: Any) -> torch.Tensor:
         """The user's loss of one batch. HmpError where it is no scalar tensor."""
-        found = self._unchanged.call(self._loss, self.model, batch)
-        wrong = no_scalar(found)
-        if wrong:
-            raise HmpError(wrong)
-        assert isinstance(found, torch.Tensor)
-        return found
+        return scalar(self._unchanged.call(self._loss, self.model, batch), HmpError)
 
     def from_the_start(self) -> None:
         """Puts model and random state where every run begins."""
