@@ -82,6 +82,19 @@ def torch_stays_torch() -> Iterator[None]:
     _reported.update(differences)
     if differences:
         pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
+    left_in = _left_in()
+    if left_in is not None:
+        pytest.fail(f"the test left its thread in {left_in!r}: a region that it entered did not end there", pytrace=False)
+
+
+def _left_in() -> object:
+    """What a test left in force in its own thread, None where that is nothing; the next test begins outside of it."""
+    state = sys.modules.get("hmp.state")
+    if state is None or state.get() in (None, state.PROCESS):
+        return None
+    found = state.get()
+    state.put(None)
+    return found
 
 
 @pytest.fixture(scope="session")

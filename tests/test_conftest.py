@@ -69,3 +69,12 @@ def test_the_guard_is_fast():
     start = time.perf_counter()
     snapshot.differences()
     assert time.perf_counter() - start < 0.05 * 4  # 50 ms, on a machine that others use too
+
+
+def test_the_guard_sees_a_region_that_did_not_end() -> None:
+    from conftest import _left_in
+    from hmp import state
+
+    state.put(state.PROCESS.off)
+    assert _left_in() is state.PROCESS.off
+    assert _left_in() is None
