@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
-from . import cast_cache, casting, patches, state
+from . import casting, patches, state
 
 # getset descriptors; torch's annotations speak of the values behind them
 _data: Any = torch._C.TensorBase.data
@@ -21,8 +21,7 @@ class _Descriptor(property):
 
 def install() -> None:
     """Puts everything of this module in place, until patches.restore()."""
-    patches.rebind(torch.nn.Parameter, "data", _Descriptor(_get_data, _set_data, _data.__delete__, _data.__doc__))
-    patches.rebind(torch.Tensor, "data", _Descriptor(_get_data, _set_tensor_data, _data.__delete__, _data.__doc__))
+    patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
@@ -33,24 +32,11 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
     return casting.castable(value) and dtype in casting.CASTABLE and value.dtype is not dtype and state.casts_enabled()
 
 
-def _get_data(self: torch.Tensor) -> torch.Tensor:
-    cast_cache.expose(self)  # whoever writes through it leaves no trace
-    data: torch.Tensor = _data.__get__(self)
-    return data
-
-
 def _set_data(self: torch.Tensor, value: Any) -> None:
     # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = casting.cast(value, self.dtype)
-    cast_cache.forget(self)
     _data.__set__(self, value)
-
-
-def _set_tensor_data(self: torch.Tensor, value: Any) -> None:
-    cast_cache.forget(self)
-    _data.__set__(self, value)
-    cast_cache.expose(self)  # who holds `value` writes without a trace on `self`
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:

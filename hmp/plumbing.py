@@ -16,8 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 
-from . import cast_cache, patches, state
-from .casting import each_tensor
+from . import cast_cache, patches, state, weight_cache
 from .living import subclasses
 from .state import Bound, call_without_casts
 
@@ -50,7 +49,7 @@ def install() -> None:
     for function in _functions():
         patches.swap(function, state.without_casts(patches.plain(function)))
     _install_optimizers()
-    _install_exports()
+    patches.on_restore(cast_cache.revert)
     _install_checkpoint()
     _install_autograd()
     _install_dispatch()
@@ -133,90 +132,24 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return call_without_casts(original, self, *args, **kwargs)
         finally:
-            cast_cache.clear_cache()  # fused optimizers write weights without a trace
+            if weight_cache.entries():
+                _free_copies(self)
 
     return step
 
 
-def _install_exports() -> None:
-    """Memory that leaves torch, and weights that fused kernels write, leave no trace: copies of them are not used again."""
-    patches.on_restore(cast_cache.revert)
-
-    def exporting(original: Any, note: Callable[[torch.Tensor], None] = cast_cache.expose) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def export(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if isinstance(self, torch.Tensor):
-                note(self)
-            return original(self, *args, **kwargs)
-
-        return export
-
-    def writing(original: Any) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def write(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return original(*args, **kwargs)
-            finally:
-                cast_cache.clear_cache()
-
-        return write
-
-    for name in ("numpy", "__array__", "__dlpack__"):
-        patches.rebind(torch.Tensor, name, exporting(getattr(torch.Tensor, name)))
-    patches.rebind(torch.Tensor, "untyped_storage", exporting(torch.Tensor.untyped_storage, cast_cache.take))
-    for owner in (torch._C, torch.utils.dlpack):
-        for name in ("_to_dlpack", "_to_dlpack_versioned", "to_dlpack"):
-            if hasattr(owner, name):
-                patches.rebind(owner, name, exporting(getattr(owner, name)))
-    for name in dir(torch):
-        if name.startswith("_fused_") and name.endswith("_"):
-            patches.rebind(torch, name, writing(getattr(torch, name)))
-    _replace("torch.utils", "swap_tensors", _swap_tensors)
-    if torch.distributed.is_available():
-        for name in _COLLECTIVES:
-            _replace("torch.distributed.distributed_c10d", name, _collective)
-
-
-# They write into the tensors that they are given, and not all of them raise a version
-_COLLECTIVES = (
-    "all_gather", "all_gather_coalesced", "all_gather_into_tensor", "_all_gather_base", "all_reduce", "all_reduce_coalesced", "all_to_all",
-    "all_to_all_single", "broadcast", "gather", "irecv", "recv", "reduce", "reduce_scatter", "reduce_scatter_tensor",
-    "_reduce_scatter_base", "scatter",
-)  # fmt: skip
-
-
-def _collective(original: Callable[..., Any]) -> Callable[..., Any]:
-    def collective(*args: Any, **kwargs: Any) -> Any:
-        tensors = list(each_tensor((*args, *kwargs.values())))
-        try:
-            result = original(*args, **kwargs)
-        finally:
-            for tensor in tensors:
-                cast_cache.written(tensor)
-        if hasattr(result, "wait"):
-            for tensor in tensors:
-                cast_cache.expose(tensor, for_good=True)  # when it is written, and whether, only torch knows
-        return result
-
-    return collective
-
-
-def _swap_tensors(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch refuses to swap a tensor that somebody refers to weakly."""
-
-    def swap_tensors(one: torch.Tensor, other: torch.Tensor) -> Any:
-        cast_cache.release(one)
-        cast_cache.release(other)
-        return original(one, other)
-
-    return swap_tensors
+def _free_copies(optimizer: Any) -> None:
+    """Frees the copies of the weights that an optimizer has just written: that they are of no use shows only when a weight is used."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group.get("params", ()):
+            weight_cache.let_go(parameter)
 
 
 def _install_checkpoint() -> None:
     """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda ctx, run_function, *args: cast_cache.call_to_run_again(original, ctx, Bound(run_function), *args)
+        return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, Bound(run_function), *args)
 
     def generator(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import state
+from . import state, write_marks
 from .signatures import signature_of
 from .sites import Site
 from .state import Casts
@@ -89,7 +89,15 @@ def specialise(key: Any, op: Any) -> Any:
                 switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
             # last: until here the old code casts by the new rule, which is as right
             switch.__code__ = made.__code__
+            if site is not None and site.op in _READERS and made.__defaults__ is not None:
+                write_marks.reads_only(made.__code__)
         return found
+
+
+# Ops that write nothing, and whose code is that of no op that does: it has the names of their parameters.
+_READERS = frozenset({
+    "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
+})  # fmt: skip
 
 
 def forget() -> None:

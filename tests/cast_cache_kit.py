@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hmp
-from hmp import cast_cache, casting
+from hmp import activation_cache, cast_cache, casting, weight_cache
 from oracle import tensors
 
 Scenario = Callable[[], Any]
@@ -23,16 +23,16 @@ Y = torch.randn(4, 8, generator=torch.Generator().manual_seed(4))
 def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
     """A process under torch-cpu's policy with every cast shared that may be, or with no cache at all."""
     with pytest.MonkeyPatch.context() as patch:
-        limit = cast_cache._limit
+        limit = weight_cache._limit
         cast_cache.revert()
         if not hmp.is_converted():
             hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
         if on:
-            patch.setattr(cast_cache, "_WORTH_SHARING", share_above)
+            patch.setattr(activation_cache, "WORTH_SHARING", share_above)
             hmp.set_cache_limit(None)
         else:
-            patch.setattr(cast_cache, "_weight", lambda weight, dtype, trains: casting.cast(weight, dtype))
-            patch.setattr(cast_cache, "_activation", casting.cast)
+            patch.setattr(cast_cache, "low_weight", lambda weight, dtype, trains: casting.cast(weight, dtype))
+            patch.setattr(cast_cache, "low_activation", casting.cast)
             hmp.set_cache_limit(0)
         try:
             yield

@@ -50,7 +50,7 @@ def test_threads_that_infer_with_one_model_agree():
         _at_once(*(lambda i=i: infer(i) for i in range(4)))
         return seen
 
-    assert_caches_change_nothing(scenario)
+    assert_caches_change_nothing(scenario, hits=False)  # whether all the others read or wait at some time is chance
 
 
 def test_threads_that_cast_one_activation_agree():
@@ -147,7 +147,7 @@ def test_ddp_trains_the_same_with_caches(options, tmp_path):
         return seen, params(model), look(ddp)
 
     with _one_process(tmp_path):
-        assert_caches_change_nothing(scenario)
+        assert_caches_change_nothing(scenario, hits=False)  # while there is a process group nothing is kept
 
 
 @gloo

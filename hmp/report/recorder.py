@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, resolve_name
 
 from .. import op_names, sites, state
 from ..call_rules import CallRule
-from ..cast_cache import cache_info
+from ..cast_cache import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..kernels import fallbacks
 from ..policy import Policy
@@ -70,7 +70,7 @@ class Recorder:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None or tensor.dtype is dtype:
                 return caster(tensor, dtype)
-            hits = cache_info().hits
+            hits = casts_saved()
             started = self._now()
             if _profiling._is_profiler_enabled:
                 with torch.profiler.record_function(f"hmp::cast {_short[tensor.dtype]} to {_short[dtype]}"):
@@ -78,7 +78,7 @@ class Recorder:
             else:
                 copy = caster(tensor, dtype)
             call.cast_seconds += self._now() - started
-            if cache_info().hits == hits:
+            if casts_saved() == hits:
                 call.casts += 1
                 call.bytes += tensor.nbytes
             else:
