@@ -41,7 +41,7 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     kind = type(tensor)
     if kind is Parameter:
         trains = _grad_enabled() and tensor.requires_grad
-        if trains and tensor.nbytes < activation_cache.WORTH_SHARING:
+        if trains and (tensor.layout is not torch.strided or tensor.nbytes < activation_cache.WORTH_SHARING):
             return cast(tensor, dtype)  # torch.jit compares lines of source too: every cast that is traced is made in one line
         return low_weight(tensor, dtype, trains)
     return low_activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)

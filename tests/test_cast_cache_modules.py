@@ -345,3 +345,18 @@ def test_a_class_of_the_users_sees_no_more_calls_for_data_than_without_hmp():
             with hmp.disable_casts():
                 read()
             assert len(calls) == 1
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_sparse_weight_is_cast_at_each_use(trains):
+    dense = torch.eye(16) * torch.arange(16.0)
+    want = dense @ X.t()
+    with caches(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's sparse layouts are in beta
+        for weight in (dense.to_sparse(), dense.to_sparse_csr()):
+            parameter = torch.nn.Parameter(weight, requires_grad=trains)
+            for _ in range(3):
+                with torch.set_grad_enabled(trains):
+                    got = torch.mm(parameter, X.t())
+                torch.testing.assert_close(got.detach().float(), want, rtol=0.02, atol=0.02)
+        assert hmp.cache_info().entries == 0
