@@ -12,13 +12,15 @@ code writes by an address that it keeps (ctypes, a kernel of one's own) stays un
 
 from __future__ import annotations
 
+import dis
 import functools
 import gc
 import itertools
 import operator
 import sys
+import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import torch
@@ -101,26 +103,24 @@ def _held_by_nobody_else(tensor: Tensor) -> bool:
 # --- what other threads are in --------------------------------------------------------------------------------------------
 
 # torch's mark is not made for threads: where one is set while another thread enters a write, the process aborts or hangs. So it is set
-# while this thread has the GIL and every other one is in a function that does not write: it waits, in one of these of Python's own, or it
-# reads, in one that `reads_only` was told of. Before any of them can write it needs the GIL. What is missing here costs speed alone.
+# while this thread has the GIL and every other one is at a place that does not write: before any of them can write it needs the GIL. A
+# place is the code and the instruction that a thread's innermost Python frame is at. What is missing here costs speed and nothing else.
+_Place = tuple[types.CodeType, int]
+_place: Callable[[types.FrameType], _Place] = operator.attrgetter("f_code", "f_lasti")
+
+# Functions of Python's own that wait, and do nothing else.
 _WAITS = {
     "threading": ("Condition.wait", "Thread.join", "Thread._wait_for_tstate_lock"),
     "concurrent.futures.thread": ("_worker",),
-    "selectors": (
-        "SelectSelector._select",
-        "SelectSelector.select",
-        "PollSelector.select",
-        "EpollSelector.select",
-        "KqueueSelector.select",
-    ),
-    "multiprocessing.connection": ("Connection._recv", "Connection._send"),
-    "multiprocessing.synchronize": ("Condition.wait",),
+    "selectors": ("SelectSelector._select",),
     "multiprocessing.popen_fork": ("Popen.poll",),
-    "socket": ("socket.accept", "SocketIO.readinto"),
-    "ssl": ("SSLSocket.read",),
     "subprocess": ("Popen._try_wait",),
-    "ipykernel.heartbeat": ("Heartbeat.run",),
-}  # fmt: skip
+}
+# Functions written in C whose name says that they wait: no function of torch's that writes a tensor is called so.
+_WAITING = frozenset(
+    """accept acquire get join next_event poll read read1 readinto readline receive recv recv_into recvfrom recvmsg select sigwait sleep
+    waitpid zmq_proxy device proxy""".split()
+)
 _harmless: set[types.CodeType] = set()
 _looked_in: set[str] = set()
 
@@ -129,12 +129,6 @@ _MARKING = """graph(%tensor : Tensor):
   %copy : Tensor = aten::_lazy_clone(%tensor)
   %marked : bool = prim::Constant[value=1]()
   return (%marked)"""
-_code_of = operator.attrgetter("f_code")
-
-
-@functools.cache
-def _marking() -> Any:
-    return torch._C.parse_ir(_MARKING)
 
 
 def reads_only(code: types.CodeType) -> None:
@@ -142,34 +136,71 @@ def reads_only(code: types.CodeType) -> None:
     _harmless.add(code)
 
 
-def _marked_while_others_wait(tensor: Tensor) -> bool:
-    """Whether the tensor was marked: only while every other Python thread waits or reads.
+@functools.cache
+def _marking() -> Any:
+    return torch._C.parse_ir(_MARKING)
 
-    From the look at their frames to the end of the marking no bytecode runs here: it is one chain of C functions, so that no other thread
-    gets the GIL in between, and nobody's finalizer runs.
-    """
-    _look_for_waits()
-    marking, collecting = _marking(), gc.isenabled()
-    gc.disable()
+
+def _marked_while_others_wait(tensor: Tensor) -> bool:
+    """Whether the tensor was marked: only while every other Python thread waits or reads."""
+    own = threading.get_ident()
+    places = set(_OWN_PLACES)
+    for thread, frame in _frames().items():
+        if thread != own:
+            if not _is_harmless(_place(frame)):
+                return False
+            places.add(_place(frame))
+    at_these_places = map(places.issuperset, map(map, itertools.repeat(_place), map(dict.values, itertools.starmap(_frames, ((),)))))
+    marked = map(_interpret, itertools.repeat(_marking()), zip(itertools.compress((tensor,), at_these_places)))
+    collecting = gc.isenabled()
+    gc.disable()  # a finalizer of somebody's would be bytecode
     try:
-        frames = itertools.starmap(_frames, ((),))
-        others_wait = map(_harmless.issuperset, map(map, itertools.repeat(_code_of), map(dict.values, frames)))
-        return any(map(_interpret, itertools.repeat(marking), zip(itertools.compress((tensor,), others_wait))))
+        return _in_one_go(marked)
     finally:
         if collecting:
             gc.enable()
 
 
-def _look_for_waits() -> None:
-    """Has `_harmless` hold the code of every function in _WAITS whose module is imported, and of the one that looks."""
-    _harmless.add(_marked_while_others_wait.__code__)
+def _in_one_go(steps: Iterable[Any]) -> bool:
+    """Whether one of the steps gives something true. They are made of functions written in C: from the second look at the other threads to
+    the end of the marking no bytecode runs here, so that none of them gets the GIL in between."""
+    return any(steps)
+
+
+# Where a thread is while `_in_one_go` is under way: which instruction makes the call changes when Python has seen it a few times.
+_OWN_PLACES = frozenset((_in_one_go.__code__, at) for at in range(len(_in_one_go.__code__.co_code)))
+
+
+def _is_harmless(place: _Place) -> bool:
+    """Whether a thread at `place` writes no tensor before it needs the GIL."""
     for name in _WAITS.keys() - _looked_in:
         module = sys.modules.get(name)
         if module is not None:
             _looked_in.add(name)
-            for path in _WAITS[name]:
-                found: Any = module
-                for part in path.split("."):
-                    found = getattr(found, part, None)
-                if isinstance(found, types.FunctionType):
-                    _harmless.add(found.__code__)
+            _harmless.update(filter(None, (_code_at(module, path) for path in _WAITS[name])))
+    return place[0] in _harmless or _waits(place)
+
+
+def _code_at(owner: Any, path: str) -> types.CodeType | None:
+    """The code of the function there, None where this Python has none."""
+    for part in path.split("."):
+        owner = getattr(owner, part, None)
+    return getattr(owner, "__code__", None)
+
+
+@functools.lru_cache(maxsize=256)
+def _waits(place: _Place) -> bool:
+    """Whether the call at `place`, if it is of a function written in C, is of one that waits: `connection.recv(...)`, by its name."""
+    if sys.version_info < (3, 11):
+        return False  # where a call's function comes from cannot be told
+    code, at = place
+    instructions = list(dis.get_instructions(code))
+    call = next((i for i in instructions if i.offset == at and i.opname in ("CALL", "PRECALL", "CALL_KW", "CALL_FUNCTION_EX")), None)
+    if call is None or call.positions is None:
+        return False
+    begin = call.positions[0], call.positions[2]
+    # what was loaded last from where the call begins is the function: `a.b.recv` of `a.b.recv(c.d)`
+    loads = [i for i in instructions if i.offset < at and i.opname.startswith("LOAD") and i.positions]
+    of_call = [i for i in loads if i.positions is not None and (i.positions[0], i.positions[2]) == begin and isinstance(i.argval, str)]
+    name = max(of_call, key=lambda i: (i.positions[1], i.positions[3]) if i.positions else (0, 0), default=None)
+    return name is not None and name.argval.lstrip("_") in _WAITING

@@ -29,6 +29,7 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
             hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
         if on:
             patch.setattr(activation_cache, "WORTH_SHARING", share_above)
+            patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
             hmp.set_cache_limit(None)
         else:
             patch.setattr(cast_cache, "low_weight", lambda weight, dtype, trains: casting.cast(weight, dtype))
