@@ -143,14 +143,12 @@ def _marking() -> Any:
 
 def _marked_while_others_wait(tensor: Tensor) -> bool:
     """Whether the tensor was marked: only while every other Python thread waits or reads."""
-    own = threading.get_ident()
-    places = set(_OWN_PLACES)
-    for thread, frame in _frames().items():
-        if thread != own:
-            if not _is_harmless(_place(frame)):
-                return False
-            places.add(_place(frame))
-    at_these_places = map(places.issuperset, map(map, itertools.repeat(_place), map(dict.values, itertools.starmap(_frames, ((),)))))
+    places = _places_of_threads()
+    del places[threading.get_ident()]
+    if not all(map(_is_harmless, places.values())):
+        return False
+    allowed = _OWN_PLACES.union(places.values())
+    at_these_places = map(allowed.issuperset, map(map, itertools.repeat(_place), map(dict.values, itertools.starmap(_frames, ((),)))))
     marked = map(_interpret, itertools.repeat(_marking()), zip(itertools.compress((tensor,), at_these_places)))
     collecting = gc.isenabled()
     gc.disable()  # a finalizer of somebody's would be bytecode
@@ -159,6 +157,11 @@ def _marked_while_others_wait(tensor: Tensor) -> bool:
     finally:
         if collecting:
             gc.enable()
+
+
+def _places_of_threads() -> dict[int, _Place]:
+    """Where each Python thread is. No frame outlives this: in a variable of its own, it would keep alive whatever its callers hold."""
+    return {thread: _place(frame) for thread, frame in _frames().items()}
 
 
 def _in_one_go(steps: Iterable[Any]) -> bool:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -237,6 +238,24 @@ def test_r18_no_function_that_writes_a_tensor_is_called_as_those_that_wait_are()
     found = {name for owner in owners for name in dir(owner) if name.lstrip("_") in write_marks._WAITING}
     # a view, a class, and what copies or makes none
     assert found <= {"select", "device", "_get", "_join"}, found
+
+
+def test_r18_a_mark_keeps_nothing_alive_of_who_asked_for_it() -> None:
+    """A frame that refers to itself lives until garbage is collected, and with it whatever its callers hold."""
+
+    def caller() -> weakref.ref[torch.Tensor]:
+        weight = torch.randn(4, 4)
+        while write_marks.mark(weight):
+            time.sleep(0.01)
+        return weakref.ref(weight)
+
+    ended = _Ended()
+    with _thread_in(ended.event.wait, ended):
+        gc.disable()
+        try:
+            assert caller()() is None
+        finally:
+            gc.enable()
 
 
 def test_r18_garbage_is_collected_after_a_mark_as_before() -> None:
