@@ -12,7 +12,7 @@ import torch
 from . import names_taken, patches, state
 from .install import is_switch
 from .living import subclasses
-from .state import Casts, Entered, Off, Table
+from .state import Casts, Entered, Held, Off, Table
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
@@ -100,10 +100,10 @@ class UntilReturn(Off):
 
     __slots__ = ("_before", "_entered", "_frame")
 
-    def __init__(self, before: Casts | Off | None, frame: types.FrameType) -> None:
-        super().__init__((before or state.settle()).on)
+    def __init__(self, before: Held, frame: types.FrameType) -> None:
+        super().__init__((before.now or state.settled(before)).on)
         self._before = before
-        self._entered = Entered()
+        self._entered = Entered(None)
         self._frame = frame
 
     @property
@@ -119,7 +119,7 @@ class UntilReturn(Off):
             return self.on.off
         if state.get() is self:
             state.put(self._before)
-        return self._before or state.settle()
+        return self._before.now or state.settled(self._before)
 
     @property
     def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant

@@ -15,7 +15,7 @@ from typing import Any
 # The longest that a fork waits. A lock that is held longer is new in the child, whatever it guards.
 PATIENCE = 10.0
 
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+_locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 _held_by = threading.local()
 
 
@@ -64,7 +64,8 @@ def _after_in_parent() -> None:
 
 def _after_in_child() -> None:
     _after_in_parent()
-    for lock in list(_locks):
+    locks: list[Any] = list(_locks)
+    for lock in locks:
         if not lock._is_owned():  # by the thread that forked, and goes on in here
             lock._at_fork_reinit()
 

@@ -72,7 +72,7 @@ def look_for(rule: CallRule) -> Look:
 
 def elsewhere(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
     """What is called for torch's function `key` under `here`, which is not the process's casts."""
-    found: Callable[..., Any] = (here or state.settle()).table.get(key, op)
+    found: Callable[..., Any] = (here.now or state.settled(here)).table.get(key, op)
     return found
 
 
@@ -142,12 +142,12 @@ def _any_call(look: Look, regional: bool) -> list[str]:
             "    if not live:",
             "        return _op(*args, **kwargs)",
             "    here = get()",
-            "    if here is not FOCUS:",
+            "    if here is not FOCUS and here.now is not FOCUS:",
             f"        {elsewhere}",
         ]
     else:
-        off = ["        if here is OFF:", "            return _op(*args, **kwargs)"]
-        state = ["    if live:", "        here = get()", *off, "        if here is not PROCESS:", f"            {elsewhere}"]
+        off = ["            if here is OFF or here.now is OFF:", "                return _op(*args, **kwargs)"]
+        state = ["    if live:", "        here = get()", "        if here is not PROCESS:", *off, f"            {elsewhere}"]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
@@ -176,10 +176,10 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
 
     plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
     if regional:
-        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS:", *asking("        ")]
+        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
     else:
-        off = ["        if here is OFF:", *usual_calls("_op", "            ", complete)]
-        asked = ["    if live:", "        here = get()", *off, "        if here is not PROCESS:", *asking("            ")]
+        off = ["            if here is OFF or here.now is OFF:", *usual_calls("_op", "                ", complete)]
+        asked = ["    if live:", "        here = get()", "        if here is not PROCESS:", *off, *asking("            ")]
     lines = [f"def hmp_switch({header}):", *asked]
     if look == PLAIN:
         return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]

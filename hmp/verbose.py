@@ -78,8 +78,8 @@ class LogObserver:
         def observed(*args: Any, **kwargs: Any) -> Any:
             before = self._made.get()
             made: list[tuple[torch.dtype, torch.dtype]] = []
-            self._made.set(made)
             try:
+                self._made.set(made)
                 return wrapper(*args, **kwargs)
             finally:
                 self._made.set(before)

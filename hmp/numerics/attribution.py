@@ -79,8 +79,9 @@ class OpsInProgress:
             stack = getattr(threads, "stack", None)
             if stack is None:
                 stack = threads.stack = []
-            stack.append((rule, here().policy))
+            begun = rule, here().policy
             try:
+                stack.append(begun)
                 result = wrapper(*args, **kwargs)
             finally:
                 stack.pop()
