@@ -12,7 +12,7 @@ import torch
 from . import names_taken, patches, state
 from .install import is_switch
 from .living import subclasses
-from .state import Casts, Entered, Held, Off, Table
+from .state import Casts, Entered, Held, Off
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
@@ -106,12 +106,8 @@ class UntilReturn(Off):
         self._entered = Entered(None)
         self._frame = frame
 
-    @property
-    def off(self) -> Off:
-        """A plain "no casts": what a region entered later sets must not depend on the frame."""
-        return self.on.off
-
-    def _now(self) -> Casts | Off:
+    def settled(self) -> Casts | Off:
+        """What is in force: nothing while the frame runs."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
@@ -120,18 +116,3 @@ class UntilReturn(Off):
         if state.get() is self:
             state.put(self._before)
         return self._before.now or state.settled(self._before)
-
-    @property
-    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """What is in force: nothing while the frame runs."""
-        return self._now().table
-
-    @property
-    def disabled(self) -> bool:  # type: ignore[override]
-        """Whether casts are off: they are while the frame runs."""
-        return self._now().disabled
-
-    @property
-    def policy(self) -> Any:  # type: ignore[override]
-        """The policy that is in force: None while the frame runs."""
-        return self._now().policy

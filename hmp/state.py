@@ -55,6 +55,10 @@ class Off:
     def off(self) -> Off:
         return self
 
+    def settled(self) -> Casts | Off:
+        """What is in force where a context holds this."""
+        return self
+
     @property
     def in_backward(self) -> Off:
         return self  # inside disable_casts() torch is exactly torch, backward too
@@ -187,7 +191,9 @@ def end(old: Stretch) -> None:
 
 def settled(held: Held) -> Casts | Off:
     """What is in force in this context, which holds `held`."""
-    if isinstance(held, (Casts, Off)):
+    if isinstance(held, Off):
+        return held.settled()
+    if isinstance(held, Casts):
         return held
     return settle() if isinstance(held, Unsettled) else held.now or _looked_through(held)
 
