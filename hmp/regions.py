@@ -12,7 +12,7 @@ import inspect
 import io
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextvars import ContextVar
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -70,7 +70,7 @@ def _leave(region: Region, *exc_info: object) -> None:
     # left in another context than entered: there is nothing to leave here
 
 
-def _ending(entered: Stretch) -> Iterator[None]:
+def _ending(entered: Stretch) -> Generator[None]:
     try:
         yield
     finally:
@@ -95,15 +95,15 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> Region:
+        offered, _offer.exit = _offer.exit, None
+        leaving = offered() if offered is not None else None
         entered = stretch(self._choose(here()), self)
         opened = _open.get()
         if len(opened) > 8:
             opened = tuple([each for each in opened if each() is not None])
         _open.set((weakref.ref(entered), *opened))
-        offered, _offer.exit = _offer.exit, None
-        leaving = offered() if offered is not None else None
         if leaving is not None and leaving.region is self:  # else it is entered by no `with`
-            ending: Any = _ending(entered)
+            entered.ending = ending = _ending(entered)
             next(ending)
             leaving.close = ending.close  # type: ignore[method-assign]
         begin(entered)

@@ -36,15 +36,15 @@ Table = Mapping[Any, Callable[..., Any]]
 class Off:
     """No casts here. `table` is empty for ever, so that a wrapper needs no other question."""
 
-    __slots__ = ("on",)
+    __slots__ = ("now", "on")
     table: Table = types.MappingProxyType({})
     policy = None
     given = None
     disabled = True
-    now = None  # what the context holds says what is in force; None where that takes a look (`settled`)
 
     def __init__(self, on: Casts) -> None:
         self.on = on
+        self.now: Casts | Off | None = None  # what a context holds says what is in force by this; None: that takes a look (`settled`)
 
     @property
     def application(self) -> int:
@@ -140,12 +140,13 @@ class Stretch(Entered):
     is found. In a copy of the context (a task that was started inside) its state stays in force.
     """
 
-    __slots__ = ("__weakref__", "before", "key", "now", "state", "token")
+    __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "token")
     now: Casts | Off | None
     state: Casts | Off
     before: Held
     key: object  # what the user left and entered
     token: Token[Held] | None
+    ending: object  # what a `with` ends it by: collected no sooner than this
 
 
 class Unsettled:
@@ -166,7 +167,7 @@ put = _here.set
 def stretch(state: Casts | Off, key: object = None) -> Stretch:
     """A stretch that has not begun."""
     made: Stretch = Stretch(None)
-    made.state, made.key, made.now, made.token = state, key, None, None
+    made.state, made.key, made.now, made.token, made.ending = state, key, None, None, None
     return made
 
 
@@ -187,6 +188,7 @@ def end(old: Stretch) -> None:
     old.now = None
     if get() is old:
         put(old.before)
+    old.ending = None  # which refers to it
 
 
 def settled(held: Held) -> Casts | Off:

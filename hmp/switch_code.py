@@ -134,6 +134,11 @@ FIRST_CALL: types.CodeType = _maker(
 )(None, None, None).__code__  # fmt: skip
 
 
+# What the context holds is the process's casts off or on, or a stretch of them.
+_IS_OFF = "here is OFF or here is not PROCESS and here.now is OFF"
+_IS_ELSEWHERE = "here is not PROCESS and here.now is not PROCESS"
+
+
 def _any_call(look: Look, regional: bool) -> list[str]:
     target = "_op" if look == PLAIN else "_cast"
     elsewhere = "return elsewhere(here, _key, _op)(*args, **kwargs)"
@@ -146,8 +151,8 @@ def _any_call(look: Look, regional: bool) -> list[str]:
             f"        {elsewhere}",
         ]
     else:
-        off = ["            if here is OFF or here.now is OFF:", "                return _op(*args, **kwargs)"]
-        state = ["    if live:", "        here = get()", "        if here is not PROCESS:", *off, f"            {elsewhere}"]
+        off = [f"        if {_IS_OFF}:", "            return _op(*args, **kwargs)"]
+        state = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", f"            {elsewhere}"]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
@@ -178,8 +183,8 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
     if regional:
         asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
     else:
-        off = ["            if here is OFF or here.now is OFF:", *usual_calls("_op", "                ", complete)]
-        asked = ["    if live:", "        here = get()", "        if here is not PROCESS:", *off, *asking("            ")]
+        off = [f"        if {_IS_OFF}:", *usual_calls("_op", "            ", complete)]
+        asked = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
     lines = [f"def hmp_switch({header}):", *asked]
     if look == PLAIN:
         return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]

@@ -221,6 +221,28 @@ def test_a_region_that_ends_in_the_middle_of_something_does_not_end_that(make: A
     assert in_force() == "LISTS" and hmp.casts_enabled()
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_end_of_a_collected_generator_runs_inside_its_regions(depth: int) -> None:
+    seen = []
+
+    def steps() -> Iterator[None]:
+        with contextlib.ExitStack() if depth == 1 else hmp.casts(OTHER), hmp.disable_casts():
+            try:
+                yield
+            finally:
+                seen.append(in_force())
+
+    for _ in range(20):
+        cycle: list[Any] = [steps() for _ in range(depth)]
+        for generator in cycle:
+            next(generator)
+        cycle.append(cycle)
+        del cycle, generator
+        gc.collect(0)
+    assert seen == ["nothing"] * (20 * depth)
+    assert in_force() == "LISTS"
+
+
 def test_regions_that_are_entered_and_left_hand_over_hand() -> None:
     first = suspended_in_with()
     next(first)
