@@ -13,10 +13,11 @@ from .kernels import fallbacks
 from .memory_stats import memory_stats
 from .policy import Policy
 from .presets import policies
+from .regions import disable_casts, enable_casts
 from .registry import bf16_function, fp32_function, promote_function
 from .report.record import record
 from .report.report import Report
-from .state import casts_enabled, disable_casts, enable_casts
+from .state import casts_enabled
 from .tune import tune
 from .unreachable import Unreachable, unreachable
 

@@ -20,10 +20,25 @@ from typing import Any
 
 import torch
 
-from . import applied, compile_calls, convert, install, op_names, patches, registry, state, switches, tables, torch_autocast, torch_dynamo
+from . import (
+    applied,
+    compile_calls,
+    convert,
+    install,
+    op_names,
+    patches,
+    regions,
+    registry,
+    state,
+    switches,
+    tables,
+    torch_autocast,
+    torch_dynamo,
+)
 from .errors import HmpError
 from .policy import Policy
-from .state import Casts, InBackward, Off, Region
+from .regions import Region
+from .state import Casts, InBackward, Off
 from .wrappers import op_wrap
 
 module = __name__  # where Dynamo's guards find `key`
@@ -256,8 +271,8 @@ def _fill_functions() -> None:
             state.without_casts: _quiet,
             state.call_without_casts: _without_casts,
             state.call_under: _call_under,
-            state.disable_casts: _region(state.disable_casts),
-            state.enable_casts: _region(state.enable_casts),
+            regions.disable_casts: _region(regions.disable_casts),
+            regions.enable_casts: _region(regions.enable_casts),
             convert.casts: _region(convert.casts),
             applied.casts_here: _applied_to,
         }

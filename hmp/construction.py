@@ -12,7 +12,7 @@ import torch
 from . import names_taken, patches, state
 from .install import is_switch
 from .living import subclasses
-from .state import Casts, Entered, Off, Table
+from .state import Casts, Entered, Held, Off
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
@@ -100,18 +100,14 @@ class UntilReturn(Off):
 
     __slots__ = ("_before", "_entered", "_frame")
 
-    def __init__(self, before: Casts | Off | None, frame: types.FrameType) -> None:
-        super().__init__((before or state.settle()).on)
+    def __init__(self, before: Held, frame: types.FrameType) -> None:
+        super().__init__((before.now or state.settled(before)).on)
         self._before = before
-        self._entered = Entered()
+        self._entered = Entered(None)
         self._frame = frame
 
-    @property
-    def off(self) -> Off:
-        """A plain "no casts": what a region entered later sets must not depend on the frame."""
-        return self.on.off
-
-    def _now(self) -> Casts | Off:
+    def settled(self) -> Casts | Off:
+        """What is in force: nothing while the frame runs."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
@@ -119,19 +115,4 @@ class UntilReturn(Off):
             return self.on.off
         if state.get() is self:
             state.put(self._before)
-        return self._before or state.settle()
-
-    @property
-    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """What is in force: nothing while the frame runs."""
-        return self._now().table
-
-    @property
-    def disabled(self) -> bool:  # type: ignore[override]
-        """Whether casts are off: they are while the frame runs."""
-        return self._now().disabled
-
-    @property
-    def policy(self) -> Any:  # type: ignore[override]
-        """The policy that is in force: None while the frame runs."""
-        return self._now().policy
+        return self._before.now or state.settled(self._before)

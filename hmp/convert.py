@@ -17,8 +17,9 @@ from .call_rules import Observer
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
 from .policy_casts import lock as _lock
+from .regions import Region
 from .rules import Cast
-from .state import PROCESS, Casts, Region
+from .state import PROCESS, Casts
 from .unreachable import tell_unreachable
 from .verbose import announce
 

@@ -42,8 +42,9 @@ def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
     def traced(*args: Any, **kwargs: Any) -> Any:
-        before, _here.trace = _here.trace, tracing()
+        before, trace = _here.trace, tracing()
         try:
+            _here.trace = trace
             result = function(*args, **kwargs)
         finally:
             _here.trace = before

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from . import jit_trace, op_names, patches
+from . import fork_safe, jit_trace, op_names, patches
 from .call_rules import CallRule
 from .casting import Tensor
 from .units import dtype_name
@@ -24,7 +23,7 @@ LOW = frozenset({torch.bfloat16, torch.float16})
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _REMEMBERED = 256  # argument lists an op; one that varies without end must not fill the memory
 
-_lock = threading.Lock()
+_lock = fork_safe.RLock()
 _counts: Counter[str] = Counter()
 
 

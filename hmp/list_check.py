@@ -90,9 +90,10 @@ def _of_rules(rules: list[Rule]) -> list[Finding]:
         if not ops:
             say(rule, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        before = next((taken[rule.cast, rule.scope, op] for op in ops if (rule.cast, rule.scope, op) in taken), None)
+        names = [name for op in ops for name in (op, *sites.namesakes(op))]
+        before = next((taken[rule.cast, rule.scope, name] for name in names if (rule.cast, rule.scope, name) in taken), None)
         others = [cast for cast in CASTS if cast != rule.cast and "promote" not in (cast, rule.cast)]
-        other = next((taken[cast, rule.scope, op] for op in ops for cast in others if (cast, rule.scope, op) in taken), None)
+        other = next((taken[cast, rule.scope, name] for name in names for cast in others if (cast, rule.scope, name) in taken), None)
         if other is not None:
             say(rule, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue

@@ -117,9 +117,9 @@ def _collections() -> tuple[int, ...] | None:
 def unfrozen() -> Iterator[bool]:
     """With the objects in sight that gc.freeze() has hidden, if any; frozen again afterwards, together with what else is alive."""
     frozen = gc.get_freeze_count() > 0
-    if frozen:
-        gc.unfreeze()
     try:
+        if frozen:
+            gc.unfreeze()
         yield frozen
     finally:
         if frozen:

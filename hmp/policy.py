@@ -40,7 +40,7 @@ class Policy:
     `bf16`, `fp32` and `promote` hold names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
     torch.float16. `scoped` holds the rules that have a scope, list by list; an entry such as "softmax @ decoder.*" among the names of a
     list becomes one. Equality looks at all of these, not at `name` nor at where rules were read. Raises OpListError for a name that
-    nothing knows and for a name on both the BF16 and the FP32 list, everywhere or in one scope.
+    nothing knows and for an op on both the BF16 and the FP32 list, everywhere or in one scope.
     """
 
     name: str = field(default="custom", compare=False)
@@ -162,7 +162,7 @@ class Policy:
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[Rule] = list(lower or ())
-        low = {(rule.scope, op) for rule in given for op in sites.resolve(rule)}
+        low = {(rule.scope, name) for rule in given for op in sites.resolve(rule) for name in (op, *sites.namesakes(op))}
         given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in sites.resolve(rule))]
         lists: dict[Cast, tuple[Rule, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
@@ -302,9 +302,12 @@ def _in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
 
 
 def _refuse_both(bf16: Mapping[str, Rule], fp32: Mapping[str, Rule]) -> None:
-    """OpListError for an op that is on the BF16 list and on the FP32 list."""
-    for op in sorted(bf16.keys() & fp32.keys()):
-        one, other = bf16[op], fp32[op]
+    """OpListError for an op that is on the BF16 list and on the FP32 list, under one name or under two that torch gives one function."""
+    for op in sorted(bf16):
+        namesake = next((name for name in (op, *sites.namesakes(op)) if name in fp32), None)
+        if namesake is None:
+            continue
+        one, other = bf16[op], fp32[namesake]
         also = f" ({other.place})" if other.path else ""
         spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
         raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)

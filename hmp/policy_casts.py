@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import threading
 import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from . import (
     as_found,
     compile_bridge,
     construction,
+    fork_safe,
     fx_graphs,
     install,
     jit_trace,
@@ -33,7 +33,7 @@ from .policy import Policy
 from .state import Casts
 from .verbose import LogObserver
 
-lock = threading.RLock()
+lock = fork_safe.RLock()
 observers: list[Observer] = []
 
 # How many policies' casts are kept that nothing uses: a region in a loop finds its own again.
@@ -109,8 +109,8 @@ def uncollected() -> Iterator[None]:
     if not gc.isenabled():
         yield
         return
-    gc.disable()
     try:
+        gc.disable()
         yield
     finally:
         gc.enable()

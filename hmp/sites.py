@@ -97,6 +97,13 @@ def synonyms(op: str) -> tuple[str, ...]:
 
 
 @as_found.cached
+def namesakes(op: str) -> tuple[str, ...]:
+    """The other names of a function of torch's that `op` names: no list can tell `torch.dsmm` from `torch.mm`."""
+    named = {site.original for site in _sites_by_id(op)}
+    return tuple(each for each in op_names.SYNONYMS.get(op, ()) if any(site.original in named for site in _sites_by_id(each)))
+
+
+@as_found.cached
 def ancestry(op: str) -> tuple[str, ...]:
     """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
     line = [op]

@@ -1,23 +1,28 @@
-"""The casts in force in this thread or task, or none: what every wrapper reads, and the regions that set it.
+"""The casts in force in this thread or task, or none: what every wrapper reads, and the stretches that set it.
 
-A ContextVar holds it, so threads and asyncio tasks never see each other's regions. It holds one of
+In force is one of
 
-- nothing, or PROCESS: what `convert()` put in force for the whole process, maybe nothing;
+- PROCESS: what `convert()` put in force for the whole process, maybe nothing;
 - a `Casts`: a policy's wrappers, put in force by `casts()` or `apply()`;
 - the `Off` of either: no casts, and what `enable_casts()` goes back to;
 - the `InBackward` of either: no lists, for user Python that autograd calls.
 
-While nobody in the process is in a region there is no need to ask it: `live` is empty then, and a wrapper looks at that first.
+A ContextVar says which, so threads and asyncio tasks never see each other's regions. It holds the state, or the `Stretch` that put it
+in force, which knows whether it has ended. While nobody in the process is in one there is no need to ask: `live` is empty then, and a
+wrapper looks at that first.
+
+An interrupt (Ctrl-C) is raised in the middle of this code as of any: CPython looks for one where a Python function begins, where a loop
+begins again, and after a call of a C function. So what is put in force is put there in the `try` whose `finally` takes it away, and what
+must not be missed is the first step of its handler, or the end of an object whose `__del__` is a builtin.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable, Mapping
-from contextvars import ContextVar
-from typing import Any, ParamSpec, TypeVar, cast
+from contextvars import ContextVar, Token
+from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
@@ -31,7 +36,7 @@ Table = Mapping[Any, Callable[..., Any]]
 class Off:
     """No casts here. `table` is empty for ever, so that a wrapper needs no other question."""
 
-    __slots__ = ("on",)
+    __slots__ = ("now", "on")
     table: Table = types.MappingProxyType({})
     policy = None
     given = None
@@ -39,6 +44,7 @@ class Off:
 
     def __init__(self, on: Casts) -> None:
         self.on = on
+        self.now: Casts | Off | None = None  # what a context holds says what is in force by this; None: that takes a look (`settled`)
 
     @property
     def application(self) -> int:
@@ -47,6 +53,10 @@ class Off:
 
     @property
     def off(self) -> Off:
+        return self
+
+    def settled(self) -> Casts | Off:
+        """What is in force where a context holds this."""
         return self
 
     @property
@@ -82,7 +92,7 @@ class Casts:
     the number of that resolution, by which submodules know what they put in force, and 0 where there was none.
     """
 
-    __slots__ = ("__weakref__", "application", "given", "in_backward", "looks", "off", "policy", "table")
+    __slots__ = ("__weakref__", "application", "given", "in_backward", "looks", "now", "off", "policy", "table")
     disabled = False
 
     def __init__(
@@ -93,6 +103,7 @@ class Casts:
         self.looks = looks
         self.given = policy if given is None else given
         self.application = application
+        self.now = self
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
 
@@ -107,30 +118,114 @@ MADE_TO_FIT: Table = NOTHING
 # One object for the life of the process: convert() and revert() replace its table, so every thread sees them at its next op.
 PROCESS = Casts(NOTHING, None)
 
-_here: ContextVar[Casts | Off | None] = ContextVar("hmp_casts", default=None)
-# What the regions entered in this context found, innermost first. Kept here and not in the region objects: one object may be
-# entered by many threads at once.
-_found: ContextVar[tuple[Any, ...]] = ContextVar("hmp_found", default=())
-
-get = _here.get
-put = _here.set
-
 # One entry for everything that may make a context hold something other than PROCESS. It is a list and no number because its
 # append and pop are atomic; what is in it means nothing, only whether anything is.
 live: list[None] = []
 
 
 class Entered:
-    """Keeps `live` from being empty for as long as it is referred to: by the context of a region, and by copies of it that outlive
-    the region (a task that was started inside)."""
+    """Keeps `live` from being empty for as long as it is referred to. Made by `Entered(None)`, of builtins alone: there is no Python code
+    that an interrupt could leave in its middle."""
 
     __slots__ = ()
+    __init__ = live.append  # a builtin is not bound: called with None
+    __del__ = live.pop  # and with nothing
 
-    def __init__(self) -> None:
-        live.append(None)
 
-    def __del__(self, pop: Callable[[], None] = live.pop) -> None:  # an argument: globals are gone when the interpreter ends
-        pop()
+class Stretch(Entered):
+    """A stretch of one thread or task in which `state` is in force: `now`, until it ends and that is None for ever.
+
+    `before` is what the context held. Stretches need not nest: a generator that is suspended in a region is closed when somebody closes
+    it, or the garbage collector does, in the middle of whatever the thread is doing. So one that has ended is looked through wherever it
+    is found. In a copy of the context (a task that was started inside) its state stays in force.
+    """
+
+    __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "token")
+    now: Casts | Off | None
+    state: Casts | Off
+    before: Held
+    key: object  # what the user left and entered
+    token: Token[Held] | None
+    ending: object  # what a `with` ends it by: collected no sooner than this
+
+
+class Unsettled:
+    """What a context holds that never said."""
+
+    __slots__ = ()
+    now = None
+
+
+Held: TypeAlias = "Casts | Off | Stretch | Unsettled"
+UNSETTLED = Unsettled()
+_here: ContextVar[Held] = ContextVar("hmp_casts", default=UNSETTLED)
+
+get = _here.get
+put = _here.set
+
+
+def stretch(state: Casts | Off, key: object = None) -> Stretch:
+    """A stretch that has not begun."""
+    made: Stretch = Stretch(None)
+    made.state, made.key, made.now, made.token, made.ending = state, key, None, None, None
+    return made
+
+
+def begin(new: Stretch) -> None:
+    """Has the stretch begin here. Where this raises it has not begun; nothing may come between its return and what ends the stretch."""
+    new.before = before = get()
+    new.now = new.state
+    try:
+        new.token = put(new)
+    except BaseException:
+        new.now = None
+        put(before)
+        raise
+
+
+def end(old: Stretch) -> None:
+    """Has the stretch end, wherever it began. It has with the first line; the rest makes what is in force quick to find."""
+    old.now = None
+    if get() is old:
+        put(old.before)
+    old.ending = None  # which refers to it
+
+
+def settled(held: Held) -> Casts | Off:
+    """What is in force in this context, which holds `held`."""
+    if isinstance(held, Off):
+        return held.settled()
+    if isinstance(held, Casts):
+        return held
+    return settle() if isinstance(held, Unsettled) else held.now or _looked_through(held)
+
+
+def _looked_through(ended: Stretch) -> Casts | Off:
+    """What is in force below a stretch that has ended, and is found at once from now on."""
+    top = get()
+    below: Held = ended
+    while isinstance(below, Stretch) and below.now is None:
+        if not _began_here(below):
+            # this context is a copy of the one that left the region
+            kept = stretch(below.state)
+            kept.before, kept.now = below.before, kept.state
+            kept.token = put(kept)
+            below = kept
+        else:
+            below = below.before
+    put(below if top is ended else top)
+    return settled(below)
+
+
+def _began_here(ended: Stretch) -> bool:
+    """Whether the stretch began in this very context."""
+    if ended.token is not None:
+        try:
+            _here.reset(ended.token)  # a token is of one context, and of one use
+        except (ValueError, RuntimeError):
+            return False
+    ended.token = put(ended)
+    return True
 
 
 # On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later), but for
@@ -146,12 +241,15 @@ def settle() -> Casts | Off:
         return PROCESS
     caller = torch._C._get_obj_in_tls("context") if _key_in_tls("context") else None
     found = caller.get(_here) if caller is not None else None
-    return (found or PROCESS).in_backward
+    if isinstance(found, Stretch):
+        found = found.state  # the context is a copy
+    return (PROCESS if found is None or isinstance(found, Unsettled) else found).in_backward
 
 
 def here() -> Casts | Off:
     """What is in force for the calling thread or task."""
-    return get() or settle()
+    held = get()
+    return held.now or settled(held)
 
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -175,15 +273,16 @@ def casts_enabled() -> bool:
 
 def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function` returns when called with `state` in force."""
-    before = get()
-    live.append(None)
-    put(state)
+    called = Stretch(None)  # stretch(), begin() and end(), written out
+    called.state = called.now = state
+    called.before = before = get()
     try:
+        called.token = put(called)
         return function(*args, **kwargs)
     finally:
-        # the value, not a token: a token cannot be reset from another context
-        put(before)
-        live.pop()
+        called.now = None
+        put(before)  # the value, not the token: a token cannot be reset from another context
+        del called  # a traceback refers to this frame
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -223,144 +322,25 @@ class Bound:
         return getattr(self.function, name)
 
 
-class Region:
-    """A stretch of one thread or task in which `choose(what is in force)` is in force.
-
-    Context manager and decorator (functions, generators, coroutines, asynchronous generators); nests; an exception
-    restores what was before.
-    """
-
-    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off], brings_casts: bool = False) -> None:
-        self._name = name
-        self._choose = choose
-        self._brings_casts = brings_casts
-
-    def __repr__(self) -> str:
-        return f"hmp.{self._name}"
-
-    def __enter__(self) -> None:
-        if _compiling() and not self._brings_casts:
-            return  # traced plainly
-        before = get()
-        chosen = self._choose(before or settle())
-        _found.set((before, Entered(), _found.get()))
-        put(chosen)
-
-    def __exit__(self, *exc_info: object) -> None:
-        if _compiling() and not self._brings_casts:
-            return  # traced plainly
-        found = _found.get()
-        before, _, rest = found if found else (None, None, ())  # left in another context than entered: nothing was found there
-        put(before)
-        _found.set(rest)
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        if inspect.isclass(function):
-            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
-        wrapped: Callable[..., Any]
-        if inspect.iscoroutinefunction(function):
-
-            @functools.wraps(function)
-            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self:
-                    return await function(*args, **kwargs)
-
-        elif inspect.isasyncgenfunction(function):
-
-            @functools.wraps(function)
-            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                generator: Any = function(*args, **kwargs)
-                step: Any = generator.__anext__
-                argument: tuple[Any, ...] = ()
-                try:
-                    while True:
-                        try:
-                            with self:
-                                item = await step(*argument)
-                        except StopAsyncIteration:
-                            return
-                        try:
-                            step, argument = generator.asend, ((yield item),)
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            step, argument = generator.athrow, (error,)
-                finally:
-                    with self:
-                        await generator.aclose()
-
-        elif inspect.isgeneratorfunction(function):
-
-            @functools.wraps(function)
-            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return (yield from _Steps(self, function(*args, **kwargs)))
-
-        else:
-
-            @functools.wraps(function)
-            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                if traced_plainly() and not self._brings_casts:
-                    return function(*args, **kwargs)
-                with self:
-                    return function(*args, **kwargs)
-
-        return cast("Callable[P, R]", wrapped)
-
-
-class _Steps:
-    """A generator whose every step runs inside the region, while its consumer stays outside."""
-
-    def __init__(self, region: Region, generator: Any) -> None:
-        self._region = region
-        self._generator = generator
-
-    def __iter__(self) -> _Steps:
-        return self
-
-    def __next__(self) -> Any:
-        with self._region:
-            return next(self._generator)
-
-    def send(self, value: Any) -> Any:
-        with self._region:
-            return self._generator.send(value)
-
-    def throw(self, *exc_info: Any) -> Any:
-        with self._region:
-            return self._generator.throw(*exc_info)
-
-    def close(self) -> None:
-        with self._region:
-            self._generator.close()
-
-
-def _region_or_decorated(region: Region, function: Callable[P, R] | None) -> Any:
-    return region if function is None else region(function)
-
-
-def disable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region in which torch is exactly torch: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
-    return _region_or_decorated(Region("disable_casts()", lambda state: state.off), function)
-
-
-def enable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region that undoes `disable_casts()` around it: the policy that was in force before is in force again."""
-    return _region_or_decorated(Region("enable_casts()", lambda state: state.on), function)
-
-
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, whose calls run with casts off; a coroutine or a generator until it ends."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        from .regions import disable_casts
+
         return disable_casts(function)  # type: ignore[no-any-return]
 
     def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
-        before = get()  # call_without_casts, written out: composites run through this at every call
-        live.append(None)
-        put((before or settle()).off)
+        # call_without_casts, written out: composites run through this at every call, and what they call starts no task
+        before = get()
+        off = (before.now or settled(before)).off
         try:
+            live.append(None)
+            put(off)
             return function(*args, **kwargs)
         finally:
-            put(before)
-            live.pop()
+            try:
+                put(before)
+            finally:
+                live.pop()
 
     return quiet

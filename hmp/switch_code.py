@@ -72,7 +72,7 @@ def look_for(rule: CallRule) -> Look:
 
 def elsewhere(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
     """What is called for torch's function `key` under `here`, which is not the process's casts."""
-    found: Callable[..., Any] = (here or state.settle()).table.get(key, op)
+    found: Callable[..., Any] = (here.now or state.settled(here)).table.get(key, op)
     return found
 
 
@@ -134,6 +134,11 @@ FIRST_CALL: types.CodeType = _maker(
 )(None, None, None).__code__  # fmt: skip
 
 
+# What the context holds is the process's casts off or on, or a stretch of them.
+_IS_OFF = "here is OFF or here is not PROCESS and here.now is OFF"
+_IS_ELSEWHERE = "here is not PROCESS and here.now is not PROCESS"
+
+
 def _any_call(look: Look, regional: bool) -> list[str]:
     target = "_op" if look == PLAIN else "_cast"
     elsewhere = "return elsewhere(here, _key, _op)(*args, **kwargs)"
@@ -142,12 +147,12 @@ def _any_call(look: Look, regional: bool) -> list[str]:
             "    if not live:",
             "        return _op(*args, **kwargs)",
             "    here = get()",
-            "    if here is not FOCUS:",
+            "    if here is not FOCUS and here.now is not FOCUS:",
             f"        {elsewhere}",
         ]
     else:
-        off = ["        if here is OFF:", "            return _op(*args, **kwargs)"]
-        state = ["    if live:", "        here = get()", *off, "        if here is not PROCESS:", f"            {elsewhere}"]
+        off = [f"        if {_IS_OFF}:", "            return _op(*args, **kwargs)"]
+        state = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", f"            {elsewhere}"]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
@@ -176,10 +181,10 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
 
     plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
     if regional:
-        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS:", *asking("        ")]
+        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
     else:
-        off = ["        if here is OFF:", *usual_calls("_op", "            ", complete)]
-        asked = ["    if live:", "        here = get()", *off, "        if here is not PROCESS:", *asking("            ")]
+        off = [f"        if {_IS_OFF}:", *usual_calls("_op", "            ", complete)]
+        asked = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
     lines = [f"def hmp_switch({header}):", *asked]
     if look == PLAIN:
         return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]

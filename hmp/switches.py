@@ -6,13 +6,11 @@ changes. See switch_code.
 
 from __future__ import annotations
 
-import os
-import threading
 import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from . import state, write_marks
+from . import fork_safe, state, write_marks
 from .signatures import signature_of
 from .sites import Site
 from .state import Casts
@@ -106,9 +104,7 @@ def forget() -> None:
         _made.clear()
 
 
-_lock = threading.RLock()
-if hasattr(os, "register_at_fork"):  # a process forked while another thread holds it would wait forever
-    os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
+_lock = fork_safe.RLock()
 _focus = state.PROCESS
 # torch's function → its switches, with the site that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
 _made: dict[Any, list[tuple[Any, Site | None]]] = {}

@@ -8,7 +8,8 @@ The one exception is torch.amp.custom_fwd, which asks in order to build an islan
 What cannot be reached: a name taken before (`from torch import is_autocast_enabled`) and `torch._C.is_autocast_enabled` give
 torch's own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
 before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
-copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on.
+copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
+the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from torch.amp import autocast_mode
 
 from . import patches, state
 from .casting import each_tensor
-from .state import Casts, Entered, Off, Table
+from .state import Casts, Off, Stretch, Table
 from .verbose import log, speaks
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
@@ -59,9 +60,10 @@ _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
 _asked_to_enable: WeakSet[Any] = WeakSet()
-# The autocast regions of this context, innermost first: object, something if it changed what is in force, what was in force before.
-# A region that changed it holds an `Entered`.
-_entered: ContextVar[tuple[tuple[Any, Entered | None, Casts | Off | None], ...]] = ContextVar("hmp_autocast", default=())
+# The autocast regions of this context, innermost first: object, and the stretch of another state where there is one.
+_entered: ContextVar[tuple[tuple[Any, Stretch | None], ...]] = ContextVar("hmp_autocast", default=())
+# Those that have not ended: nobody sees their end after a revert.
+_stretches: WeakSet[Stretch] = WeakSet()
 # What is in place now: another object after every revert.
 _installation: object | None = None
 _answers: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -74,11 +76,10 @@ class Paused(Off):
     Void after a revert, which also takes away the patch that would see the region's end.
     """
 
-    __slots__ = ("_entered", "_installation")
+    __slots__ = ("_installation",)
 
     def __init__(self, on: Casts) -> None:
         super().__init__(on)
-        self._entered = Entered()
         self._installation = _installation
 
     @property
@@ -160,6 +161,8 @@ def _forget() -> None:
     """Nothing of this is left: torch.compile's table is mended if it was made while the answers stood in torch's places."""
     global _installation, _said
     _installation, _said = None, False
+    for changed in list(_stretches):
+        changed.now = None
     constants = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})
     for answer, original in _answers.items():
         if answer in constants:
@@ -232,19 +235,20 @@ def inside(here: Casts | Off, enabled: bool) -> Casts | Off:
 def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def enter(self: Any) -> Any:
         result = original(self)
-        before = state.get()
-        here = before or state.settle()
+        here = state.here()
         if isinstance(here, Paused) and not here.disabled:
-            before = here = here.on  # void
+            here = here.on  # void
         caller = sys._getframe(2)  # above the body that stands in place of torch's
         chosen = inside(here, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
-        _entered.set(((self, Entered() if chosen is not here else None, before), *_entered.get()))
-        if chosen is not here:
-            state.put(chosen)
         if self._enabled and chosen.policy is not None:
             _say_once()
+        changed = state.stretch(chosen) if chosen is not here else None
+        _entered.set(((self, changed), *_entered.get()))
+        if changed is not None:
+            _stretches.add(changed)
+            state.begin(changed)
         return result
 
     return enter
@@ -252,17 +256,19 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *exc_info: Any) -> Any:
+        entered = _entered.get()
+        # none where it was entered before hmp was in place, or in another context
+        index = next((i for i, (region, _) in enumerate(entered) if region is self), None)
+        if index is None:
+            return original(self, *exc_info)
+        changed = entered[index][1]
         try:
             return original(self, *exc_info)
         finally:
-            entered = _entered.get()
-            # none where it was entered before hmp was in place, or in another context
-            for index, (region, changed, before) in enumerate(entered):
-                if region is self:
-                    if changed is not None:
-                        state.put(before)
-                    _entered.set((*entered[:index], *entered[index + 1 :]))
-                    break
+            if changed is not None:
+                changed.now = None  # whatever interrupts the rest
+                state.end(changed)
+            _entered.set((*entered[:index], *entered[index + 1 :]))
 
     return leave
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import fork_safe
 from .call_rules import CallRule
 from .casting import Caster, Tensor, each_tensor
 from .policy import Policy
@@ -54,7 +54,7 @@ class LogObserver:
 
     def __init__(self) -> None:
         self._said: set[tuple[Any, ...]] = set()
-        self._lock = threading.Lock()
+        self._lock = fork_safe.RLock()
         self._made: ContextVar[list[tuple[torch.dtype, torch.dtype]] | None] = ContextVar("hmp_casts_made", default=None)
 
     def casting(self, caster: Caster) -> Caster:
@@ -78,8 +78,8 @@ class LogObserver:
         def observed(*args: Any, **kwargs: Any) -> Any:
             before = self._made.get()
             made: list[tuple[torch.dtype, torch.dtype]] = []
-            self._made.set(made)
             try:
+                self._made.set(made)
                 return wrapper(*args, **kwargs)
             finally:
                 self._made.set(before)

@@ -308,8 +308,8 @@ def _in_place_without_kernel(op: Op, rule: CallRule) -> Op:
 
 def _torch_knows(tensors: list[Tensor], rule: CallRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Whether torch's answer to a mixture is that of the kernel that will run."""
-    if rule.op not in op_names.REFUSED_BY_KERNELS_ALONE or all(map(casting.has_values, tensors)):
-        return True
+    if rule.op not in op_names.REFUSED_BY_KERNELS_ALONE or all(casting.has_values(t) and t.numel() for t in tensors):
+        return True  # of nothing no kernel computes
     # probabilities may be in another dtype than the scores, wherever they are
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
 

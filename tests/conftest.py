@@ -90,10 +90,10 @@ def torch_stays_torch() -> Iterator[None]:
 def _left_in() -> object:
     """What a test left in force in its own thread, None where that is nothing; the next test begins outside of it."""
     state = sys.modules.get("hmp.state")
-    if state is None or state.get() in (None, state.PROCESS):
+    if state is None or state.here() is state.PROCESS:
         return None
-    found = state.get()
-    state.put(None)
+    found = state.here()
+    state.put(state.UNSETTLED)
     return found
 
 

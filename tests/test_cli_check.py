@@ -44,6 +44,16 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert lines[9] == "9 findings: 4 errors, 1 notes"
 
 
+def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
+    bf16.write_text("relu\nmm\nspmm\n")
+    fp32.write_text("dsmm\n")
+    assert main(["check", str(bf16), str(fp32)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2] == f"note   {bf16}:3: spmm: the same op as 'mm' in line 2"
+    assert lines[3] == f"error  {fp32}:1: dsmm: is on the bf16 list too, as 'mm' ({bf16}:2); take it off one of them"
+
+
 def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", *lists]) == 1
     found = json.loads(capsys.readouterr().out)

@@ -18,7 +18,8 @@ import hmp
 from hmp.compat import habana
 
 NAMES = """habana_frameworks.torch habana_frameworks.torch.core habana_frameworks.torch.distributed habana_frameworks.torch.hpex
-habana_frameworks.torch.hpex.hmp habana_frameworks.torch.hpex.normalization habana_frameworks.torch.hpex.optimizers
+habana_frameworks.torch.hpex.hmp habana_frameworks.torch.hpex.movingavrg
+habana_frameworks.torch.hpex.normalization habana_frameworks.torch.hpex.optimizers
 habana_frameworks.torch.hpu habana_frameworks.torch.hpu.graphs habana_frameworks.torch.hpu.random habana_frameworks.torch.utils
 habana_frameworks.torch.utils.debug habana_frameworks.torch.utils.library_loader""".split()
 
@@ -53,10 +54,11 @@ def test_known_idioms_find_what_they_ask_for() -> None:
     import habana_frameworks.torch.hpu as hthpu
     from habana_frameworks.torch.hpex import hmp as theirs
     from habana_frameworks.torch.hpu import random as hpu_random
-    from habana_frameworks.torch.utils.library_loader import is_habana_available, load_habana_module
+    from habana_frameworks.torch.utils.library_loader import is_habana_avaialble, is_habana_available, load_habana_module
 
     assert ht.hpu is hthpu is torch.hpu is torch.get_device_module("hpu")
     assert ht.core is htcore
+    assert is_habana_avaialble() is True
     assert theirs.convert is hmp.convert
     assert theirs.disable_casts is hmp.disable_casts
     assert ht.hpu.is_available() is is_habana_available() is torch.hpu.is_initialized() is True
@@ -166,6 +168,16 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
         assert {name: value.copy() for name, value in before.items()} == contents
 
 
+@pytest.mark.parametrize("name", ["habana_frameworks.torch.core.hccl", "habana_frameworks.torch.distributed.hccl"])
+def test_the_backend_is_registered_by_either_name_of_its_module(name: str) -> None:
+    backend = torch.distributed.Backend
+    assert "hccl" not in backend.backend_list
+    with habana.install("cpu"):
+        module = importlib.import_module(name)
+        assert "hccl" in backend.backend_list and module.initialize_distributed_hpu
+    assert "hccl" not in backend.backend_list
+
+
 @pytest.mark.usefixtures("shim")
 def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher_set(monkeypatch: pytest.MonkeyPatch) -> None:
     from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
@@ -174,10 +186,10 @@ def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher
     for name in names:
         monkeypatch.setenv(name, "9")  # so that it is undone, whoever sets it
         monkeypatch.delenv(name)
-    assert initialize_distributed_hpu() == (1, 0, 0)
+    assert initialize_distributed_hpu() == (1, 0, -1)  # what scripts take for "no launcher"
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
     monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "1")
-    assert initialize_distributed_hpu() == (2, 1, 0)
+    assert initialize_distributed_hpu() == (2, 1, -1)
     assert initialize_distributed_hpu(world_size=4, rank=3, local_rank=1) == (4, 3, 1) == initialize_distributed_hpu()
     assert [os.environ[name] for name in names] == ["4", "3", "1"]
 

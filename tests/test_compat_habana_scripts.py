@@ -158,3 +158,40 @@ def test_torch_compile_and_torch_jit_see_through_the_mapped_calls(tmp_path: Path
     (tmp_path / "compiled.py").write_text(COMPILED)  # in another process: it changes torch for good
     done = run(["compiled.py"], tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+SCRIPTED = """\
+import torch
+from hmp.compat import habana
+
+def fresh():
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([1.0, 2.0]) + torch.as_tensor(1.0)
+    return added
+
+def check(function):
+    assert torch.equal(torch.jit.script(function)(torch.ones(2)), torch.tensor([3.0, 4.0]))
+
+from torch.jit import _builtins
+before = dict(_builtins._get_builtin_table())
+shim = habana.install("cpu")
+check(fresh())
+import torch.distributed.optim
+import hmp
+with hmp.convert():
+    check(fresh())
+shim.uninstall()
+after = _builtins._get_builtin_table()
+assert before.items() <= after.items()
+assert [key for key, op in after.items() if op == "aten::tensor"] == [id(torch.tensor)]
+check(fresh())
+print("scripted")
+"""
+
+
+def test_scripted_code_makes_tensors_and_torchs_own_is_imported(tmp_path: Path) -> None:
+    file = tmp_path / "scripted.py"
+    file.write_text(SCRIPTED)
+    result = run([file], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "scripted" in result.stdout

@@ -146,6 +146,56 @@ def test_lists_exact_synonyms_follow_the_listed_name(pair, order: int, write, em
             assert getattr(torch.ones(2), called)(0.5).dtype is BF16
 
 
+# names of one function object of torch's, which no list can tell apart
+ONE_FUNCTION = [
+    ("mm", "dsmm"),
+    ("spmm", "dsmm"),
+    ("hspmm", "hsmm"),
+    ("sspaddmm", "saddmm"),
+    ("positive", "pos"),
+    ("logsigmoid", "log_sigmoid"),
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("pair", ONE_FUNCTION, ids="-".join)
+def test_lists_two_names_of_one_function_on_two_lists_are_an_error(pair, order: int, write, empty, tmp_path: Path) -> None:
+    low, wide = pair[::order]
+    (tmp_path / "low.txt").write_text(f"relu\n{low}\n")
+    (tmp_path / "wide.txt").write_text(f"exp\nlog\n{wide}\n")
+    with pytest.raises(hmp.OpListError) as error:
+        hmp.Policy.from_files(bf16=tmp_path / "low.txt", fp32=tmp_path / "wide.txt", promote=empty)
+    said = f"{low!r} and {wide!r} are the same op, which is on the BF16 list and on the FP32 list"
+    assert str(error.value) == f"{tmp_path / 'low.txt'}:2: {said} ({tmp_path / 'wide.txt'}:3); take it off one of them"
+    with pytest.raises(hmp.OpListError, match="are the same op"):
+        hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ a.*"})
+    hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ b.*"})
+    hmp.Policy(bf16={low, wide}, promote={low, wide})
+    kept = hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "low.txt"), "FP32_LIST": str(tmp_path / "wide.txt")})
+    assert low in kept.bf16 and wide not in kept.fp32 and "log" in kept.fp32
+
+
+def test_lists_a_given_list_wins_over_a_default_one_by_another_name_of_the_function(write, empty) -> None:
+    given = hmp.Policy.from_files(fp32=write("dsmm"), promote=empty)  # mm is on Habana's BF16 list
+    assert "mm" not in given.bf16 and "dsmm" in given.fp32
+    with hmp.casts(given):
+        assert ran_in(lambda a, b: torch.mm(a, b), (2, 2), (2, 2), dtype=BF16) is F32
+
+
+def test_lists_synonyms_that_are_functions_of_their_own_may_be_on_two_lists(write, empty) -> None:
+    with hmp.casts(hmp.Policy(bf16={"mul"}, fp32={"multiply"})):
+        assert torch.mul(torch.ones(2), 0.5).dtype is BF16
+        assert torch.multiply(torch.ones(2).bfloat16(), 0.5).dtype is F32
+
+
+def test_lists_habanas_promote_list_holds_the_cross_product() -> None:
+    assert "cross" in hmp.Policy.load("habana").promote
+    low, wide = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([0.5, 0.25, 4.0])
+    with hmp.casts("habana"):
+        for cross in (torch.linalg.cross, lambda a, b: torch.cross(a, b, dim=0)):
+            assert torch.equal(cross(low, wide), torch.tensor([2 * 4 - 3 * 0.25, 3 * 0.5 - 1 * 4, 1 * 0.25 - 2 * 0.5]))
+
+
 def test_lists_ops_that_only_look_alike_are_no_synonyms(write, empty) -> None:
     with hmp.casts(hmp.Policy.from_files(bf16=write("mm\nrelu\ndiv\nsub"), fp32=empty, promote=empty)):
         square = torch.ones(2, 2)

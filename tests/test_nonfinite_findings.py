@@ -119,6 +119,40 @@ def check_a_hook_is_found_at_its_line() -> None:
     assert (finding.aten, finding.direction, finding.line, finding.made) == ("div", "backward", line_of("hook"), "Inf")
 
 
+def check_a_hook_under_casts_is_told_that_no_list_reaches_it() -> None:
+    """The op in the hook is named, and not the forward's; its remedy is no line in a list."""
+    weight = torch.full((2, 2), 300.0, requires_grad=True)
+
+    def step() -> None:
+        y = weight @ torch.ones(2, 2)
+        y.register_hook(lambda gradient: gradient.half().mul(70000.0))  # in the hook
+        y.sum().backward()
+
+    with hmp.casts(LISTS):
+        finding = found(step)
+    assert (finding.op, finding.direction, finding.line) == ("mul", "backward", line_of("in the hook"))
+    assert finding.rule == "none of hmp's: your code in backward runs without lists (R13)"
+    assert finding.remedy.startswith("cast to float32 in this line") and ".txt" not in finding.remedy
+
+
+def check_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
+    weight = torch.full((2, 2), 300.0, requires_grad=True)
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})):
+            return gradient.mul(100.0).exp()  # asks
+
+    def step() -> None:
+        y = weight @ torch.ones(2, 2)
+        y.register_hook(hook)
+        y.sum().backward()
+
+    with hmp.casts(LISTS):
+        finding = found(step)
+    assert (finding.op, finding.direction, finding.line) == ("exp", "backward", line_of("asks"))
+    assert "on the bf16 list" in finding.rule and finding.remedy.startswith("write `exp` in fp32.txt")
+
+
 def check_data_is_told_apart() -> None:
     finding = found(lambda: Root()(x=torch.tensor([[1.0, float("nan")]])))
     assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
@@ -154,6 +188,8 @@ CHECKS = [
     check_backward_is_found_at_the_forward_line,
     check_users_backward_is_found_at_its_line,
     check_a_hook_is_found_at_its_line,
+    check_a_hook_under_casts_is_told_that_no_list_reaches_it,
+    check_a_hook_that_asks_for_casts_is_under_their_lists,
     check_data_is_told_apart,
     check_in_place_looks_before_it_writes,
 ]

@@ -122,6 +122,8 @@ WRAPPED = {
     "bilinear": (lambda *a, **k: F.bilinear(*a, **k), ("input1", "input2", "weight", "bias"), [(2, 3), (2, 4), (5, 3, 4), (5,)]),
     "inner": (lambda *a, **k: torch.inner(*a, **k), ("input", "other"), [(2, 3), (4, 3)]),
     "vdot": (lambda *a, **k: torch.vdot(*a, **k), ("input", "other"), [(3,), (3,)]),
+    "cross": (lambda *a, **k: torch.cross(*a, dim=-1, **k), ("input", "other"), [(2, 3), (2, 3)]),
+    "linalg.cross": (lambda *a, **k: torch.linalg.cross(*a, **k), ("input", "other"), [(2, 3), (2, 3)]),
     "chain_matmul": (lambda a, b, c: torch.chain_matmul(a, b, c), None, [(2, 3), (3, 4), (4, 2)]),
     "linalg.multi_dot": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), None, [(2, 3), (3, 4), (4, 2)]),
     "linalg.vecdot": (lambda a, b: torch.linalg.vecdot(a, b), None, [(2, 3), (2, 3)]),

@@ -55,7 +55,7 @@ REFUSED = {
     "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), [(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)]),
 }
 # these are on no list of the "habana" policy either
-UNDER_HABANA = """index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter cross linalg.cross
+UNDER_HABANA = """index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter
 grid_sample sdpa huber_loss""".split()
 
 
@@ -290,3 +290,17 @@ def test_r7_unlisted_cross_entropy_with_probabilities_is_torchs_own() -> None:
         got = F.cross_entropy(logits, target)
     assert got.dtype is torch.float32
     assert torch.equal(got, expected)
+
+
+@pytest.mark.parametrize(
+    "shapes", [((0, 2, 3), (0, 3, 2)), ((2, 3), (0, 3, 2)), ((0, 2, 3), (3, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3))], ids=str
+)
+@pytest.mark.parametrize("first", [torch.bfloat16, torch.float32], ids=str)
+def test_r7_a_product_of_nothing_has_the_dtype_of_a_product_of_something(shapes, first, fresh_compiler) -> None:
+    """torch's kernels refuse a mixture of tensors that hold something, and give one of none the dtype of the one or the other."""
+    second = torch.float32 if first is torch.bfloat16 else torch.bfloat16
+    a, b = torch.ones(shapes[0], dtype=first), torch.ones(shapes[1], dtype=second)
+    with hmp.casts(hmp.Policy(bf16={"relu"})):
+        for matmul in (torch.matmul, torch.compile(lambda a, b: torch.matmul(a, b), backend="aot_eager", fullgraph=True)):
+            result = matmul(a, b)
+            assert result.dtype is first and result.shape == torch.matmul(a.float(), b.float()).shape

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import deque
 from typing import Any
 
 import pytest
@@ -86,6 +87,46 @@ class Noting(nn.Module):
         self.average = 0.9 * self.average + y.detach().float().mean(0)
         self.total += y.detach().float().mean(0)
         return y + self.average.to(y.dtype)
+
+
+class Remembering(nn.Module):
+    """What it saw before, in lists and dicts that are changed in place and decide what comes next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(8, 8)
+        self.lengths: list[int] = []
+        self.sums = {"all": torch.zeros(8), "by length": {}}
+        self.kinds, self.latest, self.pair = set(), deque(maxlen=2), ([], torch.zeros(8))
+        self.itself = [self.lengths]
+        self.itself.append(self.itself)
+        self.acts = [torch.relu]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.acts[0](self.out(x)) + len(self.lengths) + len(self.kinds) + self.pair[1] + sum(self.latest)
+        self.lengths.append(len(x))
+        self.sums["all"] += y.detach().float().mean(0)
+        self.sums["by length"][len(x)] = self.sums["all"].clone()
+        self.kinds.add(len(self.lengths) % 3)
+        self.latest.append(0.5 * len(self.lengths))
+        self.pair[0].append(1)
+        self.pair[1].add_(0.1)
+        return y
+
+
+def test_every_run_begins_with_what_lists_and_dicts_in_attributes_held() -> None:
+    torch.manual_seed(0)
+    model, batches = Remembering(), [torch.randn(4, 8) for _ in range(3)]
+    model(batches[0])
+    twin, held = copy.deepcopy(model), dict(vars(model))
+    wanted = trained(copy.deepcopy(model), batches, squares, 20, lambda model: torch.optim.SGD(model.parameters(), lr=0.1))
+    result = tuned(model, batches, squares, optimizer=lambda model: torch.optim.SGD(model.parameters(), lr=0.1), steps=20)
+    assert [trial.loss for trial in result.trials if trial.low == ()] == pytest.approx([wanted])
+    assert all(vars(model)[name] is value for name, value in held.items() if isinstance(value, (list, dict, set, deque, tuple)))
+    assert (model.lengths, model.kinds, list(model.latest), model.pair[0]) == ([4], {1}, [0.5], [1])
+    assert model.itself[0] is model.lengths and model.itself[1] is model.itself and model.latest.maxlen == 2
+    assert torch.equal(model.sums["all"], twin.sums["all"]) and model.sums["by length"].keys() == {4}
+    assert torch.equal(model(batches[0]), twin(batches[0]))
 
 
 def frozen(model: nn.Module) -> torch.optim.Optimizer:

@@ -15,7 +15,7 @@ import torch
 from .. import applied, patches
 from ..errors import HmpError
 from ..policy import Policy
-from ..state import disable_casts
+from ..regions import disable_casts
 from .memory import SAVED, allocated, meter
 from .result import Benchmark, Row, StepError
 from .sampling import MIN_ROUNDS, Sampler, Samples, described

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import random
 import sys
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import torch
 from ..errors import HmpError
 
 _PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, tuple, type(None))
+_CONTAINERS = (list, dict, set, OrderedDict, defaultdict, deque)
+_TABLES = frozenset(vars(torch.nn.Module()))  # parameters, submodules, hooks: torch's own
 
 
 class Snapshot:
@@ -46,7 +49,8 @@ class Snapshot:
         self._places = [(table, dict(table)) for owner in owners for table in (owner._buffers, *_hooks(owner))]
         self._buffers = [kept for module in modules for kept in _unsaved_buffers(module)]
         # a length that a buffer was made for, an average that is no buffer
-        self._attributes = [(owner, {name: _kept(value) for name, value in _plain(owner).items()}) for owner in owners]
+        seen: set[int] = set()
+        self._attributes = [(owner, {name: _kept(value, seen) for name, value in _plain(owner).items()}) for owner in owners]
         self._trained = [(parameter, parameter.requires_grad) for module in modules for parameter in module.parameters()]
         self._gradients = [
             (parameter, None if parameter.grad is None else parameter.grad.detach().clone())
@@ -96,8 +100,9 @@ def _unsaved_buffers(module: torch.nn.Module) -> Iterator[tuple[torch.nn.Module,
 
 
 def _plain(owner: torch.nn.Module) -> dict[str, Any]:
-    """The attributes of a module that hold values and nothing that torch or hmp put there to be called."""
-    return {name: value for name, value in vars(owner).items() if isinstance(value, _PLAIN)}
+    """The attributes of a module that hold values, or lists and dicts of them, and nothing that torch or hmp put there to be called."""
+    found = {name: value for name, value in vars(owner).items() if isinstance(value, _PLAIN)}
+    return found | {name: value for name, value in vars(owner).items() if type(value) in _CONTAINERS and name not in _TABLES}
 
 
 def _hooks(owner: torch.nn.Module) -> list[dict[Any, Any]]:
@@ -106,26 +111,46 @@ def _hooks(owner: torch.nn.Module) -> list[dict[Any, Any]]:
 
 
 class _Attribute(NamedTuple):
-    """A value and, of a tensor that can be written to, its version and a copy."""
+    """A value; of a tensor that can be written to its version and a copy, of a container what it holds."""
 
     value: Any
-    version: int
-    copy: torch.Tensor | None
+    version: int = 0
+    copy: torch.Tensor | None = None
+    holds: Any = None
+
+    def put_back(self) -> Any:
+        """The value, as it was."""
+        value, holds = self.value, self.holds
+        if self.copy is not None and value._version != self.version:
+            value.copy_(self.copy)
+        if isinstance(holds, dict):
+            items = {key: each.put_back() for key, each in holds.items()}
+            value.clear()
+            value.update(items)
+        elif isinstance(holds, list):
+            elements = [each.put_back() for each in holds]
+            if not isinstance(value, tuple):
+                value.clear()
+                (value.update if isinstance(value, set) else value.extend)(elements)
+        return value
 
 
-def _kept(value: Any) -> _Attribute:
+def _kept(value: Any, seen: set[int]) -> _Attribute:
     if isinstance(value, torch.Tensor) and not value.is_inference():
         return _Attribute(value, value._version, value.detach().clone())
-    return _Attribute(value, 0, None)
+    if type(value) not in (*_CONTAINERS, tuple) or id(value) in seen:
+        return _Attribute(value)
+    seen.add(id(value))
+    if isinstance(value, dict):
+        return _Attribute(value, holds={key: _kept(each, seen) for key, each in value.items()})
+    return _Attribute(value, holds=[_kept(each, seen) for each in value])
 
 
 def _put_back(owner: torch.nn.Module, attributes: Mapping[str, _Attribute]) -> None:
     for name in _plain(owner).keys() - attributes.keys():
         del vars(owner)[name]
-    for name, (value, version, values) in attributes.items():
-        vars(owner)[name] = value
-        if values is not None and value._version != version:
-            value.copy_(values)
+    for name, kept in attributes.items():
+        vars(owner)[name] = kept.put_back()
 
 
 @contextmanager

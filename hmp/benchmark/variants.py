@@ -15,7 +15,8 @@ from .. import scopes
 from ..convert import convert
 from ..errors import HmpError, OpListError
 from ..policy import Policy, as_policy
-from ..state import PROCESS, Region
+from ..regions import Region
+from ..state import PROCESS
 from ..units import dtype_name
 
 FLOAT32 = "float32"

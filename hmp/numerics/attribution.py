@@ -79,8 +79,9 @@ class OpsInProgress:
             stack = getattr(threads, "stack", None)
             if stack is None:
                 stack = threads.stack = []
-            stack.append((rule, here().policy))
+            begun = rule, here().policy
             try:
+                stack.append(begun)
                 result = wrapper(*args, **kwargs)
             finally:
                 stack.pop()
@@ -127,7 +128,8 @@ class Attribution:
         owner = self._by_sequence.get(node._sequence_nr()) or Owner(aten, None, None, Place("", *caller()))
         users = _users_line_in_backward()
         if users is not None:
-            owner = owner._replace(place=Place(owner.place.module, *users))
+            # an op of theirs, and no part of the forward op whose backward runs it
+            owner = self._owner(aten)._replace(place=Place(owner.place.module, *users))
         return Call(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:

@@ -16,7 +16,8 @@ from ..casting import each_tensor
 from ..convert import casts
 from ..errors import HmpError
 from ..policy import DEFAULT, Policy, as_policy
-from ..state import disable_casts, here
+from ..regions import disable_casts
+from ..state import here
 from ..units import dtype_name
 from .aten import storage_address
 from .attribution import Attribution, Call

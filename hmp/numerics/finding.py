@@ -101,12 +101,13 @@ def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[tor
         made=" and ".join(names),
         inputs=tuple(made),
         outputs=tuple(out),
-        rule=_rule(explained, owner),
-        remedy=_remedy(op, explained, owner, any(t.dtype in LOW for t in (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
+        remedy=_remedy(call, explained, any(t.dtype in LOW for t in (*inputs, *outputs))) if kind == "op" else _DATA[kind],
         source=source,
     )
 
 
+_OF_USER = "none of hmp's: your code in backward runs without lists (R13)"
 _DATA = {
     "data": "look at the batch: no list changes this",
     "parameter": "look at the step before, or at the checkpoint that was loaded: no list changes this",
@@ -135,9 +136,12 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     )
 
 
-def _remedy(op: str, explained: Rule | None, owner: Owner, is_low: bool) -> str:
+def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
+    owner, op = call.owner, call.owner.op
     if not is_low:
         return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"
+    if owner.policy is None and call.by_user:
+        return "cast to float32 in this line, `grad.float()`: no list reaches a hook or the backward of an autograd.Function"
     if owner.policy is None:
         return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
     if explained is None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .. import op_names, sites, state
+from .. import fork_safe, op_names, sites, state
 from ..call_rules import CallRule
 from ..cast_cache import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
@@ -56,7 +56,7 @@ class Recorder:
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self.uncast = 0
         self._counts: dict[Key, list[Any]] = {}
-        self._lock = threading.Lock()
+        self._lock = fork_safe.RLock()
         self._threads = threading.local()
         self._names: dict[Any, str] = {}
         self._wait = _waiting() if synchronize else None

@@ -31,7 +31,10 @@ def of_model(model: torch.nn.Module) -> Any:
 
 
 def of_function(function: Any) -> Any:
-    """What tells a function from others: its code, and the values and the functions of its file that it reads from around itself."""
+    """What tells a function from others: its code, and the values and the functions of its file that it reads from around itself.
+
+    Of an object that it reads only the type counts, and of a function of another file its name: who changes those gives another folder.
+    """
     return _told(function, getattr(_innermost(function), "__module__", None), set())
 
 

@@ -23,10 +23,10 @@ from ..benchmark.snapshot import random_state_kept
 from ..call_rules import CallRule, Op
 from ..casting import Caster, Tensor, each_castable, each_tensor
 from ..convert import observed_by
+from ..regions import disable_casts
 from ..report.record import uncompiled
 from ..report.where import Modules
 from ..scopes import plain_path
-from ..state import disable_casts
 from ..wrappers import op_wrap
 from .decisions import Decisions, Key
 from .task import Task

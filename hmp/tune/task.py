@@ -22,7 +22,7 @@ from ..benchmark.variants import in_force
 from ..errors import HmpError
 from ..policy import Policy
 from ..recipe import scalar
-from ..state import disable_casts
+from ..regions import disable_casts
 from .batches import Unchanged
 from .compiled import compiled_anew
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
-import threading
 import types
 from collections.abc import Mapping
 
 import torch
 
+from ... import fork_safe
 from . import device_calls, device_map, factories, modules
 from .replacements import IN_PLACE
 from .said import forget_said, say_once
 
 __all__ = ["Shim", "install", "uninstall"]
 
-_lock = threading.RLock()
+_lock = fork_safe.RLock()
 _ASIDE = (
     "habana_frameworks is installed here: Habana's own package is used, and hmp's stand-in for it steps aside (only "
     "habana_frameworks.torch.hpex.hmp, which Habana removed in release 1.12, is hmp's); call hmp.compat.habana.install() and "

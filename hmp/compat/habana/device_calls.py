@@ -13,6 +13,7 @@ import torch
 import torch.utils._device
 from torch import serialization
 from torch.amp import autocast_mode
+from torch.jit import _builtins
 
 from .device_map import SOURCE, mapped
 from .replacements import Replacements
@@ -26,13 +27,14 @@ def install(replaced: Replacements) -> None:
     torch.utils._device._device_constructors()
     for owner, name, position in _TAKING:
         if hasattr(owner, name):
-            replaced.put(owner, name, _mapping(getattr(owner, name), position))
+            original = getattr(owner, name)
+            replaced.put(owner, name, _scripted_as(original, _mapping(original, position), replaced))
     replaced.put(torch.Tensor, "to", _to(torch.Tensor.to))
     replaced.put(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
     replaced.put(torch.Tensor, "hpu", _tensor_hpu)
     replaced.put(torch.Tensor, "is_hpu", property(_is_hpu))
     replaced.put(torch.nn.Module, "hpu", _module_hpu)
-    replaced.put(torch, "Generator", _mapping_type(torch.Generator))
+    replaced.put(torch, "Generator", _scripted_as(torch.Generator, _mapping_type(torch.Generator), replaced))
     replaced.put(autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__))
     for name in ("custom_fwd", "custom_bwd"):
         decorator = _for_device_type(getattr(autocast_mode, name))
@@ -61,6 +63,16 @@ _TAKING: tuple[tuple[Any, str, int | None], ...] = (
     # behind the storages' .hpu()
     (torch.storage._StorageBase, "to", None),
 )
+
+
+def _scripted_as(original: Any, standing: Any, replaced: Replacements) -> Any:
+    """`standing`, which torch.jit.script compiles to the op that `original` is: it knows ops by their functions."""
+    ops: dict[int, str] = _builtins._get_builtin_table()
+    op = ops.get(id(original))
+    if op is not None:
+        ops[id(standing)] = op
+        replaced.on_undo(lambda: ops.pop(id(standing), None))
+    return standing
 
 
 def _mapping(original: _Function, position: int | None) -> _Function:

@@ -1,4 +1,4 @@
-"""`habana_frameworks.torch.distributed.hccl`: the backend name "hccl" starts NCCL where "hpu" is a CUDA device, and else Gloo."""
+"""`habana_frameworks.torch.distributed.hccl`, `core.hccl` of older releases: the backend "hccl" is NCCL on CUDA devices and else Gloo."""
 
 from __future__ import annotations
 
@@ -59,7 +59,10 @@ def _process_group(store: Any, rank: int, size: int, timeout: Any) -> Any:
 def initialize_distributed_hpu(
     world_size: int | None = None, rank: int | None = None, local_rank: int | None = None
 ) -> tuple[int, int, int]:
-    """World size, rank and local rank: as given, else as the launcher set them in the environment, else those of a single process."""
+    """World size, rank and local rank: as given, else as the launcher set them in the environment, else 1, 0 and -1.
+
+    A local rank of -1 tells scripts that no launcher started them.
+    """
     given = {"WORLD_SIZE": world_size, "RANK": rank, "LOCAL_RANK": local_rank}
     theirs = {"WORLD_SIZE": "OMPI_COMM_WORLD_SIZE", "RANK": "OMPI_COMM_WORLD_RANK", "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK"}
     for name, value in given.items():
@@ -67,5 +70,5 @@ def initialize_distributed_hpu(
             os.environ[name] = str(value)
         elif name not in os.environ and theirs[name] in os.environ:
             os.environ[name] = os.environ[theirs[name]]
-    values = [int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))]
+    values = [int(os.environ.get(name, default)) for name, default in (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "-1"))]
     return values[0], values[1], values[2]

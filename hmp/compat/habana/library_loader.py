@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import hpu
 
-__all__ = ["is_habana_available", "load_habana_module"]
+__all__ = ["is_habana_avaialble", "is_habana_available", "load_habana_module"]
 
 
 def load_habana_module() -> None:
@@ -14,3 +14,6 @@ def load_habana_module() -> None:
 def is_habana_available() -> bool:
     """Whether a device stands for "hpu"."""
     return hpu.is_available()
+
+
+is_habana_avaialble = is_habana_available  # so spelled in older releases, and in the scripts written for them

@@ -16,10 +16,12 @@ _TREE = {
     "habana_frameworks": "",
     "habana_frameworks.torch": "",
     "habana_frameworks.torch.core": f"{_HERE}.core",
+    "habana_frameworks.torch.core.hccl": f"{_HERE}.hccl",
     "habana_frameworks.torch.distributed": "",
     "habana_frameworks.torch.distributed.hccl": f"{_HERE}.hccl",
     "habana_frameworks.torch.hpex": "",
     "habana_frameworks.torch.hpex.hmp": "hmp",
+    "habana_frameworks.torch.hpex.movingavrg": f"{_HERE}.movingavrg",
     "habana_frameworks.torch.hpex.normalization": f"{_HERE}.normalization",
     "habana_frameworks.torch.hpex.optimizers": f"{_HERE}.optimizers",
     "habana_frameworks.torch.hpu": f"{_HERE}.hpu",
@@ -31,8 +33,8 @@ _TREE = {
 }
 # the one that newer releases of Habana's own package lack
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
-# it registers a backend when it is imported, so it waits until a program imports it
-_ON_REQUEST = "habana_frameworks.torch.distributed.hccl"
+# they register a backend when they are imported, so they wait until a program imports them
+_ON_REQUEST = ("habana_frameworks.torch.distributed.hccl", "habana_frameworks.torch.core.hccl")
 
 
 def is_real() -> bool:
@@ -94,7 +96,7 @@ class _Filler(Loader):
             if "on_import" in vars(source):
                 source.on_import()
         for child in _TREE:
-            if child.rpartition(".")[0] == name and child != _ON_REQUEST:
+            if child.rpartition(".")[0] == name and child not in _ON_REQUEST:
                 setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 

@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-__all__ = ["FusedAdamW", "FusedSGD"]
+from .checked import checked
+from .lamb import FusedLamb
+from .lars import FusedLars, FusedResourceApplyMomentum
+
+__all__ = ["FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
 
 # where torch 2.7 has fused kernels for both
 _FUSED = frozenset({"cpu", "cuda", "xpu", "mps"})
@@ -31,15 +35,7 @@ class FusedAdamW(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         bias_correction: bool = True,
     ) -> None:
-        checks = {
-            "lr": (lr, lr >= 0, "0 or more"),
-            "betas": (betas, all(0 <= beta < 1 for beta in betas), "from 0 up to, and without, 1"),
-            "eps": (eps, eps >= 0, "0 or more"),
-            "weight_decay": (weight_decay, weight_decay >= 0, "0 or more"),
-        }
-        for name, (value, is_right, wanted) in checks.items():
-            if not is_right:
-                raise ValueError(f"FusedAdamW: {name}={value!r} must be {wanted}")
+        checked("FusedAdamW", lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "bias_correction": bias_correction}
         super().__init__(params, defaults)
 

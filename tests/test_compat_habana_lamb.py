@@ -1,0 +1,330 @@
+"""Habana's LAMB, LARS, momentum and moving average take the steps that are computed here by hand, in float64."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+from hmp.compat import habana
+from trap_kit import policy
+
+F64 = torch.float64
+
+
+@pytest.fixture(autouse=True)
+def shim() -> Iterator[None]:
+    with habana.install("cpu"):
+        yield
+
+
+def parameters(dtype: torch.dtype = F64) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(3)
+    values = [torch.randn(4, 3, generator=generator, dtype=F64), torch.randn(4, generator=generator, dtype=F64), torch.zeros(2, dtype=F64)]
+    return [nn.Parameter(each.to(dtype)) for each in values]
+
+
+def gradients(step: int, scale: float = 1.0) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return [torch.randn(shape, generator=generator, dtype=F64) * scale for shape in ((4, 3), (4,), (2,))]
+
+
+def take(params: list[nn.Parameter], optimizer: Any, steps: int = 4, scale: float = 1.0) -> None:
+    for step in range(steps):
+        for param, grad in zip(params, gradients(step, scale), strict=True):
+            param.grad = grad.to(param.dtype)
+        optimizer.step()
+
+
+def lamb_by_hand(options: dict[str, Any], steps: int = 4, scale: float = 1.0) -> list[torch.Tensor]:
+    """Element by element, as NVIDIA's multi_tensor_lamb: the two stages of one step after the other."""
+    chosen = {
+        "lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01, "adam_w_mode": True,
+        "grad_averaging": True, "max_grad_norm": 1.0, "use_nvlamb": False, **options,
+    }  # fmt: skip
+    beta1, beta2 = chosen["betas"]
+    values = [each.detach().clone() for each in parameters()]
+    moments = [(torch.zeros_like(each), torch.zeros_like(each)) for each in values]
+    for step in range(1, steps + 1):
+        grads = gradients(step - 1, scale)
+        norm = math.sqrt(sum(float((each * each).sum()) for each in grads))
+        limit = chosen["max_grad_norm"]
+        clip = norm / limit if limit > 0 and norm > limit else 1.0
+        for value, grad, (m, v) in zip(values, grads, moments, strict=True):
+            scaled = grad / clip
+            if not chosen["adam_w_mode"]:
+                scaled = scaled + chosen["weight_decay"] * value
+            m.copy_(beta1 * m + (1 - beta1 if chosen["grad_averaging"] else 1) * scaled)
+            v.copy_(beta2 * v + (1 - beta2) * scaled * scaled)
+            corrections = (1 - beta1**step, 1 - beta2**step) if chosen["bias_correction"] else (1, 1)
+            update = (m / corrections[0]) / ((v / corrections[1]).sqrt() + chosen["eps"])
+            if chosen["adam_w_mode"]:
+                update = update + chosen["weight_decay"] * value
+            ratio = 1.0
+            if chosen["weight_decay"] or chosen["use_nvlamb"]:
+                of_value, of_update = float(value.norm()), float(update.norm())
+                ratio = of_value / of_update if of_value > 0 and of_update > 0 else 1.0
+            value.sub_(chosen["lr"] * ratio * update)
+    return values
+
+
+LAMBS = {
+    "defaults": {},
+    "options": {"lr": 0.1, "betas": (0.8, 0.9), "eps": 1e-3, "weight_decay": 0.3},
+    "no correction": {"lr": 0.05, "bias_correction": False},
+    "decay in the gradient": {"lr": 0.05, "adam_w_mode": False, "weight_decay": 0.2},
+    "gradient whole": {"lr": 0.05, "grad_averaging": False},
+    "no clipping": {"lr": 0.05, "max_grad_norm": 0.0},
+    "no decay": {"lr": 0.05, "weight_decay": 0.0},
+    "nvlamb": {"lr": 0.05, "weight_decay": 0.0, "use_nvlamb": True},
+}
+
+
+@pytest.mark.parametrize("scale", [0.01, 5.0], ids=["below the norm", "clipped"])
+@pytest.mark.parametrize("options", LAMBS.values(), ids=LAMBS)
+def test_fused_lamb_takes_the_steps_computed_by_hand(options: dict[str, Any], scale: float) -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb
+
+    params = parameters()
+    before = [each.detach().clone() for each in params]
+    take(params, FusedLamb(params, **options), scale=scale)
+    for ours, by_hand in zip(params, lamb_by_hand(options, scale=scale), strict=True):
+        torch.testing.assert_close(ours.detach(), by_hand, rtol=1e-12, atol=1e-14)
+    assert not any(map(torch.equal, params, before))
+    assert torch.equal(params[0].grad, gradients(3, scale)[0])  # the gradients are the user's
+
+
+def test_fused_lamb_in_groups_clips_by_the_norm_of_all() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb
+
+    params = parameters()
+    take(params, FusedLamb([{"params": params[:1]}, {"params": params[1:]}], lr=0.05), scale=5.0)
+    for ours, by_hand in zip(params, lamb_by_hand({"lr": 0.05}, scale=5.0), strict=True):
+        torch.testing.assert_close(ours.detach(), by_hand, rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_fused_lamb_computes_in_float32_and_goes_on_from_its_state(dtype: torch.dtype) -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb
+
+    params, twins = parameters(dtype), parameters(dtype)
+    ours = FusedLamb(params, lr=0.05)
+    take(params, ours)
+    assert all(each.dtype is torch.float32 for state in ours.state.values() for each in state.values())
+    first = FusedLamb(twins, lr=0.05)
+    take(twins, first)
+    second = FusedLamb(twins, lr=0.05)
+    second.load_state_dict(copy.deepcopy(first.state_dict()))
+    take(params, ours, steps=1)
+    take(twins, second, steps=1)
+    tolerance = {"rtol": 0.0, "atol": 0.0} if dtype is torch.float32 else {"rtol": 2e-2, "atol": 1e-2}  # state_dict() is the parameter's
+    torch.testing.assert_close(params, twins, **tolerance)
+    if dtype is torch.float32:
+        for found, by_hand in zip(params, lamb_by_hand({"lr": 0.05}), strict=True):
+            assert found.dtype is dtype and (found.detach().to(F64) - by_hand).abs().max() < 0.5
+
+
+def test_fused_lamb_refuses_what_it_cannot_step() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb
+
+    with pytest.raises(ValueError, match=r"FusedLamb: betas=\(0\.9, 1\.0\) must be from 0 up to, and without, 1"):
+        FusedLamb(parameters(), betas=(0.9, 1.0))
+    for made in (torch.ones(2).to_sparse(), torch.ones(2, dtype=torch.complex64)):
+        param = nn.Parameter(torch.zeros(2, dtype=made.dtype))
+        param.grad = made
+        with pytest.raises(RuntimeError, match="takes no sparse gradients and no complex ones"):
+            FusedLamb([param]).step()
+
+
+def test_fused_lamb_sets_gradients_to_none_or_zero_as_it_was_told() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb
+
+    for wanted, left in ((True, True), (False, False)):
+        params = parameters()
+        optimizer = FusedLamb(params, set_grad_none=wanted)
+        take(params, optimizer, steps=1)
+        optimizer.zero_grad()
+        assert all((each.grad is None) is left for each in params)
+        assert all(each.grad is None or not each.grad.any() for each in params)
+
+
+def test_names_and_defaults_are_habanas() -> None:
+    from habana_frameworks.torch.hpex.movingavrg import FusedEMA
+    from habana_frameworks.torch.hpex.optimizers import FusedLamb, FusedLars, FusedResourceApplyMomentum
+
+    def defaults(cls: type) -> dict[str, Any]:
+        return {name: each.default for name, each in inspect.signature(cls).parameters.items()}
+
+    empty = inspect.Parameter.empty
+    assert defaults(FusedLamb) == {
+        "params": empty, "lr": 1e-3, "bias_correction": True, "betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.01,
+        "adam_w_mode": True, "grad_averaging": True, "set_grad_none": True, "max_grad_norm": 1.0, "use_nvlamb": False, "fused": False,
+    }  # fmt: skip
+    assert defaults(FusedLars) == {"optimizer": empty, "skip_mask": empty, "eeta": 0.001, "eps": 1e-8}
+    assert defaults(FusedResourceApplyMomentum) == {"params": empty, "lr": empty, "momentum": empty, "weight_decay": 0}
+    assert defaults(FusedEMA) == {"model": empty, "decay": 0.9999, "updates": 0}
+
+
+def lars_by_hand(mask: list[int], decay: float, lr: float, momentum: float, eeta: float, eps: float, steps: int = 4) -> list[torch.Tensor]:
+    values = [each.detach().clone() for each in parameters()]
+    accumulated = [torch.zeros_like(each) for each in values]
+    for step in range(steps):
+        for value, accum, grad, applies in zip(values, accumulated, gradients(step), mask, strict=True):
+            of_value, of_grad = float(value.norm()), float(grad.norm())
+            used = grad
+            if applies and of_value > 0 and of_grad > 0:
+                used = (grad + decay * value) * (eeta * of_value / (of_grad + decay * of_value + eps))
+            accum.copy_(momentum * accum + used)
+            value.sub_(lr * accum)
+    return values
+
+
+@pytest.mark.parametrize("mask", [[1, 1, 1], [1, 0, 0], [0, 0, 1]], ids=str)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_fused_lars_takes_the_steps_computed_by_hand(mask: list[int], decay: float) -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLars, FusedResourceApplyMomentum
+
+    params = parameters()
+    inner = FusedResourceApplyMomentum(params, lr=0.5, momentum=0.9, weight_decay=decay)
+    ours = FusedLars(inner, mask, eeta=0.02, eps=1e-4)
+    take(params, ours)
+    for found, by_hand in zip(params, lars_by_hand(mask, decay, 0.5, 0.9, 0.02, 1e-4), strict=True):
+        torch.testing.assert_close(found.detach(), by_hand, rtol=1e-12, atol=1e-14)
+    assert inner.param_groups[0]["weight_decay"] == decay and ours.param_groups is inner.param_groups and ours.state is inner.state
+
+
+def test_fused_lars_is_an_optimizer_that_schedulers_and_checkpoints_take() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLars
+
+    params = parameters()
+    inner = torch.optim.SGD(params, lr=0.5, momentum=0.9)
+    ours = FusedLars(inner, [True] * 3)
+    scheduler = torch.optim.lr_scheduler.StepLR(ours, 1, gamma=0.1)
+    take(params, ours, steps=1)
+    scheduler.step()
+    assert inner.param_groups[0]["lr"] == pytest.approx(0.05)
+    kept = copy.deepcopy(ours.state_dict())
+    ours.load_state_dict(kept)
+    assert ours.param_groups is inner.param_groups and ours.param_groups[0]["lr"] == pytest.approx(0.05)
+    ours.zero_grad()
+    assert all(each.grad is None for each in params)
+    with pytest.raises(ValueError, match="skip_mask has 2 values for 3 parameters"):
+        FusedLars(inner, [1, 0])
+    with pytest.raises(RuntimeError, match="no values for further parameters"):
+        ours.add_param_group({"params": [nn.Parameter(torch.zeros(1))]})
+
+
+def test_fused_lars_gives_the_weight_decay_back_when_a_step_raises() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedLars
+
+    params = parameters()
+    inner = torch.optim.SGD(params, lr=0.5, weight_decay=0.3)
+
+    def refuse(*_: Any) -> None:
+        raise RuntimeError("no step")
+
+    inner.register_step_pre_hook(refuse)
+    with pytest.raises(RuntimeError, match="no step"):
+        FusedLars(inner, [1, 1, 1]).step()
+    assert inner.param_groups[0]["weight_decay"] == 0.3
+
+
+def test_the_momentum_is_tensorflows() -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedResourceApplyMomentum
+
+    params = parameters()
+    take(params, FusedResourceApplyMomentum(params, lr=0.1, momentum=0.7))
+    values = [each.detach().clone() for each in parameters()]
+    accumulated = [torch.zeros_like(each) for each in values]
+    for step in range(4):
+        for value, accum, grad in zip(values, accumulated, gradients(step), strict=True):
+            accum.copy_(accum * 0.7 + grad)
+            value.sub_(0.1 * accum)
+    for found, by_hand in zip(params, values, strict=True):
+        torch.testing.assert_close(found.detach(), by_hand, rtol=1e-13, atol=1e-15)
+
+
+ALL = policy(bf16=["mul", "add", "div", "sqrt", "norm", "sub", "copy_", "linalg.vector_norm", "stack", "where"])
+
+
+@pytest.mark.parametrize("name", ["FusedLamb", "FusedLars", "FusedResourceApplyMomentum"])
+def test_steps_are_those_without_hmp_under_any_lists(name: str) -> None:
+    from habana_frameworks.torch.hpex import optimizers
+
+    def stepped() -> list[nn.Parameter]:
+        params = parameters(torch.float32)
+        if name == "FusedLars":
+            optimizer = optimizers.FusedLars(torch.optim.SGD(params, lr=0.5, momentum=0.9, weight_decay=0.1), [1, 0, 1])
+        elif name == "FusedLamb":
+            optimizer = optimizers.FusedLamb(params, lr=0.05)
+        else:
+            optimizer = optimizers.FusedResourceApplyMomentum(params, 0.1, 0.9)
+        take(params, optimizer)
+        return params
+
+    plain = stepped()
+    with hmp.convert(policy=ALL):
+        cast = stepped()
+    assert all(map(torch.equal, plain, cast))
+
+
+def ema_by_hand(model: nn.Module, decay: float, steps: int) -> dict[str, torch.Tensor]:
+    average = {name: value.clone() for name, value in model.state_dict().items()}
+    for n in range(1, steps + 1):
+        change(model, n)
+        d = decay * (1 - math.exp(-n / 2000))
+        for name, value in model.state_dict().items():
+            average[name] = average[name] * d + value * (1 - d) if value.is_floating_point() else value.clone()
+    return average
+
+
+def change(model: nn.Module, n: int) -> None:
+    with torch.no_grad():
+        for value in model.state_dict().values():
+            value.add_(n)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_fused_ema_follows_as_computed_by_hand(converted: bool) -> None:
+    from habana_frameworks.torch.hpex.movingavrg import FusedEMA
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)).double()
+    expected = ema_by_hand(copy.deepcopy(model), 0.9, 5)
+    ours = FusedEMA(model, decay=0.9)
+    assert not ours.ema.training and model.training and not any(each.requires_grad for each in ours.ema.parameters())
+    assert all(each.requires_grad for each in model.parameters())
+    if converted:
+        hmp.convert(policy=ALL)
+    for n in range(1, 6):
+        change(model, n)
+        ours.update(nn.DataParallel(model) if n % 2 else model)
+    assert ours.updates == 5
+    for name, value in ours.ema.state_dict().items():
+        torch.testing.assert_close(value, expected[name], rtol=1e-12, atol=1e-12)
+    model.names, model._private = ["cat"], 1
+    ours.update_attr(model)
+    assert ours.ema.names == ["cat"] and not hasattr(ours.ema, "_private") and ours.ema.training
+
+
+def test_a_moving_average_in_float32_is_not_rounded_by_the_lists() -> None:
+    from habana_frameworks.torch.hpex.movingavrg import FusedEMA
+
+    def averaged() -> torch.Tensor:
+        torch.manual_seed(0)
+        model = nn.Linear(3, 2)
+        ema = FusedEMA(model, decay=0.999, updates=10_000)
+        with torch.no_grad():
+            model.weight.mul_(1.001)
+        ema.update(model)
+        return ema.ema.weight.clone()
+
+    plain = averaged()
+    with hmp.convert(policy=ALL):
+        assert torch.equal(averaged(), plain)

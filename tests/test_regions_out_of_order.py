@@ -1,0 +1,419 @@
+"""Regions that do not nest: a generator that is suspended in one is closed by somebody, or by the garbage collector, at any moment.
+
+Whoever is in the middle of something stays in what it is in, and what has ended is never in force again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp import state
+from trap_kit import policy
+
+BF16, F32 = torch.bfloat16, torch.float32
+LISTS = policy(bf16=["linear"], fp32=["softmax"])
+OTHER = policy(bf16=["tanh"])
+x = torch.randn(2, 2)
+
+
+def in_force() -> str:
+    """What is in force here, by what torch computes in."""
+    found = F.linear(x, x).dtype, torch.tanh(x).dtype
+    return {(BF16, F32): "LISTS", (F32, BF16): "OTHER", (F32, F32): "nothing"}[found]
+
+
+def suspended_in_with() -> Iterator[str]:
+    with hmp.disable_casts():
+        yield in_force()
+        yield in_force()
+
+
+def suspended_in_stack() -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(hmp.disable_casts())
+        yield in_force()
+        yield in_force()
+
+
+def suspended_in_calls() -> Iterator[str]:
+    region = hmp.disable_casts()
+    region.__enter__()
+    try:
+        yield in_force()
+        yield in_force()
+    finally:
+        region.__exit__(None, None, None)
+
+
+def suspended_in_autocast() -> Iterator[str]:
+    with torch.autocast("cpu", enabled=False):
+        yield in_force()
+        yield in_force()
+
+
+def suspended_in_two() -> Iterator[str]:
+    with hmp.casts(OTHER), hmp.disable_casts():
+        yield in_force()
+        yield in_force()
+
+
+SUSPENDED = [suspended_in_with, suspended_in_stack, suspended_in_calls, suspended_in_autocast, suspended_in_two]
+
+
+@pytest.fixture(autouse=True)
+def converted() -> Iterator[None]:
+    before = len(state.live)
+    hmp.convert(policy=LISTS)
+    gc.disable()  # what is young stays young, and is collected quickly
+    try:
+        yield
+    finally:
+        gc.enable()
+    assert in_force() == "LISTS" and state.here() is state.PROCESS
+    if len(state.live) != before:
+        gc.collect()
+    assert len(state.live) == before
+    hmp.revert()
+    assert in_force() == "nothing"
+
+
+def begun(make: Callable[[], Iterator[str]]) -> list[Any]:
+    """A generator that is suspended in its region; popped from the list, it is in a cycle that only the garbage collector ends."""
+
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself, self.generator = self, make()
+            assert next(self.generator) == "nothing" == in_force()
+
+        def __iter__(self) -> Iterator[str]:
+            return self.generator
+
+        def close(self) -> None:
+            self.generator.close()  # type: ignore[attr-defined]
+
+    return [Cycle()]
+
+
+class Collecting(torch.nn.Module):
+    """Ends the generator in the middle of its call."""
+
+    def __init__(self, end: Callable[[], Any]) -> None:
+        super().__init__()
+        self.end = end
+        self.seen: list[str] = []
+
+    def forward(self, given: torch.Tensor) -> torch.Tensor:
+        self.seen.append(in_force())
+        self.end()
+        self.seen.append(in_force())
+        return given
+
+
+class Ending(torch.Tensor):
+    """Ends the generator in the middle of an op that it is given to."""
+
+    end: Callable[[], Any]
+    seen: list[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is F.softmax:
+            cls.seen.append(in_force())
+            cls.end()
+            cls.seen.append(in_force())
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def in_an_applied_call(end: Callable[[], Any]) -> list[str]:
+    model = hmp.apply(Collecting(end), OTHER)
+    with hmp.enable_casts():
+        model(x)
+    return model.seen
+
+
+def in_a_composite(end: Callable[[], Any]) -> list[str]:
+    Ending.end, Ending.seen = staticmethod(end), []
+    with hmp.enable_casts():
+        F.softmax(x.as_subclass(Ending), 1)
+    return Ending.seen
+
+
+def in_an_optimizers_step(end: Callable[[], Any]) -> list[str]:
+    seen: list[str] = []
+    weight = torch.nn.Parameter(x.clone())
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def closure() -> None:
+        seen.append(in_force())
+        end()
+        seen.append(in_force())
+
+    state.call_without_casts(closure)
+    optimizer.step()
+    return seen
+
+
+def in_a_region(end: Callable[[], Any]) -> list[str]:
+    with hmp.casts(OTHER):
+        seen = [in_force()]
+        end()
+        return [*seen, in_force()]
+
+
+def in_a_decorated_function(end: Callable[[], Any]) -> list[str]:
+    seen: list[str] = []
+
+    @hmp.casts(OTHER)
+    def decorated() -> None:
+        seen.append(in_force())
+        end()
+        seen.append(in_force())
+
+    decorated()
+    return seen
+
+
+def in_backward(end: Callable[[], Any]) -> list[str]:
+    seen: list[str] = []
+    given = x.clone().requires_grad_()
+
+    def hook(grad: torch.Tensor) -> None:
+        seen.append(in_force())
+        end()
+        seen.append(in_force())
+
+    given.register_hook(hook)
+    given.sum().backward()
+    return seen
+
+
+MIDDLES = [in_an_applied_call, in_a_composite, in_an_optimizers_step, in_a_region, in_a_decorated_function, in_backward]
+
+
+@pytest.mark.parametrize("make", SUSPENDED)
+@pytest.mark.parametrize("middle", MIDDLES)
+@pytest.mark.parametrize("how", ["collected", "closed", "gone on with"])
+def test_a_region_that_ends_in_the_middle_of_something_does_not_end_that(make: Any, middle: Any, how: str) -> None:
+    held = begun(make)
+
+    def end() -> None:
+        if how == "collected":
+            held.pop()  # with the cycle in it
+            assert gc.collect(0) > 0
+        elif how == "closed":
+            held[0].close()
+        else:
+            list(held[0])
+
+    seen = middle(end)
+    assert len(seen) == 2 and seen[0] == seen[1]
+    assert in_force() == "LISTS" and hmp.casts_enabled()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_end_of_a_collected_generator_runs_inside_its_regions(depth: int) -> None:
+    seen = []
+
+    def steps() -> Iterator[None]:
+        with contextlib.ExitStack() if depth == 1 else hmp.casts(OTHER), hmp.disable_casts():
+            try:
+                yield
+            finally:
+                seen.append(in_force())
+
+    for _ in range(20):
+        cycle: list[Any] = [steps() for _ in range(depth)]
+        for generator in cycle:
+            next(generator)
+        cycle.append(cycle)
+        del cycle, generator
+        gc.collect(0)
+    assert seen == ["nothing"] * (20 * depth)
+    assert in_force() == "LISTS"
+
+
+def test_regions_that_are_entered_and_left_hand_over_hand() -> None:
+    first = suspended_in_with()
+    next(first)
+    for _ in range(100):
+        second = suspended_in_two()
+        assert next(second) == "nothing"
+        first.close()
+        assert in_force() == "nothing"
+        first = second
+    first.close()
+    assert in_force() == "LISTS"
+
+
+def test_a_region_that_ends_below_others_is_not_there_when_they_have_ended() -> None:
+    low = suspended_in_with()
+    next(low)
+    with hmp.casts(OTHER):
+        with hmp.disable_casts():
+            low.close()
+            assert in_force() == "nothing"
+        assert in_force() == "OTHER"
+    assert in_force() == "LISTS"
+
+
+@pytest.mark.parametrize("make", [suspended_in_with, suspended_in_two])
+def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere_else(make: Any) -> None:
+    generator = make()
+    next(generator)
+    seen: list[str] = []
+
+    def other() -> None:
+        with hmp.casts(OTHER):
+            generator.close()
+            seen.append(in_force())
+        seen.append(in_force())
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert seen == ["OTHER", "LISTS"]
+    assert in_force() == "LISTS"
+
+
+def test_a_region_that_another_context_ends_ends_where_it_was_entered() -> None:
+    generator = suspended_in_with()
+    next(generator)
+    contextvars.Context().run(generator.close)
+    assert in_force() == "LISTS"
+
+
+def test_a_copy_of_the_context_keeps_what_it_was_made_in() -> None:
+    with hmp.casts(OTHER):
+        copied = contextvars.copy_context()
+    assert in_force() == "LISTS"
+    assert copied.run(in_force) == "OTHER"
+    assert in_force() == "LISTS"
+
+    def inside() -> list[str]:
+        with hmp.disable_casts():
+            seen = [in_force()]
+        return [*seen, in_force()]
+
+    assert copied.run(inside) == ["nothing", "OTHER"]
+    copies = copied.copy()
+    del copied
+    assert copies.run(inside) == ["nothing", "OTHER"]
+    assert in_force() == "LISTS"
+
+
+def test_a_copy_that_is_in_a_region_of_its_own_when_the_one_around_it_ends() -> None:
+    def steps() -> Iterator[str]:
+        with hmp.disable_casts():
+            yield in_force()
+        yield in_force()
+
+    with hmp.casts(OTHER):
+        copied = contextvars.copy_context()
+        inner = steps()
+        assert copied.run(next, inner) == "nothing"
+    assert copied.run(next, inner) == "OTHER"  # which its context was copied in
+    assert in_force() == "LISTS"
+
+
+def test_a_task_keeps_what_it_was_started_in_and_a_model_too() -> None:
+    seen: dict[str, str] = {}
+
+    async def task(name: str, left: asyncio.Event) -> None:
+        await left.wait()
+        seen[name] = in_force()
+        await asyncio.sleep(0)
+        with hmp.disable_casts():
+            await asyncio.sleep(0)
+        seen[name] += " " + in_force()
+
+    class Starting(torch.nn.Module):
+        def forward(self, left: asyncio.Event) -> Any:
+            return asyncio.ensure_future(task("call", left))
+
+    model = hmp.apply(Starting(), OTHER)
+
+    async def main() -> None:
+        left = asyncio.Event()
+        with hmp.casts(OTHER):
+            first = asyncio.ensure_future(task("region", left))
+        second = model(left)
+        assert in_force() == "LISTS"
+        left.set()
+        await asyncio.gather(first, second)
+        assert in_force() == "LISTS"
+
+    asyncio.run(main())
+    assert seen == {"region": "OTHER OTHER", "call": "OTHER OTHER"}
+
+
+def test_an_asynchronous_generator_that_another_task_closes() -> None:
+    async def steps() -> Any:
+        with hmp.disable_casts():
+            yield in_force()
+            yield in_force()
+
+    async def main() -> list[str]:
+        generator = steps()
+        seen = [await anext(generator), in_force()]
+        await asyncio.create_task(generator.aclose())
+        seen.append(in_force())
+        left_alone = steps()
+        await anext(left_alone)
+        return seen
+
+    assert asyncio.run(main()) == ["nothing", "nothing", "LISTS"]
+
+
+def test_one_region_object_in_many_threads_at_once() -> None:
+    region, wrong = hmp.disable_casts(), []
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(200):
+            with region:
+                if in_force() != "nothing":
+                    wrong.append("inside")
+                with region, hmp.enable_casts():
+                    if in_force() != "LISTS":
+                        wrong.append("enabled")
+            if in_force() != "LISTS":
+                wrong.append("outside")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_with_gives_the_region() -> None:
+    region = hmp.casts(OTHER)
+    with region as given:
+        assert given is region and in_force() == "OTHER"
+    with hmp.disable_casts() as off, hmp.enable_casts() as on:
+        assert repr(off) == "hmp.disable_casts()" and repr(on) == "hmp.enable_casts()"
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(region) is region
+
+
+def test_an_autocast_region_that_revert_ended_is_looked_through() -> None:
+    seen = []
+    with torch.autocast("cpu", enabled=False):
+        seen.append(in_force())
+        hmp.revert()
+        hmp.convert(policy=LISTS)
+        seen.append(in_force())
+    assert seen == ["nothing", "LISTS"]
