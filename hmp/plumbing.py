@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 
-from . import cast_cache, patches, state
+from . import cast_cache, casting, patches, state
 from .casting import each_tensor
 from .living import subclasses
 from .state import Bound, call_without_casts
@@ -57,6 +57,7 @@ def install() -> None:
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+    _install_quantized()
 
 
 def _functions() -> Iterator[types.FunctionType]:
@@ -320,6 +321,26 @@ def _mute_dispatch(cls: type) -> None:
 
 
 _muted: set[types.FunctionType] = set()
+
+
+def _install_quantized() -> None:
+    """Dynamically quantized modules have kernels for float32 alone, behind torch.ops, where no rule reaches: R11."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("torch.ao.nn.quantized.dynamic.modules."):
+            for cls in vars(module).values():
+                forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
+                if isinstance(forward, types.FunctionType):
+                    patches.swap(forward, _in_float32(patches.plain(forward)))
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.casts_enabled():
+            cast_args, kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
+            return original(self, *cast_args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return forward
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:

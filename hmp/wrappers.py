@@ -5,16 +5,15 @@ Every decision that does not depend on the call's tensors is taken here, when th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from . import cast_cache, casting, jit_trace, op_names, saturation, special_ops, state
+from . import cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
-from .kernels import Kernels
+from .kernels import GIVEN_UP, Kernels
 from .outputs import deliver
 from .views import Original, refuse_writes
 
@@ -40,13 +39,13 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         inner = observer.calling(inner, rule)
     special = special_ops.BUILDERS.get(rule.op) if rule.kind in ("bf16", "fp32", "promote", "first") else None
     if special is not None:
-        wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
+        wrapper = _left_to_torch(special(inner, rule.op, rule.order, _chooser(rule), caster), inner)
     elif rule.kind == "inside":
         wrapper = _cast(inner, rule, caster) if rule.retries else inner
     elif rule.kind == "in_place":
-        wrapper = _in_place(inner, rule, caster)
+        wrapper = _left_to_torch(_in_place(inner, rule, caster), inner)
     elif rule.kind == "no_kernel_in_place":
-        wrapper = _in_place_without_kernel(inner, rule)
+        wrapper = _left_to_torch(_in_place_without_kernel(inner, rule), inner)
     elif rule.kind == "mask_in_place":
         wrapper = saturation.mask_in_place_wrapper(inner)
     elif rule.kind == "fill":
@@ -85,35 +84,46 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         at = rule.out_at
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
-        if kwargs.get("out") is not None and not rule.writes_out_itself:
-            return learning(args, kwargs)
-        if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
-            return in_place(*args, **kwargs)
         try:
-            return out_of_place(args, kwargs)
-        except RuntimeError as error:
-            return again(error, args, kwargs)
+            if kwargs.get("out") is not None and not rule.writes_out_itself:
+                return learning(args, kwargs)
+            if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
+                return in_place(*args, **kwargs)
+            try:
+                return out_of_place(args, kwargs)
+            except RuntimeError as error:
+                result = again(error, args, kwargs)
+                if result is GIVEN_UP:
+                    raise
+                return result
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
 
     def learning(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R6 and R11: whether `out` was refused or a kernel is missing, a run without `out` tells."""
         try:
             return into_out(args, kwargs)
         except RuntimeError as error:
-            jit_trace.resume()
             known = len(failed)
-            if rule.retries:
-                with contextlib.suppress(RuntimeError):
+            if rule.retries and refusals.is_of_a_dtype(error):
+                jit_trace.resume()
+                try:
                     general(args, {name: value for name, value in kwargs.items() if name != "out"})
+                except RuntimeError as second:
+                    if not refusals.is_torchs_own(second):
+                        raise
+                    jit_trace.resume()
             if len(failed) == known:
-                raise error
+                raise
             return into_out(args, kwargs)
 
     def again(error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """R11: what failed in the low dtype is tried in float32."""
-        jit_trace.resume()
+        """R11: what torch refused in the low dtype is tried in float32; GIVEN_UP where nothing comes of that."""
         tensors = survey(args, kwargs, rule)
         if not tensors:
-            raise error
+            return GIVEN_UP
 
         def run(dtype: torch.dtype) -> Any:
             cast_args, cast_kwargs = cast_call(args, kwargs, dtype, caster, rule.keep)
@@ -140,10 +150,16 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
         if rule.asks_torch_first and not lacking and _torch_knows(tensors, rule, args, kwargs):
-            try:
+            # where torch refuses the mixture R7 gives it one dtype
+            if not refusals.users_python_sees(tensors):
+                try:
+                    return op(*args, **kwargs)
+                except RuntimeError as error:
+                    if not refusals.is_of_a_dtype(error):
+                        raise
+                    jit_trace.resume()
+            elif rule.retries and refusals.torch_takes(op, args, kwargs, tensors):
                 return op(*args, **kwargs)
-            except (RuntimeError, ValueError, TypeError):
-                jit_trace.resume()  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
         cast_args, cast_kwargs = cast_call(args, kwargs, target, caster, rule.keep)
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:
@@ -193,9 +209,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             try:
                 return op(*args, **kwargs)
             except RuntimeError as error:
-                if _writes(args, kwargs, rule):
+                result = GIVEN_UP if _writes(args, kwargs, rule) else again(error, args, kwargs)
+                if result is GIVEN_UP:
                     raise
-                return again(error, args, kwargs)
+                return result
 
         return unlisted
 
@@ -217,7 +234,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                     try:
                         return op(*args)
                     except RuntimeError as error:
-                        return again(error, args, kwargs)
+                        result = again(error, args, kwargs)
+                        if result is GIVEN_UP:
+                            raise
+                        return result
             return general(args, kwargs)
 
         if rule.arithmetic or rule.fill:
@@ -260,10 +280,27 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         try:
             return op(*given)
         except RuntimeError as error:
-            return again(error, args, kwargs)
+            result = again(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
 
     uniform.again, uniform.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
     return uniform
+
+
+def _left_to_torch(wrapper: Op, op: Op) -> Op:
+    """`wrapper`, and `op` itself where a tensor's class does not know the casts."""
+
+    def served(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return wrapper(*args, **kwargs)
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
+
+    return served
 
 
 def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
