@@ -17,6 +17,7 @@ import torch
 import torch.nn.utils.prune
 
 from . import cast_cache, casting, patches, state
+from .autocast_inside import outside
 from .casting import each_tensor
 from .living import subclasses
 from .state import Bound, call_without_casts
@@ -234,7 +235,7 @@ def _install_autograd() -> None:
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
-            original(types.SimpleNamespace(pack_hook=state.without_casts(self.pack_hook), unpack_hook=self.unpack_hook))
+            original(types.SimpleNamespace(pack_hook=outside(state.without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
 
         return push
 
@@ -316,7 +317,7 @@ def _mute_dispatch(cls: type) -> None:
         function = getattr(handler, "__func__", handler)
         if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
             _muted.add(function)
-            patches.swap(function, state.without_casts(patches.plain(function)))
+            patches.swap(function, outside(state.without_casts(patches.plain(function))))
             patches.on_restore(functools.partial(_muted.discard, function))
 
 

@@ -147,7 +147,7 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
 
 
 def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """query, key and value are cast. A mask is left alone (R12), unless torch would refuse it beside them."""
+    """query, key and value are cast, and a mask to the dtype of query, finite values staying finite (R12)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -159,8 +159,8 @@ def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
             if tensor.dtype is not dtype:
                 values[n] = caster(tensor, dtype)
         mask = values.get("attn_mask")
-        if castable(mask) and mask.dtype is not dtype and mask.dtype is not torch.float32:
-            values["attn_mask"] = caster(mask, torch.float32)
+        if castable(mask) and mask.dtype is not dtype:
+            values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
         return _again(op, order, args, kwargs, values)
 
     return wrapper

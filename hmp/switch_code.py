@@ -215,7 +215,7 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
 
 
 def _is_cast(parameter: Parameter) -> bool:
-    """Whether what the parameter holds is cast; a mask is taken in float32 by every kernel (R12)."""
+    """Whether what the parameter holds is cast here; a mask is cast by the wrapper, saturating (R12)."""
     return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
 
 
@@ -226,7 +226,7 @@ def _casts(signature: Signature, look: Look, indent: str) -> list[str]:
     lines = []
     for p in signature.usual:
         if p.name == "attn_mask":
-            taken = f"is bool_ or dtype is {to} or dtype is float32"
+            taken = f"is bool_ or dtype is {to}"
             lines += [f"{indent}cast = cast and (attn_mask is None or (dtype := attn_mask.dtype) {taken})"]
         if not _is_cast(p):
             continue
@@ -297,7 +297,7 @@ def _condition(signature: Signature, look: Look) -> str:
         else:
             is_it = f"{p.name}.dtype is {dtype}"
         if look.glance == "attention" and p.name == "attn_mask":
-            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype} or kind is float32)")
+            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype})")
         elif p.holds == "tensor":
             tests.append(is_it)
         elif p.holds == "tensor?":

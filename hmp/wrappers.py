@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops, state
+from . import autocast_inside, cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .kernels import GIVEN_UP, Kernels
@@ -42,6 +42,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         wrapper = _left_to_torch(special(inner, rule.op, rule.order, _chooser(rule), caster), inner)
     elif rule.kind == "inside":
         wrapper = _cast(inner, rule, caster) if rule.retries else inner
+    elif rule.kind == "autocast":
+        wrapper = autocast_inside.wrapper(inner, inner if rule.unlisted is None else op_wrap(op, rule.unlisted), rule)
     elif rule.kind == "in_place":
         wrapper = _left_to_torch(_in_place(inner, rule, caster), inner)
     elif rule.kind == "no_kernel_in_place":
