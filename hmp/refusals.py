@@ -66,6 +66,25 @@ def is_of_a_cast(error: Exception, values: Iterable[Any]) -> bool:
     return False
 
 
+def served(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, and `op` itself where a tensor's class does not know the casts."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, NotImplementedError) as error:
+            if not is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
+
+    return call
+
+
+def is_torchs_function(function: Callable[..., Any]) -> bool:
+    """Whether it is a function of torch's, or hmp's way to call one; the C functions of torch have no module."""
+    return _root(getattr(function, "__module__", None) or "torch") in ("torch", "hmp")
+
+
 def hooks_see(tensors: Iterable[Tensor]) -> bool:
     """Whether the user's saved-tensor hooks are called with what an op of `tensors` saves."""
     if not torch.is_grad_enabled() or (_hooks is not None and _hooks(True) is None):

@@ -39,15 +39,15 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         inner = observer.calling(inner, rule)
     special = special_ops.BUILDERS.get(rule.op) if rule.kind in ("bf16", "fp32", "promote", "first") else None
     if special is not None:
-        wrapper = _left_to_torch(special(inner, rule.op, rule.order, _chooser(rule), caster), inner)
+        wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
     elif rule.kind == "inside":
         wrapper = _cast(inner, rule, caster) if rule.retries else inner
     elif rule.kind == "autocast":
         wrapper = autocast_inside.wrapper(inner, inner if rule.unlisted is None else op_wrap(op, rule.unlisted), rule)
     elif rule.kind == "in_place":
-        wrapper = _left_to_torch(_in_place(inner, rule, caster), inner)
+        wrapper = _in_place(inner, rule, caster)
     elif rule.kind == "no_kernel_in_place":
-        wrapper = _left_to_torch(_in_place_without_kernel(inner, rule), inner)
+        wrapper = _in_place_without_kernel(inner, rule)
     elif rule.kind == "mask_in_place":
         wrapper = saturation.mask_in_place_wrapper(inner)
     elif rule.kind == "fill":
@@ -80,6 +80,8 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     as_found = rule.kind in ("no_kernel", "inside")  # torch computes it, but for R11
     kernels = Kernels(rule)
     failed = kernels.failed
+    # what somebody else has put in torch's place is the user's Python, and called once
+    asks_torch = rule.asks_torch_first and refusals.is_torchs_function(op)
     target_of = _chooser(rule)
 
     def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -151,7 +153,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
-        if rule.asks_torch_first and not lacking and _torch_knows(tensors, rule, args, kwargs):
+        if asks_torch and not lacking and _torch_knows(tensors, rule, args, kwargs):
             # where torch refuses the mixture R7 gives it one dtype
             if not refusals.users_python_sees(tensors):
                 try:
@@ -291,20 +293,6 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     return uniform
 
 
-def _left_to_torch(wrapper: Op, op: Op) -> Op:
-    """`wrapper`, and `op` itself where a tensor's class does not know the casts."""
-
-    def served(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return wrapper(*args, **kwargs)
-        except (TypeError, NotImplementedError) as error:
-            if not refusals.is_of_a_cast(error, (args, kwargs)):
-                raise
-        return op(*args, **kwargs)
-
-    return served
-
-
 def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
     """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
     kernels = Kernels(rule)
@@ -318,17 +306,25 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
             return op(*args, **kwargs)
         if rule.for_backward and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return op(*args, **kwargs)
+        try:
+            if kernels.lacks_in_place(first):
+                # R11: computed in float32, written into the tensor that it is
+                cast_args, cast_kwargs = cast_for(first, torch.float32, args, kwargs)
+                return first.copy_(op(*cast_args, **cast_kwargs))
+            cast_args, cast_kwargs = cast_for(first, first.dtype, args, kwargs)
+            return op(*cast_args, **cast_kwargs)
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
+
+    def cast_for(first: Tensor, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if rule.fill:
             # an index is no value: x[70000] = s
             index = args[1:2] if rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
             args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
-        if kernels.lacks_in_place(first):
-            # R11: computed in float32, written into the tensor that it is
-            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, caster, rule.keep)
-            return first.copy_(op(*cast_args, **cast_kwargs))
-        cast_args, cast_kwargs = cast_call(args, kwargs, first.dtype, caster, rule.keep)
-        return op(*cast_args, **cast_kwargs)
+        return cast_call(args, kwargs, dtype, caster, rule.keep)
 
     return in_place
 

@@ -281,6 +281,21 @@ def test_r7_a_mixture_under_a_mode_gets_one_dtype_and_the_mode_sees_it_once() ->
         assert mode.calls == 2
 
 
+def test_r7_a_function_that_somebody_put_in_torchs_place_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[torch.dtype] = []
+    plain = torch.matmul
+
+    def theirs(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        calls.append(b.dtype)
+        return plain(a, b)
+
+    monkeypatch.setattr(torch, "matmul", theirs)
+    with hmp.casts(hmp.Policy("none")):
+        assert torch.matmul(low(grad=False), X).dtype is BF16
+    hmp.revert()
+    assert calls == [BF16]
+
+
 class Raising(torch.Tensor):
     """Raises at the first call of exp."""
 
