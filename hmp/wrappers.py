@@ -34,6 +34,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
     inner = state.without_casts(op) if rule.composite else op
+    if rule.asks_torch_first and not refusals.is_torchs_function(op):
+        rule = rule._replace(asks_torch_first=False)  # what somebody put in torch's place is the user's Python, and called once
     if observer is not None:
         caster = observer.casting(caster)
         inner = observer.calling(inner, rule)
@@ -80,8 +82,6 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
     as_found = rule.kind in ("no_kernel", "inside")  # torch computes it, but for R11
     kernels = Kernels(rule)
     failed = kernels.failed
-    # what somebody else has put in torch's place is the user's Python, and called once
-    asks_torch = rule.asks_torch_first and refusals.is_torchs_function(op)
     target_of = _chooser(rule)
 
     def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -153,7 +153,7 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             args, kwargs = saturation.bounded(args, kwargs, target)
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
-        if asks_torch and not lacking and _torch_knows(tensors, rule, args, kwargs):
+        if rule.asks_torch_first and not lacking and _torch_knows(tensors, rule, args, kwargs):
             # where torch refuses the mixture R7 gives it one dtype
             if not refusals.users_python_sees(tensors):
                 try:
