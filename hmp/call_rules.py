@@ -16,7 +16,7 @@ from .rules import Cast
 Op = Callable[..., Any]
 Kind = Literal[
     "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
-    "no_kernel_in_place", "inside",
+    "no_kernel_in_place", "inside", "autocast",
 ]  # fmt: skip
 
 
@@ -27,7 +27,7 @@ class CallRule(NamedTuple):
     keywords that are never cast; `order` are the positional parameters' names; `inplace_at` and `out_at` are the positions
     of those parameters in a Python function; `for_backward` is whether only backward refuses mixed inputs; `no_kernel` is where it is
     known to have none, `no_backward_kernel` where only its backward has none, and `retries` whether a failure in the low dtype
-    may be tried again in float32 (R11).
+    may be tried again in float32 (R11). Of an op in which torch.autocast decides `unlisted` is what holds elsewhere, None for nothing.
     """
 
     op: str
@@ -51,6 +51,7 @@ class CallRule(NamedTuple):
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     retries: bool = False
+    unlisted: CallRule | None = None
 
 
 def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
-from . import torch_dynamo
+from . import autocast_inside, torch_dynamo
 
 Wrapper = Callable[..., Any] | None
 
@@ -61,6 +61,19 @@ class Aborted(BaseException):
         self.error = error
 
 
+@contextlib.contextmanager
+def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
+    """A region of torch.autocast in the graph that is being made."""
+    region = torch_dynamo.variables().Autocast([device, dtype, True, True])
+    with torch._C.DisableTorchFunction():  # entering asks the mode in force, which here is the call itself
+        region.enter(tx)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            region.exit(tx)
+
+
 class Opaque:
     """Stands for an argument that no wrapper looks into."""
 
@@ -84,7 +97,7 @@ class Call(TorchFunctionMode):
         """What the wrapper returns, as Dynamo has it."""
         stand_ins = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
         try:
-            with self:
+            with self, autocast_inside.Traced(functools.partial(_autocast, self.tx)):
                 result = wrapper(*stand_ins[0], **stand_ins[1])
         except Aborted as aborted:
             raise aborted.error from None

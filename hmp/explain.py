@@ -22,6 +22,7 @@ _MEANING = {
     "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
     "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
     "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
+    "autocast": "torch.autocast decides inside it, as it would by itself",
     "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
 }
 
@@ -103,7 +104,8 @@ def _why(op: str, source: ListEntry | None) -> str:
     if source.cast == "promote" and op in op_names.PROMOTED_BY_TORCH - op_names.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
-    return _MEANING[source.cast] + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+    meaning = _MEANING["autocast" if source.is_autocasts else source.cast]
+    return meaning + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
 
 
 def _without_kernel(op: str) -> str:

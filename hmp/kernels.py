@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 from collections import Counter
@@ -11,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import fork_safe, jit_trace, op_names, patches
+from . import fork_safe, jit_trace, op_names, patches, refusals
 from .call_rules import CallRule
 from .casting import Tensor
 from .units import dtype_name
@@ -20,7 +19,8 @@ from .verbose import speaks
 log = logging.getLogger("hmp")
 
 LOW = frozenset({torch.bfloat16, torch.float16})
-_OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
+# In the place of a result: the error that was caught is to be raised, as it is.
+GIVEN_UP = object()
 _REMEMBERED = 256  # argument lists an op; one that varies without end must not fill the memory
 
 _lock = fork_safe.RLock()
@@ -70,20 +70,23 @@ class Kernels:
         kwargs: Mapping[str, Any],
         run: Callable[[torch.dtype], Any],
     ) -> Any:
-        """What the op gives in float32 after it raised `error` in `dtype`; `error` again where float32 is no remedy.
+        """What the op gives in float32 after torch refused `dtype`; GIVEN_UP where `error` is no such refusal, or float32 no remedy.
 
-        Remembered where float32 succeeds and `dtype` fails once more: the next call with the same devices, layouts and other
-        arguments does not try the low dtype. Never for random ops and for what writes into its inputs, which are half done by now.
+        Remembered where float32 succeeds: the next call with the same devices, layouts and other arguments does not try the low dtype.
+        Never for random ops and for what writes into its inputs, which are half done by now, nor where saved-tensor hooks were called.
         """
-        if not tensors or not self._retries or dtype not in LOW or _is_out_of_memory(error):
-            raise error
+        if not tensors or not self._retries or dtype not in LOW or not refusals.is_of_a_dtype(error):
+            return GIVEN_UP
+        jit_trace.resume()
+        if refusals.hooks_see(tensors) and refusals.saves_first(functools.partial(run, dtype)):
+            return GIVEN_UP
         try:
             result = run(torch.float32)
-        except Exception:
-            raise error from None
-        with contextlib.suppress(RuntimeError):
-            return run(dtype)  # a passing trouble, of a device's first use for instance
-        jit_trace.resume()
+        except RuntimeError as second:
+            if not refusals.is_torchs_own(second):
+                raise
+            jit_trace.resume()
+            return GIVEN_UP
         if not self.failed:
             patches.on_restore(self.failed.clear)  # wrappers outlive revert()
         if len(self.failed) >= _REMEMBERED:
@@ -113,10 +116,6 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
     return frozenset(
         (device, getattr(torch, dtype)) for device, dtypes, without in table for dtype in dtypes.split() if not without.isdisjoint(names)
     )
-
-
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

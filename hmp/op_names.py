@@ -144,6 +144,7 @@ FOREIGN = _names(
     fused_norm fused_clip_norm optimizer_adamw optimizer_sgd optimizer_lamb custom_foreach_add_ roi_align nms batched_nms
     deform_conv2d gels symeig eig lstsq solve matrix_rank cumulative_max irfft rfft ifft stft_legacy sum_to_size_ lu_unpack_
     bucketize_ pdist_ gru_impl frac_gradient addcdiv_legacy triangular_solve_legacy max_unpool_2d fused_dropout
+    linalg.polar
     linalg.matrix_sqrth scaled_mm _scaled_mm grouped_mm _grouped_mm rms_norm fused_rms_norm _fused_rms_norm linear_cross_entropy swiglu
     fused_sdpa sdpa_recomp_fwd sdpa_recomp_bwd rotary_pos_embedding rope optimizer_lars optimizer_ema cast cast_f32_to_bf16
     cast_bf16_to_f32 hpu_cast permute_copy_hpu instance_norm_backward as_strided_lazy strided_view slice_insert dropout_backward
@@ -311,7 +312,7 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that no rule casts: written to by the op, or accepted in float32 by every kernel (R12's attn_mask).
+# Arguments that no rule casts: written to by the op.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 
-from . import cast_cache, patches, state, weight_cache
+from . import cast_cache, casting, patches, state, weight_cache
+from .autocast_inside import outside
 from .living import subclasses
 from .state import Bound, call_without_casts
 
@@ -56,6 +57,7 @@ def install() -> None:
     _replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     _replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     _replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+    _install_quantized()
 
 
 def _functions() -> Iterator[types.FunctionType]:
@@ -166,7 +168,7 @@ def _install_autograd() -> None:
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
-            original(types.SimpleNamespace(pack_hook=state.without_casts(self.pack_hook), unpack_hook=self.unpack_hook))
+            original(types.SimpleNamespace(pack_hook=outside(state.without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
 
         return push
 
@@ -248,11 +250,31 @@ def _mute_dispatch(cls: type) -> None:
         function = getattr(handler, "__func__", handler)
         if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
             _muted.add(function)
-            patches.swap(function, state.without_casts(patches.plain(function)))
+            patches.swap(function, outside(state.without_casts(patches.plain(function))))
             patches.on_restore(functools.partial(_muted.discard, function))
 
 
 _muted: set[types.FunctionType] = set()
+
+
+def _install_quantized() -> None:
+    """Dynamically quantized modules have kernels for float32 alone, behind torch.ops, where no rule reaches: R11."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("torch.ao.nn.quantized.dynamic.modules."):
+            for cls in vars(module).values():
+                forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
+                if isinstance(forward, types.FunctionType):
+                    patches.swap(forward, _in_float32(patches.plain(forward)))
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.casts_enabled():
+            cast_args, kwargs = casting.cast_call(args, kwargs, torch.float32, casting.cast)
+            return original(self, *cast_args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return forward
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:

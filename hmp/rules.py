@@ -11,6 +11,8 @@ from .errors import OpListError
 Cast = Literal["bf16", "fp32", "promote"]
 CASTS: tuple[Cast, ...] = ("bf16", "fp32", "promote")
 EVERY_OP = "*"
+# Behind an op's name: torch.autocast decides inside it.
+AUTOCAST = ".autocast"
 
 _NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
 _SCOPE = re.compile(r"[^\s@,#]+")
@@ -30,6 +32,11 @@ class Rule(NamedTuple):
     def text(self) -> str:
         """The entry as list files spell it."""
         return self.name if self.scope is None else f"{self.name} @ {self.scope}"
+
+    @property
+    def is_autocasts(self) -> bool:
+        """Whether it says that torch.autocast decides inside the op."""
+        return self.name.endswith(AUTOCAST)
 
     @property
     def place(self) -> str:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
-from . import casting
+from . import casting, refusals
 from .call_rules import CallRule, Op, survey
 from .casting import FINITE_MAX, Tensor, cast_call, castable, each_castable
 from .outputs import deliver
@@ -22,10 +22,15 @@ def mask_in_place_wrapper(op: Op) -> Op:
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
         if castable(self) and self.dtype is not torch.float32:
-            args = tuple(mask(a, self.dtype) for a in args)
-            kwargs = {name: mask(a, self.dtype) for name, a in kwargs.items()}
-            if overflowing(args, kwargs, self.dtype):
-                return _saturated_in_place(op, self, args, kwargs)
+            try:
+                masks, named = tuple(mask(a, self.dtype) for a in args), {name: mask(a, self.dtype) for name, a in kwargs.items()}
+                if overflowing(args, kwargs, self.dtype):
+                    return _saturated_in_place(op, self, masks, named)
+            except (TypeError, NotImplementedError) as error:
+                if not refusals.is_of_a_cast(error, (self, *args, kwargs)):
+                    raise
+            else:
+                return op(self, *masks, **named)
         return op(self, *args, **kwargs)
 
     return mask_in_place
@@ -67,10 +72,17 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
                 return op(*args)
         tensors = survey(args, kwargs, rule)
         dtype = casting.widest(tensors, count_0dim=False) if tensors else None
-        if dtype is None or dtype is torch.float32 or not overflowing(args, kwargs, dtype):
-            return op(*args, **kwargs)
+        if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
+            try:
+                return guarded(args, kwargs, dtype, tensors or ())
+            except (TypeError, NotImplementedError) as error:
+                if not refusals.is_of_a_cast(error, (args, kwargs)):
+                    raise
+        return op(*args, **kwargs)
+
+    def guarded(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
         if kwargs.get("out") is not None:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors or ()):
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
                 return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
             return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
         if rule.kind == "guard":
@@ -92,7 +104,14 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
     """The op computed in float32, finite results moved inside the low dtype (R12)."""
     cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, casting.cast)
     result = op(*cast_args, **cast_kwargs)
-    return casting.cast(casting.within(result, dtype), dtype) if castable(result) else result
+    if not castable(result):
+        return result
+    try:
+        return casting.cast(casting.within(result, dtype), dtype)
+    except (TypeError, NotImplementedError) as error:
+        if not refusals.is_of_a_cast(error, (result,)):
+            raise
+        return result
 
 
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:

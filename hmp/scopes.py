@@ -14,7 +14,7 @@ import torch
 from . import sites
 from .errors import HmpError, OpListError
 from .policy import Policy
-from .rules import CASTS, Rule
+from .rules import AUTOCAST, CASTS, Rule
 
 # The lines that speak of a module, nearest first: those that take precedence over all after them stand in one tuple.
 Layers = tuple[tuple[Rule, ...], ...]
@@ -133,8 +133,9 @@ def _left(rule: Rule, ops: list[str]) -> Iterator[Rule]:
         yield rule
         return
     for op in ops:
-        if set(sites.resolve(rule._replace(name=op))) <= set(ops):
-            yield rule._replace(name=op)
+        named = rule._replace(name=op + (AUTOCAST if rule.is_autocasts else ""))
+        if set(sites.resolve(named)) <= set(ops):
+            yield named
 
 
 def _rules(policy: Policy) -> Iterator[Rule]:

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from . import as_found, op_names
 from .errors import OpListError
 from .presets import home
-from .rules import EVERY_OP, Rule
+from .rules import AUTOCAST, EVERY_OP, Rule
 
 log = logging.getLogger("hmp")
 
@@ -41,6 +41,12 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch.sparse", torch.sparse, "sparse."),
     ("torch.masked", torch.masked, "masked."),
     ("torch.signal.windows", torch.signal.windows, "signal.windows."),
+)
+# Where the builtins of some of them stand too, under names such as linalg_multi_dot and _sparse_mm.
+_BINDINGS: tuple[tuple[str, Any, str], ...] = tuple(
+    (f"torch._C._{name}", getattr(torch._C, f"_{name}"), f"{name}.")
+    for name in ("linalg", "special", "fft", "sparse")
+    if hasattr(torch._C, f"_{name}")
 )
 # The modules of torch whose public Python functions are ops.
 PYTHON_OPS = frozenset(
@@ -193,6 +199,11 @@ def _look_up(op: str) -> tuple[Site, ...]:
             original = _lookup(owner, attribute)
             if original is not None:
                 sites.append(Site(owner, attribute, original, where, op))
+    for where, owner, prefix in _BINDINGS:
+        for attribute in (f"{namespace}_{name}", f"_{namespace}_{name}", f"_{name}") if prefix == namespace + "." else ():
+            original = _lookup(owner, attribute)
+            if original is not None and any(original is site.original for site in sites):
+                sites.append(Site(owner, attribute, original, where, op))
     return tuple(sites)
 
 
@@ -212,7 +223,7 @@ def refresh() -> None:
 def _owners() -> tuple[Any, ...]:
     """Where ops stand, and the helpers of those that are written in Python."""
     modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
-    return tuple(dict.fromkeys((*(owner for _, owner, _ in NAMESPACES), torch._C.TensorBase, *modules)))
+    return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *_BINDINGS)), torch._C.TensorBase, *modules)))
 
 
 @as_found.cached
@@ -342,8 +353,10 @@ def resolve(rule: Rule) -> tuple[str, ...]:
     """
     if rule.name == EVERY_OP:
         return (EVERY_OP,)
+    if rule.is_autocasts and rule.cast != "bf16":
+        raise OpListError(f"{rule.name!r} is no name for a {rule.cast} list; torch.autocast decides what it casts to", rule.path, rule.line)
     try:
-        ids = _known(rule.name)
+        ids = _known(rule.name.removesuffix(AUTOCAST))
     except KeyError:
         if "." in rule.name and _user_site(rule.name) is not None:
             return (rule.name,)
@@ -363,7 +376,7 @@ def user_site(name: str) -> Site:
 
 def _unknown(rule: Rule) -> OpListError:
     name = rule.name.removeprefix("torch.")
-    near = nearest(name)
+    near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
     return OpListError(f"{rule.name!r} is {what}; {hint}", rule.path, rule.line)

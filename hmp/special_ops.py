@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import casting, op_names
+from . import casting, op_names, refusals
 from .casting import Caster, Tensor, castable
 from .outputs import deliver
 
@@ -55,9 +55,9 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
                 dtype = choose([x, *given])
                 if dtype is torch.float32 or x.device.type not in op_names.MIXED_NORM_KERNELS:
                     return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
-        return general(args, kwargs)
+        return served(*args, **kwargs)
 
-    def general(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def general(*args: Any, **kwargs: Any) -> Any:
         names = order
         if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool):
             names = tuple(n for n in order if not n.startswith("running_"))  # the overload without statistics
@@ -92,6 +92,7 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
                     stats[n].copy_(copy)
         return result if out is None else deliver(result, out)
 
+    served = refusals.served(general, op)
     return wrapper
 
 
@@ -110,8 +111,9 @@ def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
         if not castable(result):
             return result
         dtype = choose([result])
-        return result if result.dtype is dtype else caster(result, dtype)
+        return result if result.dtype is dtype else served(result, dtype)
 
+    served = refusals.served(caster, lambda result, dtype: result)
     return wrapper
 
 
@@ -143,11 +145,11 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
             values["per_sample_weights"] = caster(scale, dtype)
         return _again(op, order, args, kwargs, values)
 
-    return wrapper
+    return refusals.served(wrapper, op)
 
 
 def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """query, key and value are cast. A mask is left alone (R12), unless torch would refuse it beside them."""
+    """query, key and value are cast, and a mask to the dtype of query, finite values staying finite (R12)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -159,11 +161,11 @@ def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
             if tensor.dtype is not dtype:
                 values[n] = caster(tensor, dtype)
         mask = values.get("attn_mask")
-        if castable(mask) and mask.dtype is not dtype and mask.dtype is not torch.float32:
-            values["attn_mask"] = caster(mask, torch.float32)
+        if castable(mask) and mask.dtype is not dtype:
+            values["attn_mask"] = caster(casting.within(mask, dtype), dtype)
         return _again(op, order, args, kwargs, values)
 
-    return wrapper
+    return refusals.served(wrapper, op)
 
 
 def _again(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from . import cast_cache, casting, jit_trace, op_names, state
+from . import cast_cache, casting, op_names, state
 from .call_rules import CallRule
 from .casting import FINITE_MAX
 from .signatures import ALIASES, Parameter, Signature
@@ -104,7 +104,6 @@ NAMES: dict[str, Any] = {
     "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
     "SIGNATURES": _SIGNATURES,
     "FOCUS": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": casting.cast, "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
-    "resume": jit_trace.resume,
 }  # fmt: skip
 
 
@@ -179,6 +178,10 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
         called = usual_calls("cast", indent, complete)
         return [f"{indent}cast = elsewhere(here, _key, _op)", *called, f"{indent}{remade}", f"{indent}return cast(*args, **kwargs)"]
 
+    def answered(indent: str) -> list[str]:
+        found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
+        return [indent + line for line in (remade, found, "if found is GIVEN_UP: raise", "return found")]
+
     plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
     if regional:
         asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
@@ -196,8 +199,7 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
             "    except AttributeError as error:",
             "        if error.__traceback__.tb_next is not None: raise",
             "    except RuntimeError as error:",
-            f"        {remade}",
-            "        return failed(_key, _cast, error, tuple(args), kwargs)",
+            *answered("        "),
         ]
     if condition and look.casts:
         lines += [
@@ -205,21 +207,20 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
             f"        cast = {' and '.join([*complete, *_nothing_rare(signature)]) or True}",
             "        if cast:",
             *_casts(signature, look, "            "),
-            "    except (AttributeError, RuntimeError):",
-            "        resume()",
+            "    except AttributeError as error:",
+            "        if error.__traceback__.tb_next is not None: raise",
             "        cast = False",
             "    if cast:",
             "        try:",
             *usual_calls("_op", "            ", [], cast=True),
             "        except RuntimeError as error:",
-            f"            {remade}",
-            "            return failed(_key, _cast, error, tuple(args), kwargs)",
+            *answered("            "),
         ]
     return [*lines, *usual_calls("_cast", "    ", complete), f"    {remade}", "    return _cast(*args, **kwargs)"]
 
 
 def _is_cast(parameter: Parameter) -> bool:
-    """Whether what the parameter holds is cast; a mask is taken in float32 by every kernel (R12)."""
+    """Whether what the parameter holds is cast here; a mask is cast by the wrapper, saturating (R12)."""
     return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
 
 
@@ -230,7 +231,7 @@ def _casts(signature: Signature, look: Look, indent: str) -> list[str]:
     lines = []
     for p in signature.usual:
         if p.name == "attn_mask":
-            taken = f"is bool_ or dtype is {to} or dtype is float32"
+            taken = f"is bool_ or dtype is {to}"
             lines += [f"{indent}cast = cast and (attn_mask is None or (dtype := attn_mask.dtype) {taken})"]
         if not _is_cast(p):
             continue
@@ -301,7 +302,7 @@ def _condition(signature: Signature, look: Look) -> str:
         else:
             is_it = f"{p.name}.dtype is {dtype}"
         if look.glance == "attention" and p.name == "attn_mask":
-            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype} or kind is float32)")
+            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype})")
         elif p.holds == "tensor":
             tests.append(is_it)
         elif p.holds == "tensor?":

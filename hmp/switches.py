@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import fork_safe, state, write_marks
+from .kernels import GIVEN_UP
 from .signatures import signature_of
 from .sites import Site
 from .state import Casts
@@ -111,9 +112,9 @@ _made: dict[Any, list[tuple[Any, Site | None]]] = {}
 
 
 def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What comes of a call that raised `error` with nothing to cast (R11); the error where that is not a kernel's absence."""
+    """What comes of a call that raised `error` with nothing to cast (R11); GIVEN_UP where that is not a kernel's absence."""
     if not hasattr(cast, "again"):
-        raise error
+        return GIVEN_UP
     result = cast.again(error, args, kwargs)
     with _lock:
         if cast.failed and _focus.table.get(key) is cast:
@@ -121,4 +122,4 @@ def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwar
     return result
 
 
-NAMES.update(failed=failed, specialise=specialise)  # generated code calls them
+NAMES.update(failed=failed, specialise=specialise, GIVEN_UP=GIVEN_UP)  # generated code calls them

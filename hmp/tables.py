@@ -166,7 +166,9 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             continue
         for site in sites.sites_of(op):
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
-            if kind is not None:
+            if source is not None and kind == source.cast and source.is_autocasts:
+                _add(found, site, "autocast", policy.dtype, source)
+            elif kind is not None:
                 _add(found, site, kind, policy.dtype, source if source is not None and kind == source.cast else None)
     return found
 
@@ -302,6 +304,7 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
     order = parameters(site.original, op) if needs_order else ()
     kept = op_names.KEPT_ARGUMENTS.get(op, frozenset())
     function = site.original if isinstance(site.original, types.FunctionType) else None
+    elsewhere = _kind(site, None, low) if kind == "autocast" else None
     return CallRule(
         op=op,
         kind=kind,
@@ -324,4 +327,5 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         no_kernel=facts.no_kernel,
         no_backward_kernel=facts.no_backward_kernel,
         retries=facts.repeatable and not site.in_place,
+        unlisted=_call_rule(site, elsewhere, low) if elsewhere is not None else None,
     )

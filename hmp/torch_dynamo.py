@@ -156,7 +156,8 @@ def variables() -> types.SimpleNamespace:
             name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.giving(self.value))
             codegen.append_output(codegen.create_load_global(name, add=True))
 
-    return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region)
+    Autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
+    return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region, Autocast=Autocast)
 
 
 class _Mark(TorchFunctionMode):

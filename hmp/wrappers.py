@@ -5,16 +5,15 @@ Every decision that does not depend on the call's tensors is taken here, when th
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from . import cast_cache, casting, jit_trace, op_names, saturation, special_ops, state
+from . import autocast_inside, cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops, state
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
-from .kernels import Kernels
+from .kernels import GIVEN_UP, Kernels
 from .outputs import deliver
 from .views import Original, refuse_writes
 
@@ -35,6 +34,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
     inner = state.without_casts(op) if rule.composite else op
+    if rule.asks_torch_first and not refusals.is_torchs_function(op):
+        rule = rule._replace(asks_torch_first=False)  # what somebody put in torch's place is the user's Python, and called once
     if observer is not None:
         caster = observer.casting(caster)
         inner = observer.calling(inner, rule)
@@ -43,6 +44,8 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         wrapper = special(inner, rule.op, rule.order, _chooser(rule), caster)
     elif rule.kind == "inside":
         wrapper = _cast(inner, rule, caster) if rule.retries else inner
+    elif rule.kind == "autocast":
+        wrapper = autocast_inside.wrapper(inner, inner if rule.unlisted is None else op_wrap(op, rule.unlisted), rule)
     elif rule.kind == "in_place":
         wrapper = _in_place(inner, rule, caster)
     elif rule.kind == "no_kernel_in_place":
@@ -85,35 +88,46 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         at = rule.out_at
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
-        if kwargs.get("out") is not None and not rule.writes_out_itself:
-            return learning(args, kwargs)
-        if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
-            return in_place(*args, **kwargs)
         try:
-            return out_of_place(args, kwargs)
-        except RuntimeError as error:
-            return again(error, args, kwargs)
+            if kwargs.get("out") is not None and not rule.writes_out_itself:
+                return learning(args, kwargs)
+            if rule.inplace_at is not None and _flag(args, kwargs, rule.inplace_at):
+                return in_place(*args, **kwargs)
+            try:
+                return out_of_place(args, kwargs)
+            except RuntimeError as error:
+                result = again(error, args, kwargs)
+                if result is GIVEN_UP:
+                    raise
+                return result
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
 
     def learning(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R6 and R11: whether `out` was refused or a kernel is missing, a run without `out` tells."""
         try:
             return into_out(args, kwargs)
         except RuntimeError as error:
-            jit_trace.resume()
             known = len(failed)
-            if rule.retries:
-                with contextlib.suppress(RuntimeError):
+            if rule.retries and refusals.is_of_a_dtype(error):
+                jit_trace.resume()
+                try:
                     general(args, {name: value for name, value in kwargs.items() if name != "out"})
+                except RuntimeError as second:
+                    if not refusals.is_torchs_own(second):
+                        raise
+                    jit_trace.resume()
             if len(failed) == known:
-                raise error
+                raise
             return into_out(args, kwargs)
 
     def again(error: RuntimeError, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """R11: what failed in the low dtype is tried in float32."""
-        jit_trace.resume()
+        """R11: what torch refused in the low dtype is tried in float32; GIVEN_UP where nothing comes of that."""
         tensors = survey(args, kwargs, rule)
         if not tensors:
-            raise error
+            return GIVEN_UP
 
         def run(dtype: torch.dtype) -> Any:
             cast_args, cast_kwargs = cast_call(args, kwargs, dtype, caster, rule.keep)
@@ -140,10 +154,16 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         if all(t.dtype is target for t in tensors):
             return op(*args, **kwargs)
         if rule.asks_torch_first and not lacking and _torch_knows(tensors, rule, args, kwargs):
-            try:
+            # where torch refuses the mixture R7 gives it one dtype
+            if not refusals.users_python_sees(tensors):
+                try:
+                    return op(*args, **kwargs)
+                except RuntimeError as error:
+                    if not refusals.is_of_a_dtype(error):
+                        raise
+                    jit_trace.resume()
+            elif rule.retries and refusals.torch_takes(op, args, kwargs, tensors):
                 return op(*args, **kwargs)
-            except (RuntimeError, ValueError, TypeError):
-                jit_trace.resume()  # torch refuses the mixture: R7 gives it one dtype; another error comes again below
         cast_args, cast_kwargs = cast_call(args, kwargs, target, caster, rule.keep)
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:
@@ -193,9 +213,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
             try:
                 return op(*args, **kwargs)
             except RuntimeError as error:
-                if _writes(args, kwargs, rule):
+                result = GIVEN_UP if _writes(args, kwargs, rule) else again(error, args, kwargs)
+                if result is GIVEN_UP:
                     raise
-                return again(error, args, kwargs)
+                return result
 
         return unlisted
 
@@ -217,7 +238,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
                     try:
                         return op(*args)
                     except RuntimeError as error:
-                        return again(error, args, kwargs)
+                        result = again(error, args, kwargs)
+                        if result is GIVEN_UP:
+                            raise
+                        return result
             return general(args, kwargs)
 
         if rule.arithmetic or rule.fill:
@@ -260,7 +284,10 @@ def _cast(op: Op, rule: CallRule, caster: Caster) -> Op:
         try:
             return op(*given)
         except RuntimeError as error:
-            return again(error, args, kwargs)
+            result = again(error, args, kwargs)
+            if result is GIVEN_UP:
+                raise
+            return result
 
     uniform.again, uniform.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
     return uniform
@@ -279,17 +306,25 @@ def _in_place(op: Op, rule: CallRule, caster: Caster) -> Op:
             return op(*args, **kwargs)
         if rule.for_backward and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
             return op(*args, **kwargs)
+        try:
+            if kernels.lacks_in_place(first):
+                # R11: computed in float32, written into the tensor that it is
+                cast_args, cast_kwargs = cast_for(first, torch.float32, args, kwargs)
+                return first.copy_(op(*cast_args, **cast_kwargs))
+            cast_args, cast_kwargs = cast_for(first, first.dtype, args, kwargs)
+            return op(*cast_args, **cast_kwargs)
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
+
+    def cast_for(first: Tensor, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         if rule.fill:
             # an index is no value: x[70000] = s
             index = args[1:2] if rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
             args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
-        if kernels.lacks_in_place(first):
-            # R11: computed in float32, written into the tensor that it is
-            cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, caster, rule.keep)
-            return first.copy_(op(*cast_args, **cast_kwargs))
-        cast_args, cast_kwargs = cast_call(args, kwargs, first.dtype, caster, rule.keep)
-        return op(*cast_args, **cast_kwargs)
+        return cast_call(args, kwargs, dtype, caster, rule.keep)
 
     return in_place
 

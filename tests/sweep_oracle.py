@@ -125,6 +125,8 @@ def plans(call: Call, args: Any, kwargs: dict[str, Any], kind: str | None) -> li
         return [[as_is, others], [others], no_kernel] if castable(args[0]) else [[as_is]]
     if kind is None:
         first = found[0].dtype
+        if call.name == "scaled_dot_product_attention" and count == 4:
+            return [[_all(first, count)], no_kernel]  # R12: attn_mask has the dtype of query
         return [[as_is], *_special(call, first, count), [_all(first, count)], no_kernel]
     if kind == "promote":
         target = widest(found, join=call.name in _COUNTS_0DIM)
@@ -138,11 +140,9 @@ def _all(dtype: torch.dtype, count: int) -> Plan:
 
 
 def _special(call: Call, target: torch.dtype, count: int) -> list[list[Plan]]:
-    """R9: of norms the input is cast alone, weights and statistics stay float32. R12: attn_mask is left alone."""
+    """R9: of norms the input is cast alone, weights and statistics stay float32."""
     if call.name in _NORMS:
         return [[(target, *(None,) * (count - 1))], [(target, *_all(F32, count - 1))]]
-    if call.name == "scaled_dot_product_attention" and count == 4:
-        return [[(target, target, target, None)], [(target, target, target, F32)]]
     return []
 
 

@@ -21,8 +21,12 @@ kept_here = pytest.mark.skipif(RELEASE not in FROZEN, reason=f"no lists of torch
 # tests/test_presets_torch_cuda.py show that casting them whole gives autocast's dtypes.
 INSIDE = {
     "cpu": {
-        "bf16": "chain_matmul linalg.multi_dot lstm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell",
-        "fp32": "linear_cross_entropy lu max_unpool1d",
+        "bf16": """chain_matmul linalg.multi_dot
+            bilinear.autocast corrcoef.autocast cov.autocast einsum.autocast gru.autocast gru_cell.autocast interpolate.autocast
+            linalg.pinv.autocast linalg.polar.autocast linear_cross_entropy.autocast lstm.autocast lstm_cell.autocast masked.prod.autocast
+            matrix_power.autocast pad.autocast pca_lowrank.autocast rnn_relu.autocast rnn_relu_cell.autocast
+            rnn_tanh.autocast rnn_tanh_cell.autocast sparse.mm.autocast svd_lowrank.autocast tensordot.autocast""",
+        "fp32": "lu max_unpool1d",
         "promote": "inner",
     },
     "cuda": {
@@ -36,6 +40,7 @@ INSIDE = {
 # Registered under a name that is not the public one, or with a public one beside it.
 PUBLIC = {"cross_entropy_loss": "cross_entropy", "multilabel_margin_loss_forward": "multilabel_margin_loss"}
 CASTS = ("bf16", "fp32", "promote")
+AUTOCAST = ".autocast"
 
 
 def public(name: str) -> str:
@@ -52,11 +57,13 @@ def registered(key: str) -> set[str]:
 
 
 def inside(device: str, cast: str) -> set[str]:
-    return {name for name in INSIDE[device][cast].split() if name != "linear_cross_entropy" or hasattr(torch.nn.functional, name)}
+    newer = {"linear_cross_entropy": torch.nn.functional, "linalg.polar": torch.linalg}
+    found = INSIDE[device][cast].split()
+    return {name for name in found if (bare := name.removesuffix(AUTOCAST)) not in newer or hasattr(newer[bare], bare.rpartition(".")[2])}
 
 
 def every_name(policy: hmp.Policy, device: str) -> set[str]:
-    return {name for cast in CASTS for name in getattr(policy, cast) - inside(device, cast)}
+    return {name.removesuffix(AUTOCAST) for cast in CASTS for name in getattr(policy, cast) - inside(device, cast)}
 
 
 @kept_here

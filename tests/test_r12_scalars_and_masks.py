@@ -273,16 +273,70 @@ def test_r12_a_mask_on_the_promote_list_needs_no_help() -> None:
     assert_identical(got, scores + mask, "the masked scores")
 
 
+ATTENTION_POLICIES = {
+    "unlisted": LISTS["nothing"],
+    "habana": hmp.Policy.load("habana"),
+    "bf16": hmp.Policy("low", bf16={"scaled_dot_product_attention"}),
+    "promote": hmp.Policy("promote", promote={"scaled_dot_product_attention"}),
+    "fp32": hmp.Policy("wide", fp32={"scaled_dot_product_attention"}),
+}
+
+
+@pytest.mark.parametrize("policy", ATTENTION_POLICIES)
+@pytest.mark.parametrize("learned", [False, True])
+@pytest.mark.parametrize("given", [F32, BF16, F16], ids=str)
 @pytest.mark.parametrize("fill", [-math.inf, LOWEST, -1e4])
-def test_r12_the_mask_of_scaled_dot_product_attention_is_left_alone(fill: float) -> None:
-    """torch takes a float32 mask with a bf16 query; cast, its lowest value would become an infinity."""
+def test_r12_the_mask_of_scaled_dot_product_attention_becomes_the_querys_dtype(
+    fill: float, given: torch.dtype, learned: bool, policy: str
+) -> None:
+    """Saturating: a finite value stays finite, an infinity an infinity; a learned bias has a gradient in its own dtype."""
     q, k, v = (torch.randn(1, 2, 3, 4).to(BF16) for _ in range(3))
     mask = torch.zeros(3, 3).masked_fill(torch.ones(3, 3).triu(1).bool(), fill)
-    seen = {}
-    want = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    for policy in ("habana", LISTS["nothing"]):
-        with hmp.casts(policy):
-            seen["same"] = F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-            seen["mixed"] = F.scaled_dot_product_attention(q, k.float(), v.float(), mask)
-        for got in seen.values():
-            assert_identical(got, want, "the attention")
+    mask = mask.clamp(min=torch.finfo(given).min) if math.isfinite(fill) else mask
+    mask = mask.to(given)
+    dtype = F32 if policy == "fp32" else BF16
+    limit = torch.finfo(dtype).max
+    fitting = torch.where(mask.isinf(), mask, mask.float().clamp(-limit, limit)).to(dtype)
+    # torch chooses a kernel by whether the mask needs a gradient
+    want = F.scaled_dot_product_attention(q.to(dtype), k.to(dtype), v.to(dtype), attn_mask=fitting.requires_grad_(learned)).detach()
+    results = []
+    with hmp.casts(ATTENTION_POLICIES[policy]):
+        for call in (
+            lambda m: F.scaled_dot_product_attention(q, k, v, attn_mask=m),
+            lambda m: F.scaled_dot_product_attention(q, k, v, m),
+            lambda m: F.scaled_dot_product_attention(query=q, key=k, value=v, attn_mask=m),
+        ):
+            leaf = mask.clone().requires_grad_(learned)
+            results.append(call(leaf))
+            if learned:
+                results[-1].float().square().sum().backward()
+                assert leaf.grad is not None
+                assert leaf.grad.dtype is given
+                assert leaf.grad.isfinite().all()
+    for got in results:
+        assert_identical(got.detach(), want, "the attention")
+
+
+@pytest.mark.parametrize("given", [F32, BF16], ids=str)
+def test_r12_a_learned_bias_has_the_results_and_gradients_that_it_has_under_autocast(given: torch.dtype) -> None:
+    """T5 and Swin add one."""
+    tensors = [torch.randn(1, 2, 3, 4) for _ in range(3)] + [torch.randn(1, 2, 3, 3).to(given)]
+    found = []
+    for region in (torch.autocast("cpu", dtype=BF16), hmp.casts("torch-cpu")):
+        leaves = [t.clone().requires_grad_() for t in tensors]
+        with region:
+            result = F.scaled_dot_product_attention(*leaves)
+        found.append((result, torch.autograd.grad(result.float().square().sum(), leaves)))
+    assert_identical(found[1][0], found[0][0], "the attention")
+    for ours, theirs in zip(found[1][1], found[0][1], strict=True):
+        assert_identical(ours, theirs, "a gradient")
+
+
+def test_r12_a_bool_mask_stays_one_and_a_float64_one_leaves_the_op_to_torch() -> None:
+    q = torch.randn(1, 1, 3, 4)
+    keep = torch.ones(3, 3).tril().bool()
+    want = F.scaled_dot_product_attention(q.to(BF16), q.to(BF16), q.to(BF16), attn_mask=keep)
+    with hmp.casts(ATTENTION_POLICIES["bf16"]):
+        assert_identical(F.scaled_dot_product_attention(q, q, q, attn_mask=keep), want, "the attention")
+        with pytest.raises(RuntimeError, match="attn_mask"):
+            F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(3, 3, dtype=torch.float64))

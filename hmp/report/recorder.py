@@ -27,7 +27,7 @@ Op = Callable[..., Any]
 Key = tuple[Any, ...]
 _RULES = {
     "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
-    "guard": "R12", "guard_in_place": "R12",
+    "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
 }  # fmt: skip
 UNLISTED = "unlisted"
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from ..errors import HmpError
 from ..policy import Policy, as_policy
 from ..presets import policies
-from ..rules import CASTS, EVERY_OP, Cast, Rule
+from ..rules import AUTOCAST, CASTS, EVERY_OP, Cast, Rule
 from ..sites import ancestry, resolve, sites_of
 from ..tables import Listed
 
@@ -135,7 +135,8 @@ def _listed(start: Policy) -> set[str]:
         found.update(op for op in start.casts_by_op(cast) if sites_of(op))
         for preset in map(as_policy, policies()):
             # a name that this release of torch does not know is nobody's to call
-            found.update(name for name in getattr(preset, cast) if name != EVERY_OP and sites_of(name))
+            names = (name.removesuffix(AUTOCAST) for name in getattr(preset, cast))
+            found.update(name for name in names if name != EVERY_OP and sites_of(name))
     return found
 
 

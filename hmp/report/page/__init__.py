@@ -25,6 +25,7 @@ RULES = {
     "bf16": "on the BF16 list: inputs become the low dtype (R1)",
     "fp32": "on the FP32 list: inputs become float32 (R2)",
     "promote": "on the promote list: inputs become the widest dtype among them (R3)",
+    "autocast": "torch.autocast decides inside it",
     "R5": "written in place: the first input keeps its dtype (R5)",
     "R7": "on no list; torch refuses mixed inputs, so they become the first one's dtype (R7)",
     "R12": "a scalar or mask beyond the low dtype's range saturates (R12)",

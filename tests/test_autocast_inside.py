@@ -1,0 +1,184 @@
+"""`einsum.autocast` on a list: torch.autocast decides inside that op, and nowhere else, and nothing of it is left behind."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import hmp
+from autocast_kit import is_real, real_state
+from compile_kit import EACH_BACKEND
+from oracle import BF16, F16, F32
+
+A, B = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 3, 16).reshape(4, 4)
+POLICY = hmp.Policy("inside", bf16={"einsum.autocast", "gru_cell.autocast", "interpolate.autocast", "pad.autocast"})
+
+
+def under_autocast(call: Any, dtype: torch.dtype = BF16) -> Any:
+    with torch.autocast("cpu", dtype=dtype):
+        return call()
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_the_op_is_as_under_autocast_and_its_neighbours_are_not(dtype: torch.dtype) -> None:
+    want = under_autocast(lambda: torch.einsum("ij,jk->ik", A, B), dtype)
+    with hmp.casts(POLICY.replace(dtype=dtype)):
+        got, neighbour = torch.einsum("ij,jk->ik", A, B), torch.matmul(A, B)
+    assert got.dtype is want.dtype is dtype
+    assert torch.equal(got, want)
+    assert neighbour.dtype is F32
+
+
+def test_autocasts_state_is_what_it_was_after_a_result_and_after_an_error() -> None:
+    before = real_state()
+    with hmp.casts(POLICY):
+        torch.einsum("ij,jk->ik", A, B)
+        assert real_state() == before
+        with pytest.raises(RuntimeError, match="subscript"):
+            torch.einsum("ij,jk->ik", A, B[:3])
+        assert real_state() == before
+
+
+def test_autocasts_cache_holds_nothing_of_the_op_afterwards() -> None:
+    weight = torch.nn.Parameter(torch.ones(4, 4))
+    with hmp.casts(POLICY):
+        first = torch.einsum("ij,jk->ik", A, weight)
+        with torch.no_grad():
+            weight.mul_(2)
+        second = torch.einsum("ij,jk->ik", A, weight)
+    assert torch.equal(second, first * 2)
+
+
+def test_where_autocast_is_enabled_the_op_is_left_to_it() -> None:
+    want = under_autocast(lambda: torch.einsum("ij,jk->ik", A, B), F16)
+    with hmp.casts(POLICY), torch.autocast("cpu", dtype=F16):
+        assert torch.equal(torch.einsum("ij,jk->ik", A, B), want)
+        assert is_real()
+        assert torch._C.get_autocast_dtype("cpu") is F16
+
+
+@pytest.mark.parametrize("off", [hmp.disable_casts, lambda: torch.autocast("cpu", enabled=False)], ids=["disable_casts", "autocast"])
+def test_where_casts_are_off_nothing_is_enabled(off: Any) -> None:
+    plain = torch.einsum("ij,jk->ik", A, B)
+    with hmp.casts(POLICY), off():
+        assert torch.equal(torch.einsum("ij,jk->ik", A, B), plain)
+
+
+def test_a_saved_tensor_hook_runs_outside() -> None:
+    seen: list[tuple[bool, torch.dtype]] = []
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        seen.append((is_real(), torch.mm(A, B).dtype))
+        return tensor
+
+    with hmp.casts(POLICY), torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        torch.einsum("ij,jk->ik", A.clone().requires_grad_(), B)
+    assert seen
+    assert set(seen) == {(False, F32)}
+
+
+def test_a_dispatch_mode_runs_outside_and_an_error_of_its_own_goes_through() -> None:
+    seen: list[bool] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(is_real())
+            if len(seen) == 3:
+                raise RuntimeError("not implemented for 'BFloat16'")
+            return func(*args, **(kwargs or {}))
+
+    before = real_state()
+    with hmp.casts(POLICY), Mode(), pytest.raises(RuntimeError, match="not implemented"):
+        torch.einsum("ij,jk->ik", A, B)
+    assert seen == [False] * 3
+    assert real_state() == before
+
+
+def test_another_thread_has_no_autocast_meanwhile() -> None:
+    found: list[bool] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            thread = threading.Thread(target=lambda: found.append(is_real()))
+            thread.start()
+            thread.join()
+            return func(*args, **(kwargs or {}))
+
+    with hmp.casts(POLICY), Mode():
+        torch.einsum("ij,jk->ik", A, B)
+    assert found and not any(found)
+
+
+def test_what_autocast_refuses_follows_the_other_rules() -> None:
+    low = A[None, None].to(BF16)
+    expected = F.interpolate(low.float(), scale_factor=2.0, mode="bilinear", antialias=True)
+    padded = F.pad(low, (1, 1), value=-torch.finfo(BF16).max)
+    with pytest.raises(RuntimeError, match="not implemented"):
+        under_autocast(lambda: F.interpolate(low, scale_factor=2.0, mode="bilinear", antialias=True))
+    with hmp.casts(POLICY):
+        assert torch.equal(F.interpolate(low, scale_factor=2.0, mode="bilinear", antialias=True), expected)  # R11
+        assert torch.equal(F.pad(low, (1, 1), value=torch.finfo(F32).min), padded)  # R12
+
+
+def test_on_a_device_that_autocast_does_not_know_the_op_is_as_unlisted() -> None:
+    with hmp.casts(POLICY):
+        found = torch.einsum("ij,jk->ik", A.to("meta"), B.to("meta"))
+    assert found.dtype is F32
+
+
+def test_float64_and_integers_are_left_to_torch() -> None:
+    with hmp.casts(POLICY):
+        assert torch.einsum("ij,jk->ik", A.double(), B.double()).dtype is torch.float64
+        assert torch.einsum("ij,jk->ik", A.long(), B.long()).dtype is torch.int64
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+@EACH_BACKEND
+@pytest.mark.parametrize("op", ["einsum", "cell", "pad"])
+def test_compiled_code_has_what_autocast_has(op: str, backend: str) -> None:
+    cell = torch.nn.GRUCell(4, 4)
+    call = {
+        "einsum": lambda: torch.einsum("ij,jk->ik", A, B),
+        "cell": lambda: cell(A, B),
+        "pad": lambda: F.pad(A[None].to(BF16), (1, 1), mode="reflect"),
+    }[op]
+    want = under_autocast(call)
+    with hmp.casts(POLICY):
+        got = torch.compile(call, backend=backend, fullgraph=True)()
+    assert got.dtype is want.dtype
+    assert torch.equal(got, want)
+    assert not is_real()
+
+
+def test_a_checkpoint_recomputes_what_its_forward_did() -> None:
+    def loss(region: Any) -> torch.Tensor:
+        leaf = A.clone().requires_grad_()
+        with region:
+            found = torch.utils.checkpoint.checkpoint(
+                lambda x: torch.einsum("ij,jk->ik", x, B).float().tanh().sum(), leaf, use_reentrant=False
+            )
+        found.backward()
+        return leaf.grad
+
+    assert torch.equal(loss(hmp.casts(POLICY)), loss(torch.autocast("cpu", dtype=BF16)))
+
+
+def test_explain_and_scopes_and_errors() -> None:
+    said = str(hmp.explain("einsum", POLICY))
+    assert "torch.autocast decides inside it" in said
+    model = torch.nn.ModuleDict({"a": torch.nn.GRUCell(4, 4), "b": torch.nn.GRUCell(4, 4)})
+    want = under_autocast(lambda: model["a"](A, B))
+    with hmp.casts(hmp.Policy("scoped", bf16={"gru_cell.autocast @ a"}), model=model):
+        assert torch.equal(model["a"](A, B), want)
+        assert not torch.equal(model["b"](A, B), under_autocast(lambda: model["b"](A, B)))
+    with pytest.raises(hmp.OpListError, match=r"is no name for a fp32 list; torch.autocast decides what it casts to"):
+        hmp.Policy("wrong", fp32={"einsum.autocast"})
+    with pytest.raises(hmp.OpListError, match="einsum"):
+        hmp.Policy("wrong", bf16={"einsun.autocast"})
+    with pytest.raises(hmp.OpListError, match="take it off one of them"):
+        hmp.Policy("wrong", bf16={"einsum.autocast"}, fp32={"einsum"})

@@ -1,0 +1,213 @@
+"""What casts cannot serve is left to torch: tensor classes that refuse them, and quantized kernels, which take float32 alone (R11)."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.masked import masked_tensor
+
+import hmp
+from oracle import BF16, F16, F32
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+MASK = torch.tensor([[True, False, True], [True, True, False], [False, True, True]])
+DATA = torch.linspace(-1.0, 2.0, 9).reshape(3, 3)
+
+OPS: dict[str, Callable[[Any], Any]] = {
+    "m * m": lambda m: m * m,
+    "m * 2": lambda m: m * 2,
+    "m * (beyond float16)": lambda m: m * 1e38,
+    "m + m": lambda m: m + m,
+    "m - m": lambda m: m - m,
+    "m / m": lambda m: m / m,
+    "mul": lambda m: torch.mul(m, m),
+    "mul_": lambda m: m.mul_(m),
+    "+=": lambda m: m.__iadd__(m),
+    "where": lambda m: torch.where(MASK, m, m),
+    "relu": lambda m: torch.relu(m),
+    "exp": lambda m: m.exp(),
+    "log": lambda m: torch.log(m),
+    "sum": lambda m: m.sum(-1),
+    "softmax": lambda m: torch.softmax(m, -1),
+    "matmul": lambda m: torch.matmul(m, m),
+    "linear": lambda m: F.linear(m, DATA),
+    "clamp": lambda m: m.clamp(-1, 1),
+    "t": lambda m: m.t(),
+    "dropout": lambda m: F.dropout(m, 0.0),
+    "layer_norm": lambda m: F.layer_norm(m, (3,)),
+    "fill_": lambda m: m.fill_(1e38),
+    "masked_fill": lambda m: m.masked_fill(MASK, 1e38),
+    "norm": lambda m: m.norm(),
+    "cat": lambda m: torch.cat([m, m]),
+}
+POLICIES = [
+    hmp.Policy.load("habana"),
+    hmp.Policy.load("apex-o1"),
+    hmp.Policy("every op low", bf16={"*"}),
+    hmp.Policy("every op in float16", bf16={"*"}, dtype=F16),
+    hmp.Policy("every op in float32", fp32={"*"}),
+    hmp.Policy("none"),
+]
+
+
+def masked(dtype: torch.dtype, grad: bool = False) -> Any:
+    return masked_tensor(DATA.to(dtype), MASK, requires_grad=grad)
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
+def test_a_masked_tensor_works_wherever_it_works_in_torch(policy: hmp.Policy) -> None:
+    """MaskedTensor has no bfloat16, and neither clamp nor isinf."""
+    wrong = []
+    for (name, op), dtype in itertools.product(OPS.items(), (F32, F16)):
+        plain, result = outcome(op, masked(dtype), hmp.disable_casts()), outcome(op, masked(dtype), hmp.casts(policy))
+        if isinstance(plain, Exception):
+            wrong += [f"{name}, {dtype}: torch refuses it"] if not isinstance(result, Exception) else []
+        elif isinstance(result, Exception):
+            wrong.append(f"{name}, {dtype}: {type(result).__name__}: {result}")
+        elif type(result) is not type(plain) or result.dtype not in (F32, F16) or not _alike(result, plain):
+            wrong.append(f"{name}, {dtype}: {result}, torch gives {plain}")
+    assert not wrong, "\n".join(wrong)
+
+
+def outcome(op: Callable[[Any], Any], given: Any, region: Any) -> Any:
+    with region:
+        try:
+            return op(given)
+        except Exception as error:
+            return error
+
+
+def _alike(result: Any, plain: Any) -> bool:
+    keep = plain.get_mask()
+    one, other = (t.get_data()[keep].float().clamp(-65504, 65504) for t in (result, plain))
+    return torch.equal(result.get_mask(), keep) and torch.allclose(one, other, atol=1e-2, rtol=1e-2, equal_nan=True)
+
+
+def test_a_masked_tensor_that_is_multiplied_under_habana_gives_torchs_own_bits() -> None:
+    plain = masked(F32) * masked(F32)
+    with hmp.casts("habana"):
+        result = masked(F32) * masked(F32)
+    assert result.dtype is F32
+    assert torch.equal(result.get_data()[MASK], plain.get_data()[MASK])
+
+
+class Refusing(torch.Tensor):
+    """Has its own `__torch_dispatch__`, which does not cast: torch's way to say so, or an error of the user's."""
+
+    error: Exception | None = None
+    seen: ClassVar[list[str]] = []
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        cls.seen.append(name)
+        if name in ("_to_copy", "isinf", "clamp", "where"):
+            if cls.error is not None:
+                raise cls.error
+            return NotImplemented
+        result = func(*(a.inner if isinstance(a, Refusing) else a for a in args), **(kwargs or {}))
+        return Refusing(result) if isinstance(result, torch.Tensor) else result
+
+
+@pytest.mark.parametrize("op", [lambda x: x * x, lambda x: torch.relu(x), lambda x: torch.add(x, 1e38)], ids=["mul", "relu", "add"])
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+def test_a_class_that_has_no_cast_is_left_to_torch_and_its_op_runs_once(dtype: torch.dtype, op: Callable[[Any], Any]) -> None:
+    Refusing.error, Refusing.seen = None, []
+    with hmp.casts(hmp.Policy("mine", bf16={"mul", "relu", "add"}, dtype=dtype)):
+        result = op(Refusing(DATA))
+    assert result.dtype is F32
+    assert torch.equal(result.inner, op(DATA))
+    assert len([name for name in Refusing.seen if name in ("mul", "relu", "add")]) == 1
+
+
+@pytest.mark.parametrize("error", [RuntimeError("disk full"), ValueError("mine")], ids=str)
+@pytest.mark.parametrize("op", [lambda x: x * x, lambda x: torch.relu(x)], ids=["mul", "relu"])
+def test_another_error_of_a_class_that_is_cast_is_the_users(op: Callable[[Any], Any], error: Exception) -> None:
+    Refusing.error, Refusing.seen = error, []
+    with hmp.casts(hmp.Policy("mine", bf16={"mul", "relu"})), pytest.raises(type(error)) as caught:
+        op(Refusing(DATA))
+    Refusing.error = None
+    assert caught.value is error
+    assert len(Refusing.seen) == 1
+
+
+# --- quantized modules ----------------------------------------------------------------------------------------------------------
+
+
+class TwoLinear(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.relu(self.a(x)))
+
+
+def quantized(model: torch.nn.Module) -> torch.nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kinds = {torch.nn.Linear, torch.nn.LSTM, torch.nn.GRU, torch.nn.LSTMCell, torch.nn.GRUCell, torch.nn.RNNCell}
+        return torch.ao.quantization.quantize_dynamic(model, kinds, dtype=torch.qint8)
+
+
+@pytest.mark.parametrize("policy", ["habana", "apex-o1", "torch-cpu"])
+def test_a_dynamically_quantized_model_with_relu_runs(policy: str) -> None:
+    model, x = quantized(TwoLinear()), torch.randn(2, 4)
+    low = hmp.Policy.load(policy).dtype if "relu" in hmp.Policy.load(policy).bf16 else F32
+    expected = model.b(torch.relu(model.a(x).to(low)).float())
+    with hmp.casts(policy):
+        result = model(x)
+    assert result.dtype is F32
+    assert torch.equal(result, expected)
+
+
+RECURRENT = {
+    "LSTM": lambda: torch.nn.LSTM(4, 4, 2),
+    "GRU": lambda: torch.nn.GRU(4, 4),
+    "LSTMCell": lambda: torch.nn.LSTMCell(4, 4),
+    "GRUCell": lambda: torch.nn.GRUCell(4, 4),
+    "RNNCell": lambda: torch.nn.RNNCell(4, 4),
+}
+
+
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_a_dynamically_quantized_recurrent_net_takes_a_low_input(kind: str) -> None:
+    model = quantized(torch.nn.Sequential(RECURRENT[kind]()))[0]
+    x = torch.randn((2, 4) if kind.endswith("Cell") else (3, 2, 4))
+    given = torch.relu(x.to(BF16))
+    expected = torch.utils._pytree.tree_leaves(model(given.float()))
+    with hmp.casts("habana"):
+        result = torch.utils._pytree.tree_leaves(model(torch.relu(x)))
+    assert [t.dtype for t in result] == [F32] * len(expected)
+    assert all(map(torch.equal, result, expected))
+
+
+def test_a_dynamically_quantized_recurrent_net_takes_a_packed_low_input() -> None:
+    model = quantized(torch.nn.Sequential(torch.nn.LSTM(4, 4)))[0]
+    packed = torch.nn.utils.rnn.pack_sequence([torch.randn(3, 4), torch.randn(2, 4)])
+    low = packed._replace(data=packed.data.to(BF16))
+    expected = model(packed._replace(data=low.data.float()))[0].data
+    with hmp.casts("habana"):
+        result = model(low)[0].data
+    assert torch.equal(result, expected)
+
+
+def test_revert_leaves_quantized_modules_as_they_were() -> None:
+    before = torch.ao.nn.quantized.dynamic.Linear.forward.__code__
+    with hmp.convert():
+        pass
+    hmp.revert()
+    assert torch.ao.nn.quantized.dynamic.Linear.forward.__code__ is before
