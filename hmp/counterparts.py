@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 import types
 from collections.abc import Callable
@@ -23,6 +24,8 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
     def __init__(self, switch: Callable[..., Any], own: Any) -> None:
         super().__init__(switch)
         self.own = own
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # Python has those of the switch here
+            setattr(self, name, getattr(own, name, None))
 
     @property
     def __wrapped__(self) -> Any:  # type: ignore[override]
@@ -48,11 +51,18 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
         return repr(self.own)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # by its name, as a function is, where it stands there
-        found = sys.modules.get(self.__module__)
-        for name in self.__qualname__.split("."):
-            found = getattr(found, name, None)
-        return self.__qualname__ if found is self else self.own.__reduce_ex__(protocol)
+        # what has its name where it is loaded
+        *owners, name = self.__func__.__qualname__.split(".")
+        owner: Any = _Module(self.__func__.__module__)
+        for each in owners:
+            owner = getattr(sys.modules[self.__func__.__module__], each)
+        return getattr, (owner, name)
+
+    def __copy__(self) -> Counterpart:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Counterpart:
+        return self
 
 
 class MethodCounterpart(Counterpart):
@@ -71,6 +81,16 @@ class ComparisonCounterpart(MethodCounterpart):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.__func__(*args, **kwargs) if len(args) != 1 or kwargs else NotImplemented
+
+
+class _Module:
+    """Is the module of that name in a pickle."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> Any:
+        return importlib.import_module, (self._name,)
 
 
 KINDS = (Counterpart, MethodCounterpart, ComparisonCounterpart)
