@@ -9,7 +9,7 @@ from typing import Any
 
 import torch.jit._builtins as jit_builtins
 
-from . import handed, living, names_taken, override_tables, partials, patches, switch_code, switches
+from . import handed, living, names_taken, override_tables, partials, patches, switch_code, switches, torch_imports
 from .counterparts import Counterpart
 from .sites import Site
 
@@ -19,7 +19,8 @@ _switches: dict[int, Callable[..., Any]] = {}
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
-        override_tables.keep()
+        override_tables.keep(own)
+        torch_imports.install(own)
         _reset_dynamo()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
         patches.on_restore(_forget_switches)
@@ -99,6 +100,11 @@ _DYNAMO_TABLES = {
 def is_switch(function: Any) -> bool:
     """Whether `function` is one that stands in the place of a builtin."""
     return isinstance(function, Counterpart) or type(function) is types.FunctionType and switch_code.is_switch(function.__code__)
+
+
+def own(function: Any) -> Any:
+    """torch's builtin, for what stands in its place; anything else as it is."""
+    return function.__wrapped__ if is_switch(function) and hasattr(function, "__wrapped__") else function
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:

@@ -389,7 +389,10 @@ def _settle_tables() -> None:
         for kind in counterparts.KINDS:
             types_known[kind] = lambda self, value: _in_graph().create_with_source(value, self.source)
             sourceless[kind] = lambda tx, value: _in_graph()(value)
-    torch_variables.get_overridable_functions().update(_bridge.decided())
+    overridable = torch_variables.get_overridable_functions()
+    standing = [function for function in overridable if _bridge.original(function) is not function]
+    overridable.difference_update(standing)
+    overridable.update(_bridge.decided(), map(_bridge.original, standing))
     in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
     in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
