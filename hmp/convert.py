@@ -12,7 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, handed, in_flight, install, names_taken, patches, plumbing, policy_casts, registry, scopes, state, switches, torch_autocast
+from . import (
+    applied,
+    handed,
+    in_flight,
+    install,
+    names_taken,
+    patches,
+    plumbing,
+    policy_casts,
+    registry,
+    scopes,
+    state,
+    switches,
+    torch_autocast,
+)
 from .call_rules import Observer
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy

@@ -28,7 +28,7 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
             setattr(self, name, getattr(own, name, None))
 
     @property
-    def __wrapped__(self) -> Any:  # type: ignore[override]
+    def __wrapped__(self) -> Any:
         return self.own
 
     def __eq__(self, other: object) -> bool:

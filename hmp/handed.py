@@ -3,9 +3,9 @@
 torch's C code looks a function up by its name, at the moment that it hands it out: a method on torch.Tensor, any other builtin in the
 module of torch._C that defines it. These places are answered here, with counterparts (counterparts.py).
 
-A method's counterpart is what `torch.Tensor.mul` gives; `x.mul(y)` and `x * y` call the switch as before. The places where users call
-other builtins (`torch.matmul`) hold switches, which are quicker; the first time that one is handed out, its counterpart takes the switch's
-place, and that of the switch in whatever took it meanwhile. So nothing is paid for by who does not use the protocol.
+A method's counterpart is what `torch.Tensor.mul` gives; `x.mul(y)` and `x * y` call the switch as before. The places where users find
+other builtins (`torch.matmul`) hold switches, which are quicker to call; the first time that somebody is handed a function,
+counterparts take the switches' places, and those of the switches that anybody took meanwhile. Who does not use the protocol pays nothing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ _lock = threading.RLock()
 # By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
 _counterparts: dict[Any, Counterpart] = {}
 _places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the switch there
-_alone: list[Any] = []  # those that only a module of torch._C has
 _asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
 _in_types: list[tuple[dict[str, Any], str, Any]] = []  # dict of a type, name, what was there
 _tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold switches
@@ -61,12 +60,14 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
         defined: Any = vars(_FUNCTIONS).get(name)
         if isinstance(defined, staticmethod) and defined.__func__ == original:
             _put(_FUNCTIONS, name, _Function(original))
-        elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C."):
-            if any(owner is not home for owner, _, _ in _places.get(original, ())):
-                _ask(home, name, original)
-            else:
-                _alone.append(original)
+        elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
+            _ask(home, name, original)
     _forget_types()
+
+
+def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
+    """Whether users find a function in another module than the one of torch._C that defines it; else it is handed out as it stands there."""
+    return any(owner is not home for owner, _, _ in _places[original])
 
 
 def standing(original: Any, switch: Any) -> Any:
@@ -86,36 +87,61 @@ def _counterpart(site: Site, switch: Callable[..., Any]) -> Counterpart:
     return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(switch, site.original)
 
 
-def _hand_out(original: Any) -> Counterpart:
-    """The counterpart of a builtin, which stands wherever users find it from now on."""
-    if original in _places:
-        with _lock:
-            # nobody tells when one is handed out that stands in a module of torch._C alone: now that there are takers, it might be
-            while _alone:
-                _take_over(_alone.pop())
-            _take_over(original)
+def _hand_out(original: Any) -> Any:
+    """What C code is answered that asks for a builtin to hand it out, or anybody else who asks there."""
+    frame = sys._getframe(2)
+    # C code that a switch or a wrapper has called; whoever looks torch's modules through gets torch's own function
+    if not _is_ours(frame.f_globals.get("__name__")):
+        return original
+    if _places:
+        if not _is_anybodys(frame):
+            return original
+        _take_over()
     return _counterparts[original]
 
 
-def _take_over(original: Any) -> None:
-    counterpart, places = _counterparts[original], _places.pop(original, [])
-    for owner, name, _ in places:
-        patches.replace(owner, name, counterpart)
-    switches = list({id(switch): switch for _, _, switch in places}.values())
-    places.clear()
-    names_taken.replace(switches, counterpart, [table for give in _tables for table in give()])
-
-
-def _is_handed_out() -> bool:
-    """Whether C code asks that a switch or a wrapper has called: not somebody who looks torch's modules through, nor for a mode of hmp's."""
-    if not _is_ours(sys._getframe(2).f_globals.get("__name__")):
-        return False
+def _is_anybodys(call: types.FrameType) -> bool:
+    """Whether what torch hands out at this call goes to somebody else than hmp or a device that is in force."""
     modes = torch._C._len_torch_function_stack()
-    return not modes or not _is_ours(type(torch._C._get_function_stack_at(modes - 1)).__module__)
+    if modes:
+        return not _is_ours(type(torch._C._get_function_stack_at(modes - 1)).__module__)
+    return any(map(_has_handler, call.f_locals.values()))
+
+
+def _has_handler(value: Any) -> bool:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return any(map(_has_handler, value))
+    if kind is dict:
+        return any(map(_has_handler, value.values()))
+    handler = getattr(kind, "__torch_function__", None)
+    return handler is not None and getattr(handler, "__func__", handler) not in _NOBODYS and not _is_ours(kind.__module__)
+
+
+# What every subclass has that has none of its own, and what torch's own objects without one have.
+_NOBODYS = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
 
 
 def _is_ours(module: Any) -> bool:
-    return str(module).partition(".")[0] == __package__
+    """Whether a module is hmp's or has the mode of a device, which asks a table that torch filled of its own functions."""
+    return module == "torch.utils._device" or str(module).partition(".")[0] == __package__
+
+
+def _take_over() -> None:
+    """Has counterparts stand wherever users find builtins, from now on."""
+    with _lock:
+        names_taken.replace(_replaced(), [table for give in _tables for table in give()])
+
+
+def _replaced() -> dict[Any, Counterpart]:
+    """The switches that stood in users' places till now, with the counterparts that stand there."""
+    switches: dict[Any, Counterpart] = {}
+    while _places:
+        original, places = _places.popitem()
+        for owner, name, switch in places:
+            patches.replace(owner, name, _counterparts[original])
+            switches[switch] = _counterparts[original]
+    return switches
 
 
 class _Function:
@@ -125,7 +151,7 @@ class _Function:
         self.original = original
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return _hand_out(self.original) if _is_handed_out() else self.original
+        return _hand_out(self.original)
 
 
 class _Defined:
@@ -141,8 +167,10 @@ class _Defined:
             found = vars(module)[self.name]
         except KeyError:
             raise AttributeError(f"module {module.__name__!r} has no attribute {self.name!r}") from None
-        ours = getattr(found, "__wrapped__", found) is self.original
-        return _hand_out(self.original) if ours and _is_handed_out() else found
+        if getattr(found, "__wrapped__", found) is not self.original:
+            return found  # somebody else's
+        answer = _hand_out(self.original)
+        return found if answer is self.original else answer
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self.name] = value
@@ -196,7 +224,7 @@ def _dict_of(cls: type) -> dict[str, Any]:
 
 def _forget_types() -> None:
     """Has Python look types up anew: it remembers what it has found in them."""
-    clear: Callable[[], None] = getattr(sys, "_clear_type_cache")
+    clear: Callable[[], None] = sys._clear_type_cache
     clear()
 
 
@@ -226,5 +254,5 @@ def _restore() -> None:
         while _asked:
             module = _asked.pop()
             module.__class__ = type(module).__bases__[0]
-        for each in (_places, _alone, _counterparts, _tables):
-            each.clear()  # type: ignore[attr-defined]
+        for each in (_places, _counterparts, _tables):
+            each.clear()

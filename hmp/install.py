@@ -19,7 +19,7 @@ _switches: dict[int, Callable[..., Any]] = {}
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
-        override_tables.keep(own)
+        override_tables.answer(own)
         torch_imports.install(own)
         _reset_dynamo()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
@@ -99,7 +99,7 @@ _DYNAMO_TABLES = {
 
 def is_switch(function: Any) -> bool:
     """Whether `function` is one that stands in the place of a builtin."""
-    return isinstance(function, Counterpart) or type(function) is types.FunctionType and switch_code.is_switch(function.__code__)
+    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and switch_code.is_switch(function.__code__))
 
 
 def own(function: Any) -> Any:

@@ -117,11 +117,12 @@ def give_back(switches: list[Any], counterparts: list[Any]) -> None:
     _replace(held, {id(each): each.__wrapped__ for each in held}, [switches, counterparts])
 
 
-def replace(switches: list[Any], counterpart: Any, besides: Iterable[Any]) -> None:
-    """Whoever took one of these switches has their counterpart instead, as above, but for the containers `besides`."""
-    # each is held by the table of switches, by those of its function, and one of them by the counterpart
-    if any(count > _UNHELD + 2 + (s is counterpart.__func__) for s, count in zip(switches, _references(switches), strict=True)):
-        _replace(switches, {id(switch): counterpart for switch in switches}, besides)
+def replace(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
+    """Whoever took one of these switches has its counterpart instead, as above, but for the containers `besides`."""
+    # hmp's own: the table of switches, those of its function, and its counterpart; a switch whose call is in progress has more
+    counts = zip(_references(counterparts), counterparts.items(), strict=True)
+    held = [switch for count, (switch, other) in counts if count > _UNHELD + 2 + (other.__func__ is switch)]
+    _replace(held, {id(switch): counterparts[switch] for switch in held}, [*besides, counterparts])
 
 
 def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
@@ -150,8 +151,8 @@ def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any])
                 _replace_in(holder, others)
 
 
-def _references(objects: list[Any]) -> list[int]:
-    return [sys.getrefcount(each) for each in objects]
+def _references(objects: Iterable[Any]) -> list[int]:
+    return list(map(sys.getrefcount, objects))
 
 
 _UNHELD = _references([object()])[0]

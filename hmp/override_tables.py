@@ -16,14 +16,17 @@ from torch.utils import _device
 
 from . import patches
 
-_CACHED: type = type(functools.lru_cache(lambda: None))
+_CACHED: Any = type(functools.lru_cache(lambda: None))
 
 
-def keep(own: Callable[[Any], Any]) -> None:
-    """Fills the tables that are empty; those who ask for a function by what stands in its place (`own` tells) are answered for the
-    function, until patches.restore()."""
-    for fill in _tables():
-        fill()
+def fill() -> None:
+    """Fills the tables that are empty. For before anything is patched."""
+    for table in _tables():
+        table()
+
+
+def answer(own: Callable[[Any], Any]) -> None:
+    """Has torch know a function by what stands in its place, too, until patches.restore(); `own` tells the function."""
     for asked in (overrides.resolve_name, overrides.is_tensor_method_or_property):
         patches.swap(asked, _of_own(patches.plain(asked), own))
 
@@ -33,7 +36,7 @@ def _tables() -> Iterator[Callable[[], Any]]:
     for module in (overrides, _device):
         for value in list(vars(module).values()):
             function = getattr(value, "__wrapped__", None)
-            if type(value) is _CACHED and isinstance(function, types.FunctionType) and not inspect.signature(function).parameters:
+            if isinstance(value, _CACHED) and isinstance(function, types.FunctionType) and not inspect.signature(function).parameters:
                 yield value
 
 

@@ -44,7 +44,7 @@ class _Finder:
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Loader(spec.loader, self._own)
+            spec.loader = _Loader(spec.loader, self._own)  # type: ignore[assignment]
         return spec
 
 

@@ -33,7 +33,9 @@ def held_by_anything(is_wanted: Callable[[Any], bool], ours: str) -> Iterator[Fo
                 yield type(holder).__name__, holder, value
 
 
-def _walk(roots: tuple[str, ...], is_wanted: Callable[[Any], bool], is_told: Callable[[Any], bool] = lambda value: False) -> Iterator[Found]:
+def _walk(
+    roots: tuple[str, ...], is_wanted: Callable[[Any], bool], is_told: Callable[[Any], bool] = lambda value: False
+) -> Iterator[Found]:
     seen: set[int] = set()
     modules = [(n, m) for n, m in list(sys.modules.items()) if n.partition(".")[0] in roots and isinstance(m, types.ModuleType)]
     todo: list[Found] = [(f"{n}.{k}", vars(m), v) for n, m in modules for k, v in list(vars(m).items())]
