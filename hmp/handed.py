@@ -66,7 +66,7 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
 
 
 def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
-    """Whether users find a function in another module than the one of torch._C that defines it; else it is handed out as it stands there."""
+    """Whether users find a function in another module than its own of torch._C; else it is handed out as it stands there."""
     return any(owner is not home for owner, _, _ in _places[original])
 
 

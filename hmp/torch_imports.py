@@ -6,25 +6,27 @@ torch imports much of itself late: Dynamo at the first compilation, and with it 
 from __future__ import annotations
 
 import functools
+import importlib.abc
 import importlib.machinery
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from . import patches
+from . import patches, state
 
 _ROOTS = frozenset({"torch", "torchgen", "functorch"})
 
 
 class _Here(threading.local):
     def __init__(self) -> None:
-        self.modules: list[types.ModuleType] = []  # those that are being imported, and those that they have imported
+        self.modules: list[types.ModuleType] = []  # those whose import is in progress, and those that they have imported
         self.depth = 0
 
 
 _here = _Here()
+_then: dict[str, Callable[[], None]] = {}
 
 
 def install(own: Callable[[Any], Any]) -> None:
@@ -32,43 +34,47 @@ def install(own: Callable[[Any], Any]) -> None:
     stands in its place, and anything else as it is."""
     finder = _Finder(own)
     sys.meta_path.insert(0, finder)
-    patches.on_restore(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
+    patches.on_restore(lambda: sys.meta_path.remove(finder))
+    patches.on_restore(_then.clear)
 
 
-class _Finder:
+def after(then: Mapping[str, Callable[[], None]]) -> None:
+    """Has each of `then` called now, where the module of that name is imported, or as soon as somebody has imported it, until
+    patches.restore()."""
+    _then.update(then)
+    for name, each in then.items():
+        if name in sys.modules:
+            each()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
     def __init__(self, own: Callable[[Any], Any]) -> None:
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        if name.partition(".")[0] not in _ROOTS:
+        """torch's own module, which is looked over when it has been imported."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.partition(".")[0] in _ROOTS else None
+        loader: Any = spec.loader if spec is not None else None
+        if not isinstance(loader, importlib.machinery.SourceFileLoader):
             return None
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
-            spec.loader = _Loader(spec.loader, self._own)  # type: ignore[assignment]
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            del loader.exec_module  # as it was
+            _here.modules.append(module)
+            _here.depth += 1
+            try:
+                state.call_without_casts(execute, module)
+            finally:
+                _here.depth -= 1
+                if not _here.depth:
+                    modules, _here.modules = _here.modules, []
+                    _Table(self._own, modules).mend()
+            if name in _then and self in sys.meta_path:
+                _then[name]()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-
-class _Loader:
-    """Runs the module's code by its own loader, which the module then has."""
-
-    def __init__(self, loader: Any, own: Callable[[Any], Any]) -> None:
-        self._loader, self._own = loader, own
-
-    def create_module(self, spec: Any) -> Any:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        spec: Any = module.__spec__
-        spec.loader = module.__loader__ = self._loader
-        _here.modules.append(module)
-        _here.depth += 1
-        try:
-            self._loader.exec_module(module)
-        finally:
-            _here.depth -= 1
-            if not _here.depth:
-                modules, _here.modules = _here.modules, []
-                _Table(self._own, modules).mend()
 
 
 class _Table:
