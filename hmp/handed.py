@@ -25,6 +25,7 @@ from .sites import Site
 
 _FUNCTIONS: type = type(torch._C._VariableFunctions)
 _METACLASS: type = type(torch.Tensor)
+_TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
 
 _lock = threading.RLock()
 # By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
@@ -182,10 +183,14 @@ class _Defined:
 class _Method:
     """Stands in the metaclass of torch.Tensor: `torch.Tensor.mul` asks there first, `x.mul` does not."""
 
+    __slots__ = ("counterpart", "name", "switch")
+
     def __init__(self, name: str, switch: Any, counterpart: Counterpart) -> None:
         self.name, self.switch, self.counterpart = name, switch, counterpart
 
     def __get__(self, cls: Any, metaclass: type | None = None) -> Any:
+        if cls is _TENSOR and _OF_TENSOR.get(self.name) is self.switch:
+            return self.counterpart
         if cls is None:
             return self
         for each in cls.__mro__:
