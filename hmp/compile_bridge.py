@@ -7,15 +7,13 @@ second set of rules. torch._dynamo takes seconds to import: the bridge is put in
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
 import inspect
 import itertools
 import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +32,7 @@ from . import (
     tables,
     torch_autocast,
     torch_dynamo,
+    torch_imports,
 )
 from .errors import HmpError
 from .policy import Policy
@@ -290,36 +289,9 @@ def known_functions() -> dict[Any, Callable[..., Any]]:
 # --- in place ---------------------------------------------------------------------------------------------------------------
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Puts the bridge in place as soon as somebody has imported what it reaches into."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """torch's own module, whose import is followed by the bridge's."""
-        then = _AFTER_IMPORT.get(name)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if then is not None else None
-        loader: Any = spec.loader if spec is not None else None
-        if loader is None:
-            return None
-        execute = loader.exec_module
-
-        def exec_module(module: types.ModuleType) -> None:
-            del loader.exec_module  # as it was
-            state.call_without_casts(execute, module)
-            if then is not None and self in sys.meta_path:
-                then()
-
-        loader.exec_module = exec_module
-        return spec
-
-
 def put_in_place() -> None:
     """Puts the bridge in place, now or when torch._dynamo is imported, until patches.restore()."""
-    finder = _Finder()
-    sys.meta_path.insert(0, finder)
-    patches.on_restore(lambda: sys.meta_path.remove(finder))
-    for name, then in _AFTER_IMPORT.items():
-        if name in sys.modules:
-            then()
+    torch_imports.after(_AFTER_IMPORT)
 
 
 def _reach_dynamo() -> None:

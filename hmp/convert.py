@@ -12,7 +12,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from . import applied, in_flight, install, names_taken, patches, plumbing, policy_casts, registry, scopes, state, switches, torch_autocast
+from . import (
+    applied,
+    handed,
+    in_flight,
+    install,
+    names_taken,
+    patches,
+    plumbing,
+    policy_casts,
+    registry,
+    scopes,
+    state,
+    switches,
+    torch_autocast,
+)
 from .call_rules import Observer
 from .errors import HmpError
 from .policy import DEFAULT, Policy, as_policy
@@ -127,9 +141,9 @@ def revert() -> None:
         policy_casts.put_out_of_force()
         applied.unmark_all()
         _regions_entered = False
-        stood = install.standing_switches()
+        stood = install.standing_switches(), handed.counterparts()
         patches.restore()
-        names_taken.give_back(stood)
+        names_taken.give_back(*stood)
 
 
 def is_converted() -> bool:

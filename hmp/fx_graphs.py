@@ -7,13 +7,19 @@ from typing import Any
 
 import torch.fx
 
-from . import install, patches
+from . import counterparts, install, patches
 
 
 def follow() -> None:
-    """Has interpreters call what stands in a builtin's place, until patches.restore(): graphs hold torch's own builtins."""
+    """Has graphs hold torch's own builtins, and interpreters call what stands in their place, until patches.restore()."""
     call_function = torch.fx.Interpreter.call_function
+    handed: Any = torch.fx.Proxy.__torch_function__
     patches.swap(call_function, _of_standing(patches.plain(call_function)))
+    patches.swap(handed.__func__, _with_own(patches.plain(handed.__func__)))
+
+
+def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda cls, function, *rest: original(cls, counterparts.own(function), *rest)
 
 
 def _of_standing(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch.jit._builtins as jit_builtins
 
-from . import living, names_taken, override_tables, partials, patches, switch_code, switches
+from . import handed, living, names_taken, override_tables, partials, patches, switch_code, switches, torch_imports
+from .counterparts import Counterpart
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -18,11 +19,13 @@ _switches: dict[int, Callable[..., Any]] = {}
 def install(sites: Iterable[Site]) -> None:
     """Puts switches at `sites`; those that have one keep it."""
     if not _switches:
-        override_tables.keep()
+        override_tables.answer(own)
+        torch_imports.install(own)
         _reset_dynamo()
         patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
         patches.on_restore(_forget_switches)
     fresh: dict[int, Callable[..., Any]] = {}
+    bound: list[tuple[Site, Any]] = []
     for site in sites:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not is_switch(original):
@@ -32,10 +35,15 @@ def install(sites: Iterable[Site]) -> None:
         if id(original) not in _switches:
             _switches[id(original)] = fresh[id(original)] = _named(switches.make(original, original, site), site)
         switch: Any = _switches[id(original)]
+        if not patches.rebound(site.owner, site.attribute):
+            bound.append((site, switch))
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             switch = staticmethod(switch)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, switch)
+    handed.install(bound, _tables)
+    bound.clear()
     if fresh:
+        fresh = {key: handed.standing(switch.__wrapped__, switch) for key, switch in fresh.items()}  # type: ignore[attr-defined]
         alive = living.find()
         partials.rebind(alive.partials, fresh)
         names_taken.rebind(alive.modules, fresh)
@@ -55,6 +63,12 @@ def standing_switches() -> list[Any]:
 def originals() -> dict[int, Any]:
     """torch's builtins that switches stand for, by id."""
     return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
+
+
+def _tables() -> list[Any]:
+    """What holds switches by hmp's doing."""
+    dynamo = sys.modules.get(f"{__package__}.torch_dynamo")
+    return [_switches, *(dynamo.tables() if dynamo is not None else ())]
 
 
 def in_place() -> list[Callable[..., Any]]:
@@ -85,7 +99,12 @@ _DYNAMO_TABLES = {
 
 def is_switch(function: Any) -> bool:
     """Whether `function` is one that stands in the place of a builtin."""
-    return type(function) is types.FunctionType and switch_code.is_switch(function.__code__)
+    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and switch_code.is_switch(function.__code__))
+
+
+def own(function: Any) -> Any:
+    """torch's builtin, for what stands in its place; anything else as it is."""
+    return function.__wrapped__ if is_switch(function) and hasattr(function, "__wrapped__") else function
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from . import partials, patches
+from .counterparts import Counterpart
 from .living import unfrozen
 
 Switches = Mapping[int, Callable[..., Any]]
@@ -82,7 +83,7 @@ def rebind(modules: Iterable[torch.nn.Module], switches: Switches) -> None:
     def undo() -> None:
         for find, switch, original in rebound:
             place = find()
-            if place is not None and unwrapped(place.held()) is switch:
+            if place is not None and unwrapped(place.held()) is unwrapped(switch):
                 place.put(original)
 
     patches.on_restore(undo)
@@ -104,14 +105,28 @@ def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
             setattr(cls, name, staticmethod(value))
 
 
-def give_back(switches: list[Any]) -> None:
-    """Whoever took one of these switches, which stand nowhere any more, has torch's own function again.
+def give_back(switches: list[Any], counterparts: list[Any]) -> None:
+    """Whoever took one of these switches or counterparts, which stand nowhere any more, has torch's own function again.
 
     In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments; another tuple keeps
     its switch, which does what torch's function does.
     """
-    held = [switch for switch, references in zip(switches, _references(switches), strict=True) if references > _UNHELD]
-    originals = {id(switch): switch.__wrapped__ for switch in held}
+    inside = {id(unwrapped(counterpart)) for counterpart in counterparts}
+    held = [s for s, count in zip(switches, _references(switches), strict=True) if count > _UNHELD + (id(s) in inside)]
+    held += [c for c, count in zip(counterparts, _references(counterparts), strict=True) if count > _UNHELD]
+    _replace(held, {id(each): each.__wrapped__ for each in held}, [switches, counterparts])
+
+
+def replace(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
+    """Whoever took one of these switches has its counterpart instead, as above, but for the containers `besides`."""
+    # hmp's own: the table of switches, those of its function, and its counterpart; a switch whose call is in progress has more
+    counts = zip(_references(counterparts), counterparts.items(), strict=True)
+    held = [switch for count, (switch, other) in counts if count > _UNHELD + 2 + (other.__func__ is switch)]
+    _replace(held, {id(switch): counterparts[switch] for switch in held}, [*besides, counterparts])
+
+
+def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
+    skipped = {*map(id, besides), id(held)}
     inside: list[Any] = held
     for _ in range(3):  # a class holds a dict that holds a static method
         if not inside:
@@ -120,50 +135,52 @@ def give_back(switches: list[Any]) -> None:
             holders = gc.get_referrers(*inside)
         tuples, inside = inside, []
         for holder in holders:
-            if holder is held or holder is switches or holder is tuples:
+            if id(holder) in skipped or holder is tuples or isinstance(holder, Counterpart):
                 continue
             if isinstance(holder, (tuple, staticmethod)) or (type(holder) is dict and "__module__" in holder):
                 inside.append(holder)  # perhaps a function's default arguments, or the attributes of a class
             elif isinstance(holder, types.FunctionType):
-                holder.__defaults__ = tuple(originals.get(id(value), value) for value in holder.__defaults__ or ()) or None
+                holder.__defaults__ = tuple(others.get(id(value), value) for value in holder.__defaults__ or ()) or None
             elif isinstance(holder, type):
                 for name, value in list(vars(holder).items()):
-                    if id(unwrapped(value)) in originals:
-                        original = originals[id(unwrapped(value))]
-                        setattr(holder, name, staticmethod(original) if value is not unwrapped(value) else original)
+                    other = others.get(id(value), others.get(id(unwrapped(value))))
+                    if other is not None:
+                        is_bare = value is unwrapped(value) or isinstance(value, Counterpart)
+                        setattr(holder, name, other if is_bare or isinstance(other, Counterpart) else staticmethod(other))
             elif tuples is held:
-                _give_back_in(holder, originals)
+                _replace_in(holder, others)
 
 
-def _references(objects: list[Any]) -> list[int]:
-    return [sys.getrefcount(each) for each in objects]
+def _references(objects: Iterable[Any]) -> list[int]:
+    return list(map(sys.getrefcount, objects))
 
 
 _UNHELD = _references([object()])[0]
 
 
-def _give_back_in(holder: Any, originals: Mapping[int, Any]) -> None:
+def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
     if isinstance(holder, types.CellType):
-        holder.cell_contents = originals[id(holder.cell_contents)]
+        holder.cell_contents = others[id(holder.cell_contents)]
     elif type(holder) is functools.partial:
-        partials.make_call(holder, originals.get(id(holder.func), holder.func))
+        partials.make_call(holder, others.get(id(holder.func), holder.func))
     elif isinstance(holder, list):
-        holder[:] = [originals.get(id(value), value) for value in holder]
+        holder[:] = [others.get(id(value), value) for value in holder]
     elif isinstance(holder, set):
-        holder |= {originals[id(value)] for value in holder if id(value) in originals}
-        holder -= {value for value in holder if id(value) in originals}
+        found = [value for value in holder if id(value) in others]
+        holder.difference_update(found)
+        holder.update(others[id(value)] for value in found)
     elif not isinstance(holder, (types.FrameType, type)):
         names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
         for key, value in list(names.items()):
-            if id(value) in originals:
-                names[key] = originals[id(value)]
-            if id(key) in originals:
-                names[originals[id(key)]] = names.pop(key)
+            if id(value) in others:
+                names[key] = others[id(value)]
+            if id(key) in others:
+                names[others[id(key)]] = names.pop(key)
 
 
 def unwrapped(value: Any) -> Any:
     """What a static method calls; any other value as it is."""
-    return value.__func__ if type(value) is staticmethod else value
+    return value.__func__ if isinstance(value, staticmethod) else value
 
 
 def _in_python_modules(switches: Switches) -> Iterator[Place]:

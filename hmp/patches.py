@@ -80,6 +80,19 @@ def rebind(owner: Any, name: str, value: Any) -> None:
     setattr(owner, name, value)
 
 
+def rebound(owner: Any, name: str) -> bool:
+    """Whether `owner.name` is rebound already."""
+    return (id(owner), name) in _rebound
+
+
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Has `value` stand where `rebind` has put something, until `restore()`. What somebody else put on top of that stays."""
+    place = (id(owner), name)
+    if place in _rebound and vars(owner).get(name) is _rebound[place][3]:
+        _rebound[place] = (*_rebound[place][:3], value)
+        setattr(owner, name, value)
+
+
 def originals() -> dict[int, Any]:
     """What stood in the places of what was put there: by the id of that function or property, what its owner gave then."""
     found: dict[int, Any] = {}

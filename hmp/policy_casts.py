@@ -20,6 +20,7 @@ from . import (
     install,
     jit_trace,
     module_state,
+    override_tables,
     patches,
     plumbing,
     state,
@@ -132,6 +133,7 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
     fresh = not patches.installed()
     try:
         if fresh:
+            override_tables.fill()
             plumbing.install()
             module_state.install()
             construction.install()

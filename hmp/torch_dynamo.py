@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from . import patches
+from . import counterparts, patches
 
 # What must be there, with the parameters that it must have.
 _EXPECTED = """
@@ -39,6 +39,7 @@ trace_rules.get_tensor_method
 trace_rules.get_torch_obj_rule_map
 variables.base.VariableTracker.build
 variables.base.VariableTracker.realize self
+variables.builder.SourcelessBuilder._type_handlers
 variables.builder.VariableBuilder._type_dispatch
 variables.builtin.BUILTIN_TO_TENSOR_FN_MAP
 variables.builtin.BUILTIN_TO_TENSOR_RFN_MAP
@@ -222,7 +223,11 @@ def sequence(kind: type, items: list[Any]) -> Any:
 
 def in_graph(function: Any) -> Any:
     """torch's function as Dynamo has it."""
-    return _dynamo("variables.torch").TorchInGraphFunctionVariable(function)
+    return _in_graph()(function)
+
+
+def _in_graph() -> Any:
+    return _dynamo("variables.torch").TorchInGraphFunctionVariable
 
 
 def value_of(variable: Any) -> Any:
@@ -381,7 +386,14 @@ def _settle_tables() -> None:
                 value = table.pop(key)
                 table.setdefault(_bridge.original(key), _bridge.original(value))
         types_known[_bridge.region_type] = lambda self, value: variables().Region(value, source=self.source)
-    torch_variables.get_overridable_functions().update(_bridge.decided())
+        sourceless = _dynamo("variables.builder").SourcelessBuilder._type_handlers
+        for kind in counterparts.KINDS:
+            types_known[kind] = lambda self, value: _in_graph().create_with_source(value, self.source)
+            sourceless[kind] = lambda tx, value: _in_graph()(value)
+    overridable = torch_variables.get_overridable_functions()
+    standing = [function for function in overridable if _bridge.original(function) is not function]
+    overridable.difference_update(standing)
+    overridable.update(_bridge.decided(), map(_bridge.original, standing))
     in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
     in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
@@ -390,10 +402,18 @@ def _settle_tables() -> None:
             _added.append(each)
 
 
+def tables() -> list[Any]:
+    """What holds switches in Dynamo, and the list of them."""
+    return [_dynamo("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
+
+
 def _forget() -> None:
     global _bridge
     known = _dynamo("trace_rules").get_torch_obj_rule_map()
     while _added:
         known.pop(_added.pop(), None)
-    _dynamo("variables.builder").VariableBuilder._type_dispatch().pop(_bridge.region_type, None)
+    builder = _dynamo("variables.builder")
+    for kind in (_bridge.region_type, *counterparts.KINDS):
+        builder.VariableBuilder._type_dispatch().pop(kind, None)
+        builder.SourcelessBuilder._type_handlers.pop(kind, None)
     _bridge = None

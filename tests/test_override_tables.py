@@ -28,7 +28,6 @@ def test_r16_tables_that_are_filled_while_converted_hold_torchs_own_functions(li
         f"""
 {PLAIN}
 with hmp.convert(policy={lists!r}):
-    assert overrides.get_testing_overrides.cache_info().currsize == 0
     assert tables() == plain
     assert torch.overrides.get_testing_overrides()[torch.Tensor.add_.__wrapped__]
 assert tables() == plain

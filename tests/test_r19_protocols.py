@@ -1,0 +1,409 @@
+"""R19: what a protocol hands out is torch's own function, or equals what the user holds under that name, whenever they took it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import overrides
+from torch.overrides import TorchFunctionMode
+
+import hmp
+from process_kit import run_in_another_process
+from trap_kit import policy, same
+
+LOW, WIDE = torch.bfloat16, torch.float32
+A, B = torch.randn(4, 4), torch.randn(4, 4)
+Function = Callable[..., Any]
+
+
+def _set(x: torch.Tensor) -> None:
+    x[0] = 1
+
+
+def _add(x: torch.Tensor) -> None:
+    x += 1
+
+
+# how it is called, under which name plain torch hands it out
+CALLS: dict[str, tuple[Callable[[Any], Any], Callable[[], Function]]] = {
+    "torch.matmul": (lambda x: torch.matmul(x, x), lambda: torch.matmul),
+    "torch.relu": (lambda x: torch.relu(x), lambda: torch.relu),
+    "torch.cat": (lambda x: torch.cat([x, x]), lambda: torch.cat),
+    "torch.softmax": (lambda x: torch.softmax(x, 0), lambda: torch.softmax),
+    "torch.mm(out)": (lambda x: torch.mm(x, x, out=torch.empty(4, 4)), lambda: torch.mm),
+    "torch.conv2d as F's": (lambda x: F.conv2d(x[None, None], x[None, None]), lambda: F.conv2d),
+    "F.linear": (lambda x: F.linear(x, x), lambda: F.linear),
+    "F.gelu": (lambda x: F.gelu(x), lambda: F.gelu),
+    "F.scaled_dot_product_attention": (lambda x: F.scaled_dot_product_attention(x, x, x), lambda: F.scaled_dot_product_attention),
+    "F.relu": (lambda x: F.relu(x), lambda: F.relu),
+    "F.layer_norm": (lambda x: F.layer_norm(x, (4,)), lambda: F.layer_norm),
+    "torch._C._nn.linear": (lambda x: torch._C._nn.linear(x, x), lambda: torch._C._nn.linear),
+    "torch.special.expit": (lambda x: torch.special.expit(x), lambda: torch.special.expit),
+    "torch.linalg.inv": (lambda x: torch.linalg.inv(x), lambda: torch.linalg.inv),
+    "torch.fft.fft": (lambda x: torch.fft.fft(x), lambda: torch.fft.fft),
+    "x.mul": (lambda x: x.mul(x), lambda: torch.Tensor.mul),
+    "x.softmax": (lambda x: x.softmax(0), lambda: torch.Tensor.softmax),
+    "x.norm": (lambda x: x.norm(), lambda: torch.Tensor.norm),
+    "Tensor.mul": (lambda x: torch.Tensor.mul(x, x), lambda: torch.Tensor.mul),
+    "x * x": (lambda x: x * x, lambda: torch.Tensor.mul),
+    "2 * x": (lambda x: 2 * x, lambda: torch.Tensor.mul),
+    "x @ x": (lambda x: x @ x, lambda: torch.Tensor.matmul),
+    "2 - x": (lambda x: 2 - x, lambda: torch.Tensor.__rsub__),
+    "-x": (lambda x: -x, lambda: torch.Tensor.neg),
+    "x == x": (lambda x: x == x, lambda: torch.Tensor.__eq__),
+    "x < x": (lambda x: x < x, lambda: torch.Tensor.lt),
+    "x += 1": (_add, lambda: torch.Tensor.add_),
+    "x[0] = 1": (_set, lambda: torch.Tensor.__setitem__),
+    "x[0]": (lambda x: x[0], lambda: torch.Tensor.__getitem__),
+}
+# What is called by hand in C only, and by nobody's name: dunders and attributes that hmp and the calls ask on their way.
+HANDED: list[Function] = []
+
+
+class Mode(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        HANDED.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        HANDED.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def _in_mode(call: Callable[[Any], Any]) -> None:
+    x = A.clone()
+    with Mode():
+        call(x)
+
+
+def _in_subclass(call: Callable[[Any], Any]) -> None:
+    call(A.clone().as_subclass(Subclass))
+
+
+WHO = {"mode": _in_mode, "subclass": _in_subclass}
+
+
+@contextlib.contextmanager
+def _applied() -> Iterator[None]:
+    yield hmp.apply(torch.nn.Linear(4, 4), "habana-o2")  # type: ignore[misc]
+    hmp.revert()
+
+
+@contextlib.contextmanager
+def _off() -> Iterator[None]:
+    with hmp.convert(policy="habana-o2"), hmp.disable_casts():
+        yield
+
+
+WHERE: dict[str, Callable[[], Any]] = {
+    "converted": lambda: hmp.convert(policy="habana-o2"),
+    "by lists": lambda: hmp.convert(policy=policy(bf16=["matmul", "linear", "gelu", "mul", "expit"], fp32=["softmax", "add", "setitem"])),
+    "in a region": lambda: hmp.casts("habana-o2"),
+    "applied elsewhere": _applied,
+    "disabled": _off,
+}
+
+# Taken when this module was imported, as libraries do: a table's keys, and names of which hmp cannot know.
+TABLE = {take(): name for name, (_, take) in CALLS.items()}
+TAKEN = tuple((take(), name) for name, (_, take) in CALLS.items())
+
+
+@pytest.mark.parametrize("who", WHO)
+@pytest.mark.parametrize("where", WHERE)
+def test_r19_what_is_handed_out_is_what_the_user_holds(where: str, who: str) -> None:
+    names = [overrides.resolve_name(take()) for _, take in CALLS.values()]
+    taken_before = tuple(function for function, _ in TAKEN)
+    with WHERE[where]():
+        table = {take(): name for name, (_, take) in CALLS.items()}  # taken while patched, and before anything was handed out
+        for (name, (call, take)), plain, resolved in zip(CALLS.items(), taken_before, names, strict=True):
+            HANDED.clear()
+            WHO[who](call)
+            (func,) = {id(f): f for f in HANDED if f == plain}.values()  # it equals the one taken before
+            assert func is take(), name  # `if func is torch.matmul`
+            assert func == take() and take() == func, name
+            assert func in TABLE and func in table, name
+            assert func in taken_before and func in [take()] and func in {take()}, name
+            assert overrides.resolve_name(func) == overrides.resolve_name(take()) == overrides.resolve_name(plain) == resolved, name
+            assert func in dict.fromkeys(overrides.get_testing_overrides()) or not hasattr(plain, "__name__"), name
+            is_method = overrides.is_tensor_method_or_property(func)
+            assert is_method is (
+                take() in vars(torch.Tensor).values() or name[0] == "x" or (" " in name and "F's" not in name) or "Tensor" in name
+            ), name
+            assert func.__name__ == plain.__name__ and func.__doc__ == plain.__doc__, name
+    hmp.revert()
+    for plain, (_, take) in zip(taken_before, CALLS.values(), strict=True):
+        assert take() is plain
+        assert plain in table and plain in TABLE
+
+
+def _by_name() -> list[Any]:
+    return [torch.matmul, F.linear, F.gelu, torch.special.expit, torch.Tensor.mul, torch.Tensor.__eq__]
+
+
+class Handled(torch.Tensor):
+    """torch's documented pattern, with a table in the class."""
+
+    TABLE: ClassVar[dict[Any, Callable[..., str]]] = {}
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.TABLE:
+            return cls.TABLE[func](*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("when", ["before", "while"])
+def test_r19_a_table_of_functions_is_not_passed_by(when: str) -> None:
+    def fill() -> None:
+        Handled.TABLE.update({F.linear: lambda *_: "linear", torch.Tensor.mul: lambda *_: "mul", torch.matmul: lambda *_: "matmul"})
+
+    Handled.TABLE.clear()
+    if when == "before":
+        fill()
+    x = A.as_subclass(Handled)
+    for _ in range(2):
+        with hmp.convert(policy=policy(bf16=["linear", "mul", "matmul"])):
+            if when == "while":
+                fill()
+            assert [F.linear(x, x), x * x, x.mul(x), torch.mul, torch.matmul(x, x)][:3] == ["linear", "mul", "mul"]
+            assert torch.matmul(x, x) == "matmul"
+            assert len(Handled.TABLE) == 3
+        assert [F.linear(x, x), x * x, torch.matmul(x, x)] == ["linear", "mul", "matmul"]
+
+
+def test_r19_torchs_own_subclasses_know_what_they_are_handed() -> None:
+    """Tables of torch's, and comparisons by identity in torch's code."""
+    from torch.nn.attention.bias import causal_lower_right
+    from torch.nn.utils._expanded_weights.expanded_weights_impl import ExpandedWeight
+
+    q = torch.randn(1, 1, 4, 4)
+    weight, images = torch.randn(2, 1, 3, 3), torch.randn(3, 1, 5, 5)
+    masked = torch.masked.masked_tensor(A, A > 0)
+    attended = F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4).tril().bool())
+    total = masked.sum()
+    with hmp.convert(policy=policy(fp32=["scaled_dot_product_attention", "conv2d", "sum", "add"])):
+        same(F.scaled_dot_product_attention(q, q, q, attn_mask=causal_lower_right(4, 4)), attended)
+        expanded = ExpandedWeight(weight.requires_grad_(), 3, "sum")
+        F.conv2d(images, expanded).sum().backward()
+        same(masked.sum().get_data(), total.get_data())
+        same((masked + masked).get_data(), 2 * A)
+    torch.testing.assert_close(
+        weight.grad_sample, torch.stack([torch.autograd.grad(F.conv2d(i[None], weight).sum(), weight)[0] for i in images])
+    )
+
+
+def test_r19_what_equals_torchs_function_casts() -> None:
+    with hmp.convert(policy=policy(bf16=["matmul", "mul", "eq"])):
+        with Mode():
+            torch.matmul(A, B)
+        handed = torch.matmul
+        assert torch.matmul(A, B).dtype is handed(input=A, other=B).dtype is LOW
+        assert torch.Tensor.mul(A, B).dtype is LOW
+        same(torch.matmul(A, B), torch.mm(A.to(LOW), B.to(LOW)))
+
+        class Holder:
+            function, method = torch.matmul, torch.Tensor.mul
+
+        assert Holder().function(A, B).dtype is LOW  # a builtin takes no self
+        with hmp.disable_casts():
+            assert handed(A, B).dtype is WIDE
+    assert handed(A, B).dtype is WIDE
+    assert handed == torch.matmul
+
+
+def test_r19_an_object_that_is_no_tensor_is_handed_torchs_functions() -> None:
+    class Duck:
+        @classmethod
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func, func is torch.matmul, func is F.linear
+
+    before = torch.matmul, F.linear
+    with hmp.convert(policy="habana-o2"):
+        assert torch.matmul(Duck(), A)[1:] == (True, False)
+        assert F.linear(Duck(), A)[1:] == (False, True)
+        assert (torch.matmul(Duck(), A)[0], F.linear(Duck(), A)[0]) == before
+
+
+def test_r19_who_uses_no_protocol_keeps_the_quick_switches() -> None:
+    """Nor does it count what hmp itself, a device and torch's tensors with torch's own handler are handed."""
+    with hmp.convert(policy=policy(bf16=["linear", "matmul", "t", "mul", "eq", "expit", "cat"])):
+        switches = [torch.matmul, F.linear, torch.cat, torch.special.expit]
+        methods = [vars(torch.Tensor)[name] for name in ("mul", "__mul__", "matmul", "__eq__")]
+        assert all(inspect.isfunction(each) for each in (*switches, *methods))
+        F.linear(A, B), torch.matmul(A, B), A.mul(B), A @ B, torch.special.expit(A)
+        view = A.t()
+        assert type(view) is not torch.Tensor  # hmp's own subclass (R10)
+        torch.matmul(view, torch.nn.Parameter(B)), torch.cat([view, view]), F.linear(view, view)
+        torch.matmul(A.as_subclass(type("Plain", (torch.Tensor,), {})), B)
+        with hmp.record(), torch.device("cpu"):
+            torch.matmul(A, B)
+        assert [torch.matmul, F.linear, torch.cat, torch.special.expit] == switches
+        with Mode():
+            F.linear(A, B)
+        assert not any(map(inspect.isfunction, (torch.matmul, F.linear, torch.cat, torch.special.expit)))
+        assert F.linear is torch._C._nn.linear
+        assert [vars(torch.Tensor)[name] for name in ("mul", "__mul__", "matmul", "__eq__")] == methods
+
+
+def test_r19_what_took_a_switch_has_what_is_handed_out() -> None:
+    with hmp.convert(policy=policy(bf16=["tanh", "matmul"])):
+        held = {
+            "list": [torch.tanh],
+            "set": {torch.tanh},
+            "key": {torch.tanh: 1},
+            "value": {1: torch.tanh},
+            "partial": functools.partial(torch.tanh),
+        }
+
+        def default(function: Any = torch.tanh) -> Any:
+            return function
+
+        class Holder:
+            function = torch.tanh
+
+        module = torch.nn.Module()
+        module.act = torch.tanh
+        with Mode():
+            torch.tanh(A)
+        handed = torch.tanh
+        assert held["list"][0] is held["value"][1] is held["partial"].func is default() is Holder.function is module.act is handed
+        assert handed in held["set"] and held["key"][handed] == 1 and len(held["key"]) == len(held["set"]) == 1
+        assert module.act(A).dtype is Holder().function(A).dtype is LOW
+    assert held["list"][0] is held["value"][1] is held["partial"].func is default() is module.act is torch.tanh is not handed
+    assert next(iter(held["set"])) is next(iter(held["key"])) is torch.tanh
+
+
+@pytest.mark.parametrize("attribute", ["mul", "__eq__", "__setitem__", "softmax"])
+def test_r19_methods_of_a_class_are_its_own(attribute: str) -> None:
+    class Own(torch.Tensor):
+        mul = __eq__ = softmax = __setitem__ = lambda self, *args: "own"  # type: ignore[assignment]
+
+    class Heir(Own):
+        pass
+
+    with hmp.convert(policy="habana-o2"):
+        assert getattr(Heir, attribute) is getattr(Own, attribute) is vars(Own)[attribute]
+        assert getattr(torch.nn.Parameter, attribute) is getattr(torch.Tensor, attribute)
+        assert getattr(torch._C.TensorBase, attribute) == getattr(torch.Tensor, attribute)
+        assert getattr(A.as_subclass(Heir), attribute)(1, 2) == "own"
+        Heir.mul = Heir.__eq__ = Heir.softmax = Heir.__setitem__ = "heir's"  # type: ignore[assignment, method-assign]
+        assert vars(Heir)[attribute] == getattr(Heir, attribute) == "heir's"
+        delattr(Heir, attribute)
+        assert getattr(Heir, attribute) is vars(Own)[attribute]
+        with pytest.raises(AttributeError, match=attribute):
+            delattr(Heir, attribute)
+
+
+def test_r19_somebody_elses_patch_of_a_method_stands(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hmp.convert(policy=policy(bf16=["mul"])):
+        ours = torch.Tensor.mul
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "mul", lambda self, other: "theirs")
+            assert A.mul(B) == torch.Tensor.mul(A, B) == "theirs"
+        assert torch.Tensor.mul is ours
+        assert A.mul(B).dtype is ours(A, B).dtype is LOW
+
+
+def test_r19_classes_are_compared_as_before() -> None:
+    """A metaclass that is made while torch is patched inherits what stands in that of torch.Tensor."""
+    with hmp.convert(policy="habana-o2"):
+        meta = type("Meta", (type(torch.Tensor),), {})
+        cls = meta("Cls", (torch.Tensor,), {})
+        assert cls != torch.Tensor and cls == cls and cls != 1 and hash(cls) == hash(cls)
+        assert {cls: 1}[cls] == 1 and cls in [torch.Tensor, cls]
+        assert (torch.Tensor | None) is not None and (cls | None) is not None
+        with pytest.raises(TypeError):
+            assert cls < torch.Tensor
+
+
+@pytest.mark.parametrize("copied", [lambda f: pickle.loads(pickle.dumps(f)), copy.copy, copy.deepcopy])
+def test_r19_copies_of_what_is_handed_out(copied: Callable[[Any], Any]) -> None:
+    plain = _by_name()
+    with hmp.convert(policy="habana-o2"):
+        for call, _ in CALLS.values():
+            _in_mode(call)
+        assert all(copied(each) is each for each in _by_name())
+        pickled = [pickle.dumps(each) for each in _by_name()]
+    assert [pickle.loads(each) for each in pickled] == plain
+    assert all(a is b for a, b in zip((pickle.loads(each) for each in pickled), plain, strict=True))
+    assert not any(b"hmp" in each for each in pickled)
+
+
+def test_r19_wraps_and_signatures() -> None:
+    with hmp.convert(policy="habana-o2"):
+        with Mode():
+            torch.matmul(A, B)
+
+        @functools.wraps(torch.matmul)
+        def wrapped() -> None: ...
+
+        @functools.wraps(torch.Tensor.mul)
+        def method() -> None: ...
+
+        assert (wrapped.__name__, method.__name__) == ("matmul", "mul")
+        assert inspect.unwrap(wrapped) == torch.matmul and inspect.unwrap(method) == torch.Tensor.mul
+        assert inspect.isbuiltin(inspect.unwrap(torch.matmul))
+        assert torch.Tensor.mul.__objclass__ is torch._C.TensorBase
+
+
+def test_r19_graphs_of_fx_hold_torchs_own() -> None:
+    class Net(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return torch.special.expit(torch.matmul(F.linear(x, x), F.gelu(x)).mul(x) + 1)
+
+    def targets() -> list[Any]:
+        return [node.target for node in torch.fx.symbolic_trace(Net()).graph.nodes]
+
+    plain = targets()
+    with hmp.convert(policy="habana-o2"):
+        graph = torch.fx.symbolic_trace(Net())
+        traced = targets()
+        assert graph(A).dtype is torch.fx.Interpreter(graph).run(A).dtype is WIDE
+    assert all(a is b or (isinstance(a, str) and a == b) for a, b in zip(traced, plain, strict=True))
+    graph.recompile()
+    same(graph(A), Net()(A))
+
+
+def test_r19_devices_as_contexts_and_defaults() -> None:
+    """In a process of its own, where torch has not looked its factories up yet."""
+    run_in_another_process(
+        """
+        names = "empty zeros ones full arange eye linspace logspace rand randn randint randperm tensor tril_indices empty_strided".split()
+        arguments = {"full": ((2,), 1.0), "linspace": (0, 1, 2), "logspace": (0, 1, 2), "randint": (2, (2,)), "tensor": ([1.0],),
+                     "tril_indices": (2, 2), "empty_strided": ((2,), (1,))}
+        def devices():
+            return {getattr(torch, name)(*arguments.get(name, (2,))).device.type for name in names}
+        with hmp.convert(policy="habana-o2"):
+            with torch.device("meta"):
+                assert devices() == {"meta"}, devices()
+            assert devices() == {"cpu"}
+            torch.set_default_device("meta")
+            assert devices() == {"meta"}
+            torch.set_default_device(None)
+        with torch.device("meta"):
+            assert devices() == {"meta"}
+        """
+    )
+
+
+def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:
+    for _ in range(2):
+        with hmp.convert(policy="habana-o2"):
+            for call, _take in CALLS.values():
+                _in_mode(call)
+                _in_subclass(call)
+        assert torch_differences() == []
+        assert type(torch._C._nn) is type(torch)
+        assert "mul" not in vars(type(torch.Tensor)) and type(vars(type(torch._C._VariableFunctions))["matmul"]) is staticmethod
