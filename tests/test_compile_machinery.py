@@ -131,3 +131,36 @@ def test_a_torch_that_hmp_does_not_know_compiles_again_after_revert(monkeypatch)
     graphs = Graphs()
     torch.compile(lambda x: x @ x, backend=graphs)(X)
     assert len(graphs) == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():
+    def fits_not(x):
+        try:
+            return torch.matmul(x, x[:2])
+        except RuntimeError:
+            return torch.matmul(x, x)
+
+    def outcome():
+        torch._dynamo.reset()
+        try:
+            return torch.compile(fits_not, backend="eager", fullgraph=True)(X).dtype
+        except RuntimeError as error:
+            return type(error)
+
+    plain = outcome()  # until torch 2.15 such an error ends the compilation
+    hmp.convert(policy=LOW)
+    assert outcome() is (BF16 if plain is F32 else plain)
+
+
+def test_a_mixture_that_torch_refuses_first_leaves_no_exception_behind():
+    def mixed(x):
+        found = torch.einsum("ij,kj->ik", x.bfloat16(), x)
+        try:
+            raise KeyError(x)
+        except KeyError:
+            found = found + 1
+        return found
+
+    hmp.convert(policy=LOW)
+    same_results(torch.compile(mixed, backend="eager", fullgraph=True)(X), torch.full((3, 3), 4.0, dtype=BF16))
