@@ -5,6 +5,12 @@ A fact that depends on the torch release belongs here or in sites.py and nowhere
 
 from __future__ import annotations
 
+import torch
+
+from .presets import release
+
+_TORCH = release(torch.__version__)
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -293,8 +299,10 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("cpu", "float16", _names("rrelu rrelu_with_noise")),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
-# The forward has a kernel and the backward none: no kernel where a gradient is needed.
-NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),)
+# The forward has a kernel and the backward none: no kernel where a gradient is needed. torch 2.15 has them all.
+NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
+    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if _TORCH < (2, 15) else ()
+)
 # For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
