@@ -274,8 +274,10 @@ def install(bridge: Any) -> None:
 def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Puts what `make` makes of strict export in its place, until patches.restore()."""
     export = importlib.import_module("torch.export._trace")
-    if hasattr(export, "_strict_export"):
-        patches.swap(export._strict_export, make(patches.plain(export._strict_export)))
+    for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
+        function = getattr(export, name, None)
+        if function is not None:
+            patches.swap(function, make(patches.plain(function)))
 
 
 def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:

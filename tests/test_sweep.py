@@ -22,7 +22,7 @@ SHARDS = 8
 SUBSET = """
     add sub mul div/no_rounding_mode true_divide pow float_power maximum clamp where addcmul lerp heaviside atan2 xlogy exp log sigmoid
     special.i1 sum mean amax std_mean var logsumexp norm/nuc cumsum topk sort median mm bmm addmm baddbmm matmul __rmatmul__ einsum
-    tensordot inner addr mv dot nn.functional.linear nn.functional.bilinear nn.functional.conv2d nn.functional.conv_transpose1d
+    trace tensordot inner addr mv dot nn.functional.linear nn.functional.bilinear nn.functional.conv2d nn.functional.conv_transpose1d
     nn.functional.batch_norm nn.functional.layer_norm nn.functional.group_norm nn.functional.relu nn.functional.leaky_relu
     nn.functional.prelu nn.functional.threshold nn.functional.dropout softmax log_softmax/with_dtype nn.functional.cross_entropy
     nn.functional.nll_loss nn.functional.mse_loss nn.functional.huber_loss nn.functional.gaussian_nll_loss nn.functional.kl_div
