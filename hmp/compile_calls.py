@@ -91,6 +91,7 @@ class Call(TorchFunctionMode):
         super().__init__()
         self.tx = tx
         self._emit = emit
+        self._refused = False
         self._variables: dict[int, tuple[Any, Any]] = {}  # id → the stand-in, kept alive, and what it stands for
 
     def run(self, wrapper: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -101,6 +102,8 @@ class Call(TorchFunctionMode):
                 result = wrapper(*stand_ins[0], **stand_ins[1])
         except Aborted as aborted:
             raise aborted.error from None
+        if self._refused:
+            torch_dynamo.forget_refusal(self.tx)
         return self._variable(result)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -119,7 +122,8 @@ class Call(TorchFunctionMode):
         last = next(iter(reversed(graph.nodes)), None)
         try:
             return emit(args, kwargs)
-        except torch_dynamo.refusal():
+        except torch_dynamo.refusals():
+            self._refused = True
             for node in reversed(graph.nodes):
                 if node is last:
                     break

@@ -73,20 +73,19 @@ def rebind(modules: Iterable[torch.nn.Module], switches: Switches) -> None:
         place.put(switch)
         rebound.append((find, switch, original))
 
-    for place in _in_python_modules(switches):
-        bind(place, functools.partial(_itself, place))
-    for module in modules:
-        for place in _in_attributes(module, switches):
-            own = place.holder is vars(module)  # the model is not kept alive
-            bind(place, functools.partial(_attribute, weakref.ref(module), place.key) if own else functools.partial(_itself, place))
-
     def undo() -> None:
         for find, switch, original in rebound:
             place = find()
             if place is not None and unwrapped(place.held()) is unwrapped(switch):
                 place.put(original)
 
-    patches.on_restore(undo)
+    patches.on_restore(undo)  # first: what is bound when something fails is given back too
+    for place in _in_python_modules(switches):
+        bind(place, functools.partial(_itself, place))
+    for module in modules:
+        for place in _in_attributes(module, switches):
+            own = place.holder is vars(module)  # the model is not kept alive
+            bind(place, functools.partial(_attribute, weakref.ref(module), place.key) if own else functools.partial(_itself, place))
 
 
 def _itself(place: Place) -> Place:

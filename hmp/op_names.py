@@ -5,6 +5,12 @@ A fact that depends on the torch release belongs here or in sites.py and nowhere
 
 from __future__ import annotations
 
+import torch
+
+from .presets import release
+
+_TORCH = release(torch.__version__)
+
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
@@ -195,8 +201,7 @@ NOT_COMPUTED = _names(
 # Joins: a 0-dim tensor counts when the widest dtype is looked for, as in torch (R3).
 JOINS = _names("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag")
 
-# torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
-PROMOTED_BY_TORCH = JOINS | _names(
+_PROMOTING = _names(
     """
     eq ne lt le gt ge less less_equal greater greater_equal not_equal equal isin bucketize searchsorted
     logical_and logical_or logical_xor
@@ -213,6 +218,10 @@ PROMOTED_BY_TORCH = JOINS | _names(
     special.laguerre_polynomial_l special.legendre_polynomial_p
     """
 )
+# torch 2.7 promotes it forward, and raises backward.
+_MSE_LOSS = _names("mse_loss") if _TORCH < (2, 13) else _names("")
+# torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
+PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
 # Of these the derivative computes a part in the narrower dtype: on a promote list they are cast, so that gradients are right too.
 NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow special.xlog1py")
@@ -241,7 +250,7 @@ MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_
 # Of those it is the kernels that refuse: with fake and meta tensors, which a compiler traces with, torch takes every mixture.
 REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist"}
 # Forward promotes, and backward raises for some mixtures: promoted before the call.
-MIXED_BACKWARD_RAISES = _names("addr")
+MIXED_BACKWARD_RAISES = _names("addr") | _MSE_LOSS
 
 # In-place ops that raise on mixed inputs, forward or backward: the others become the first one's dtype (R5). All other ones
 # torch computes mixed.
@@ -268,7 +277,7 @@ _EVERY_DEVICE = _names(
     cholesky linalg.cholesky linalg.cholesky_ex cholesky_inverse cholesky_solve geqrf linalg.cond linalg.det logdet linalg.slogdet
     linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv linalg.inv_ex ormqr
     linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq lu linalg.lu linalg.lu_factor linalg.lu_factor_ex lu_solve
-    linalg.lu_solve linalg.matrix_rank linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
+    linalg.lu_solve linalg.matrix_rank linalg.matrix_sqrth linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
     triangular_solve svd linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vander pca_lowrank svd_lowrank lobpcg
     cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
     fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn
@@ -292,10 +301,13 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
         "avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss smm sspaddmm"
     )),
     ("cpu", "float16", _names("rrelu rrelu_with_noise")),
+    *((("cpu", "bfloat16 float16", _names("trace")),) if _TORCH < (2, 13) else ()),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
-# The forward has a kernel and the backward none: no kernel where a gradient is needed.
-NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),)
+# The forward has a kernel and the backward none: no kernel where a gradient is needed. torch 2.15 has them all.
+NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
+    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if _TORCH < (2, 15) else ()
+)
 # For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"

@@ -13,7 +13,9 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Literal
+
+from .errors import HmpError
 
 log = logging.getLogger("hmp")
 
@@ -48,14 +50,26 @@ def code_of(function: types.FunctionType) -> types.CodeType:
 
 
 def swap(function: Any, target: Callable[..., Any]) -> None:
-    """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing."""
+    """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing.
+
+    HmpError where its code would become another kind of function's: Python 3.13 deprecates that.
+    """
     if function in _swapped:
         return
     plain(function)
     old = function.__code__
     new = _calling(old, target)
-    _swapped[function] = (old, new)
-    function.__code__ = new
+    if (old.co_flags ^ new.co_flags) & _KINDS:
+        raise HmpError(
+            f"{_name(function)}: a {_kind(old)} function cannot be given the code of a {_kind(new)} function; torch is left as it "
+            "was. Please report it with the versions of Python and torch"
+        )
+    _swapped[function] = (old, new)  # first: restore() knows it whenever this is interrupted
+    try:
+        function.__code__ = new
+    except BaseException:
+        del _swapped[function]
+        raise
 
 
 def bodies() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
@@ -77,7 +91,11 @@ def rebind(owner: Any, name: str, value: Any) -> None:
     # from the owner's own __dict__: what was inherited is deleted again, not set
     old = vars(owner).get(name, _MISSING)
     _rebound[place] = (owner, name, old, value)
-    setattr(owner, name, value)
+    try:
+        setattr(owner, name, value)
+    except BaseException:
+        del _rebound[place]
+        raise
 
 
 def rebound(owner: Any, name: str) -> bool:
@@ -113,6 +131,7 @@ def on_restore(undo: Callable[[], None]) -> None:
 
 def restore() -> None:
     """Puts back everything that was replaced, last first. What somebody else put on top stays, with a warning."""
+    foreign: list[str] = []
     while _undo:
         _undo.pop()()
     while _rebound:
@@ -121,7 +140,7 @@ def restore() -> None:
         if found is old:
             continue  # somebody has put it back already
         if found is not value:
-            _warn_foreign(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+            foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         elif old is _MISSING:
             delattr(owner, name)
         else:
@@ -130,9 +149,15 @@ def restore() -> None:
         function, (old_code, new_code) = _swapped.popitem()
         if function.__code__ is new_code:
             function.__code__ = old_code
-        else:
-            _warn_foreign(f"{function.__module__}.{function.__qualname__}")
+        elif function.__code__ is not old_code:
+            foreign.append(_name(function))
     _plain.clear()
+    for where in foreign:  # last: a warning may be an error
+        _warn_foreign(where)
+
+
+def _name(function: types.FunctionType) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _warn_foreign(where: str) -> None:
@@ -144,22 +169,61 @@ def _warn_foreign(where: str) -> None:
     )
 
 
-_Shape = tuple[int, int, int, str, int]
+_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_Kind = Literal["plain", "generator", "coroutine", "asynchronous generator"]
+# What a function of that kind is defined with, and does with TARGET(its arguments) in the place of CALL.
+_BODIES: dict[_Kind, tuple[str, str]] = {
+    "plain": ("def", "return CALL"),
+    "generator": ("def", "return (yield from CALL)"),
+    "coroutine": ("async def", "return await CALL"),
+    "asynchronous generator": (
+        "async def",
+        """
+        hmp_steps = CALL
+        hmp_step = hmp_steps.__anext__()
+        try:
+            while True:
+                try:
+                    hmp_item = await hmp_step
+                except StopAsyncIteration:
+                    return
+                try:
+                    hmp_step = hmp_steps.asend((yield hmp_item))
+                except GeneratorExit:
+                    raise
+                except BaseException as hmp_error:
+                    hmp_step = hmp_steps.athrow(hmp_error)
+        finally:
+            await hmp_steps.aclose()""",
+    ),
+}
+
+
+def _kind(code: types.CodeType) -> _Kind:
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+        return "asynchronous generator"
+    if code.co_flags & inspect.CO_COROUTINE:
+        return "coroutine"
+    return "generator" if code.co_flags & inspect.CO_GENERATOR else "plain"
+
+
+_Shape = tuple[int, int, int, str, int, _Kind]
 
 # The shapes that torch's functions have where they are swapped first: written in one go, which takes a third of the time.
 _USUAL: tuple[_Shape, ...] = (
-    *((n, 0, 0, "", 0) for n in (*range(9), 10, 11, 14)),
-    *((p, 0, k, "", 0) for p, ks in ((1, (1, 5, 6, 7)), (2, (2, 3, 9, 13)), (3, (1, 3, 4, 6, 13))) for k in ks),
-    *((0, 0, 0, "*args **kwargs", n) for n in range(1, 6)),
-    (1, 0, 0, "*args **kwargs", 1), (1, 0, 0, "*args **kwargs", 2), (2, 0, 0, "*args **kwargs", 0), (6, 0, 0, "*args **kwargs", 0),
-    (0, 0, 0, "*args ", 0), (3, 0, 0, "*args ", 0), (0, 0, 1, "*args ", 0), (0, 0, 8, "*args ", 0), (3, 0, 0, "**kwargs", 0),
+    *((n, 0, 0, "", 0, "plain") for n in (*range(9), 10, 11, 14)),
+    *((p, 0, k, "", 0, "plain") for p, ks in ((1, (1, 5, 6, 7)), (2, (2, 3, 9, 13)), (3, (1, 3, 4, 6, 13))) for k in ks),
+    *((0, 0, 0, "*args **kwargs", n, "plain") for n in range(1, 6)),
+    *((p, 0, 0, "*args **kwargs", n, "plain") for p, n in ((1, 1), (1, 2), (2, 0))),
+    *((p, 0, k, rest, 0, "plain") for p, k, rest in ((0, 0, "*args "), (3, 0, "*args "), (0, 1, "*args "), (0, 8, "*args "))),
+    (3, 0, 0, "**kwargs", 0, "plain"), (6, 0, 0, "*args **kwargs", 0, "generator"),
 )  # fmt: skip
 _templates: dict[_Shape, types.CodeType] = {}
 
 
 def _template(shape: _Shape) -> types.CodeType:
     """The code of a function of that shape: how many parameters there are, how many of them by position only, how many by keyword only,
-    "*" and "**" where it takes any more, and how many names it closes over. It returns TARGET(its arguments)."""
+    "*" and "**" where it takes any more, how many names it closes over, and its kind. It returns TARGET(its arguments)."""
     if shape not in _templates:
         shapes = list(dict.fromkeys((*(() if _templates else _USUAL), shape)))
         with warnings.catch_warnings():
@@ -170,7 +234,7 @@ def _template(shape: _Shape) -> types.CodeType:
     return _templates[shape]
 
 
-def _source(positional: int, only: int, keyword: int, rest: str, free: int) -> str:
+def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind: _Kind) -> str:
     """Parameters are called p0, p1, k0, args, kwargs, and the names that are closed over f0, f1: few templates serve all functions.
 
     They are really closed over: a code object that is merely given free variables has no cells in its frames, and whoever
@@ -193,14 +257,17 @@ def _source(positional: int, only: int, keyword: int, rest: str, free: int) -> s
     names = [f"f{i:03}" for i in range(free)]  # a code object has them sorted
     outer = "".join(f"    {variable} = None\n" for variable in names)
     closing = f"        if 0: {', '.join(names)}\n" if names else ""
-    return f"def outer():\n{outer}    def function({', '.join(arguments)}):\n{closing}        return {_PLACE!r}({', '.join(call)})\n"
+    define, body = _BODIES[kind]
+    body = body.replace("CALL", f"{_PLACE!r}({', '.join(call)})")
+    return f"def outer():\n{outer}    {define} function({', '.join(arguments)}):\n{closing}        {body}\n"
 
 
 def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
-    """A code object that takes what `code` takes and returns `target(...)` of it."""
+    """A code object of the kind of `code` that takes what `code` takes and returns `target(...)` of it."""
     rest = ("*args " if code.co_flags & inspect.CO_VARARGS else "") + ("**kwargs" if code.co_flags & inspect.CO_VARKEYWORDS else "")
     positional, keyword = code.co_argcount, code.co_kwonlyargcount
-    template = _template((positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars)))
+    template = _template((positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars), _kind(code)))
+    parameters = positional + keyword + len(rest.split())
     keywords = {f"k{i}": name for i, name in enumerate(code.co_varnames[positional : positional + keyword])}
 
     def constant(value: Any) -> Any:
@@ -214,7 +281,8 @@ def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType
     return template.replace(
         **named,
         co_consts=tuple(map(constant, template.co_consts)),
-        co_varnames=code.co_varnames[: len(template.co_varnames)],
+        co_flags=template.co_flags | code.co_flags & inspect.CO_ITERABLE_COROUTINE,
+        co_varnames=code.co_varnames[:parameters] + template.co_varnames[parameters:],
         co_freevars=code.co_freevars,
         # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
         co_filename=code.co_filename,

@@ -53,15 +53,15 @@ def _available(kind: str) -> bool:
 @functools.cache
 def _frozen(preset: str, version: str) -> str:
     """The lists of that torch release; where they are not kept, those of the nearest older release, else of the oldest, with a warning."""
-    kept = sorted((_release(name), name) for name in _folders() if name.startswith(preset + "@"))
-    release = _release(version)
-    found, name = max((entry for entry in kept if entry[0] <= release), default=kept[0])
-    if found != release:
+    kept = sorted((release(name), name) for name in _folders() if name.startswith(preset + "@"))
+    wanted = release(version)
+    found, name = max((entry for entry in kept if entry[0] <= wanted), default=kept[0])
+    if found != wanted:
         log.warning("hmp keeps no autocast lists of torch %s; %s stands for %s here", version, preset, name)
     return name
 
 
-def _release(text: str) -> tuple[int, ...]:
+def release(text: str) -> tuple[int, ...]:
     """(2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"."""
     found = re.search(r"(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else (0, 0)

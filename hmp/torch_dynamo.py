@@ -191,10 +191,19 @@ def named_by(tx: Any, fn: Any, first: Any) -> Any:
     return reflected or builtin.BUILTIN_TO_TENSOR_FN_MAP.get(value, value)
 
 
-def refusal() -> type[BaseException]:
+@functools.cache
+def refusals() -> tuple[type[BaseException], ...]:
     """What Dynamo raises where torch refuses a call."""
-    found: type[BaseException] = _dynamo("exc").TorchRuntimeError
-    return found
+    exc = _dynamo("exc")
+    # torch 2.15 and later: one that the program being traced may catch
+    observed = getattr(exc, "FakeTensorObservedException", None)
+    return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
+
+
+def forget_refusal(tx: Any) -> None:
+    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
+    if len(refusals()) > 1:
+        _dynamo("exc").handle_observed_exception(tx)
 
 
 def graph_of(tx: Any) -> Any:
@@ -271,8 +280,10 @@ def install(bridge: Any) -> None:
 def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Puts what `make` makes of strict export in its place, until patches.restore()."""
     export = importlib.import_module("torch.export._trace")
-    if hasattr(export, "_strict_export"):
-        patches.swap(export._strict_export, make(patches.plain(export._strict_export)))
+    for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
+        function = getattr(export, name, None)
+        if function is not None:
+            patches.swap(function, make(patches.plain(function)))
 
 
 def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -225,7 +225,7 @@ def _method(name: str) -> Callable[..., Any]:
 def calls(info: Any) -> Iterator[Call]:
     """Every way to call the op: as a function, with keywords, as a method, an operator, in place, with out=, under its aliases."""
     op, alone = title(info), _ALONE.get((info.name, info.variant_test_name))
-    reach = info.name not in OUT_OF_REACH
+    reach = info.name not in OUT_OF_REACH and not info.name.startswith("torch.ops.")
     name = list_name(info.name) if reach else None
     grad = bool(info.supports_autograd) and F32 in info.supported_backward_dtypes("cpu")
     function = alone or (_function(info.name) if _at(info.name) is info.op else info.op)

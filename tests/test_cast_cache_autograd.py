@@ -7,6 +7,7 @@ import inspect
 import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 import hmp
@@ -76,6 +77,7 @@ def two_losses():
     return first, grads(model)
 
 
+@sdpa_kernel(SDPBackend.MATH)  # the kernel that can be differentiated twice; which one torch takes is another from release to release
 def double_backward():
     model, x = Heads(), _leaf()
     for _ in range(2):
@@ -314,6 +316,7 @@ def checkpoints():
     return seen
 
 
+@sdpa_kernel(SDPBackend.MATH)
 def forward_mode():
     model, seen = Heads(), []
     for _ in range(2):

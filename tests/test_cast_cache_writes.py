@@ -13,6 +13,9 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import hmp
 from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 
+# torch 2.7 hands numpy memory that numpy will not write to.
+WRITABLE = np.from_dlpack(torch.ones(1)).flags.writeable
+
 
 def _taken_and_dropped(write):
     """Each parameter is written through something that is gone before the next forward."""
@@ -77,7 +80,7 @@ WRITES = {
     "p.data.numpy()": _taken_and_dropped(lambda p: _by_numpy(p.data.numpy())),
     "p.numpy(force=True)": _taken_and_dropped(lambda p: _by_numpy(p.numpy(force=True))),
     "np.asarray": _taken_and_dropped(lambda p: _by_numpy(np.asarray(p.detach()))),
-    "np.from_dlpack": _taken_and_dropped(lambda p: _by_numpy(np.from_dlpack(p.detach()).view())),
+    **({"np.from_dlpack": _taken_and_dropped(lambda p: _by_numpy(np.from_dlpack(p.detach()).view()))} if WRITABLE else {}),
     "torch.from_dlpack": _taken_and_dropped(lambda p: torch.from_dlpack(p.detach()).mul_(0.5)),
     "to_dlpack": _taken_and_dropped(lambda p: torch.from_dlpack(torch.utils.dlpack.to_dlpack(p.detach())).mul_(0.5)),
     "storage.fill_": _taken_and_dropped(lambda p: p.untyped_storage().fill_(0)),
@@ -158,7 +161,7 @@ ALIASES = {
     "numpy": lambda p: p.detach().numpy(),
     "data.numpy": lambda p: p.data.numpy(),
     "asarray": lambda p: np.asarray(p.detach()),
-    "dlpack": lambda p: np.from_dlpack(p.detach()),
+    **({"dlpack": lambda p: np.from_dlpack(p.detach())} if WRITABLE else {}),
     "torch's dlpack": lambda p: torch.from_dlpack(p.detach()),
     "storage": lambda p: p.untyped_storage(),
     "typed storage": lambda p: p.storage(),
@@ -286,7 +289,7 @@ INPUT_WRITES = {
     "numpy": lambda x: _by_numpy(x.numpy()),
     "numpy of a view": lambda x: _by_numpy(x.view(-1)[3:].numpy()),
     "asarray": lambda x: _by_numpy(np.asarray(x)),
-    "dlpack": lambda x: _by_numpy(np.from_dlpack(x)),
+    **({"dlpack": lambda x: _by_numpy(np.from_dlpack(x))} if WRITABLE else {}),
     "torch's dlpack": lambda x: torch.from_dlpack(x).mul_(0.5),
     "storage": lambda x: x.untyped_storage().fill_(0),
     "out=": lambda x: torch.mul(x, 0.5, out=x),
@@ -334,7 +337,7 @@ INPUT_ALIASES = {
     "x.data": lambda x: x.data,
     "a view's data": lambda x: x.view(-1).data,
     "numpy": lambda x: x.numpy(),
-    "dlpack": lambda x: np.from_dlpack(x),
+    **({"dlpack": lambda x: np.from_dlpack(x)} if WRITABLE else {}),
     "storage": lambda x: x.untyped_storage(),
 }
 

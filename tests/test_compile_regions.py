@@ -8,7 +8,7 @@ import torch._dynamo
 
 import hmp
 from autocast_kit import real_state
-from compile_kit import BF16, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
+from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
@@ -115,6 +115,7 @@ def test_regions_in_compiled_code_do_nothing_without_hmp(function):
     assert BF16 not in dtypes(compiled(X))
 
 
+@BRIDGED
 def test_regions_leave_nothing_in_the_graph():
     def products(x):
         with hmp.disable_casts():
@@ -186,6 +187,7 @@ def test_higher_order_ops_hold_the_casts_of_where_they_stand():
     assert dtypes(torch.compile(branches, backend="eager", fullgraph=True)(X)) == [F32, BF16]
 
 
+@BRIDGED
 def test_the_first_casts_of_a_process_breaks_the_graph_and_a_full_graph_says_why() -> None:
     def model(x: torch.Tensor) -> torch.Tensor:
         with hmp.casts("habana"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BF16, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
+from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
@@ -20,6 +20,7 @@ def ops(x):
     return x.mul(x), torch.softmax(x, -1), torch.nn.functional.relu(x)
 
 
+@BRIDGED
 def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
     graphs = Graphs()
     compiled = torch.compile(ops, backend=graphs, fullgraph=True)
@@ -53,6 +54,7 @@ def test_compiled_before_the_first_conversion_and_after_the_last(backend):
     assert dtypes(compiled(X)) == OFF
 
 
+@BRIDGED
 def test_a_policy_with_the_same_contents_is_the_same_state():
     graphs = Graphs()
     compiled = torch.compile(ops, backend=graphs, fullgraph=True)
@@ -156,6 +158,7 @@ def test_a_compiled_model_that_is_applied_to(backend):
     assert compiled(X).dtype is BF16
 
 
+@BRIDGED
 def test_functions_registered_later_are_cast_in_code_compiled_before():
     graphs = Graphs()
     compiled = torch.compile(lambda x: own(x), backend=graphs, fullgraph=True)

@@ -38,6 +38,8 @@ KNOWN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "special.bessel_j0": lambda x: torch.special.bessel_j0(x),
     "stft": lambda x: torch.stft(x.flatten(), 4, window=torch.ones(4), return_complex=True),
 }
+if hasattr(torch.linalg, "matrix_sqrth"):  # torch 2.15 and later
+    KNOWN["linalg.matrix_sqrth"] = lambda x: torch.linalg.matrix_sqrth(x)
 BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "norm(nuc)": lambda x: x.norm("nuc"),
     "linalg.norm(2)": lambda x: torch.linalg.norm(x, 2),

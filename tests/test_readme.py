@@ -83,6 +83,14 @@ def test_every_rule_and_every_preset_has_a_line() -> None:
     assert shown == set(hmp.policies())
 
 
+def test_metadata_claims_the_pythons_and_the_oldest_torch_that_were_run() -> None:
+    rows = re.findall(r"^\| (\d+\.\d+)\.\d+ \| (3\.\d+) \|", README.partition("## What it was run with")[2], re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert {python for _, python in rows} == set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project))
+    (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert min((torch for torch, _ in rows), key=lambda release: tuple(map(int, release.split(".")))) == oldest
+
+
 def test_links_lead_somewhere() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", README):
         assert (ROOT / target).exists(), target

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import hmp
+from compile_kit import BRIDGED
 from hmp.tune.result import TuneResult
 from tune_kit import overflowing, perceptron, sgd, squared, trained
 
@@ -267,6 +268,7 @@ def test_a_lazy_model_is_refused() -> None:
         tuned(nn.LazyLinear(8), [torch.randn(4, 16)])
 
 
+@BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None:
     compiled = []

@@ -1,0 +1,221 @@
+"""A generator function stays one while its code is exchanged, a coroutine function one too, and what fails leaves nothing behind.
+
+Python 3.13 deprecates giving a function code of another kind; that no such exchange is made is asked of every Python here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import types
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint as checkpointing
+
+import hmp
+from hmp import patches
+
+LOW = torch.bfloat16
+KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+
+
+def test_r16_no_function_becomes_one_of_another_kind():
+    with hmp.convert():
+        exchanged = [(f.__qualname__, before.co_flags & KINDS, f.__code__.co_flags & KINDS) for f, before in patches.bodies()]
+    assert len(exchanged) > 100
+    assert [name for name, before, now in exchanged if before != now] == []
+    assert any(before & inspect.CO_GENERATOR for _, before, _ in exchanged), "none of them tells"
+
+
+def test_r16_a_first_conversion_makes_no_deprecated_exchange():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        with hmp.convert():
+            assert F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is LOW
+
+
+def steps(x, *, log):
+    """What a generator can be told, and what it says."""
+    log.append(("begins", x.dtype))
+    try:
+        got = yield x.dtype
+        while got is not None:
+            try:
+                got = yield got * 2
+            except KeyError as error:
+                got = yield ("caught", error.args)
+        return "returned"
+    finally:
+        log.append("ended")
+
+
+@types.coroutine
+def awaited_by_old_hands(x):
+    got = yield x.dtype
+    return x.dtype, got
+
+
+async def coroutine(x):
+    await asyncio.sleep(0)
+    return x.dtype
+
+
+async def async_steps(x, *, log):
+    log.append(("begins", x.dtype))
+    try:
+        got = yield x.dtype
+        while got is not None:
+            try:
+                got = yield got * 2
+            except KeyError as error:
+                got = yield ("caught", error.args)
+            await asyncio.sleep(0)
+    finally:
+        log.append("ended")
+
+
+# so long as they are nobody's ops
+PLAIN = {f: types.FunctionType(f.__code__, globals(), f.__name__) for f in (steps, awaited_by_old_hands, coroutine, async_steps)}
+
+
+def drive(generator):
+    """What it answers to next, send, throw and the end."""
+    answers = [next(generator), generator.send(3), generator.throw(KeyError("k")), generator.send(4)]
+    with pytest.raises(StopIteration) as end:
+        generator.send(None)
+    return [*answers, end.value.value]
+
+
+async def drive_async(generator):
+    answers = [await generator.__anext__(), await generator.asend(3), await generator.athrow(KeyError("k")), await generator.asend(4)]
+    with pytest.raises(StopAsyncIteration):
+        await generator.asend(None)
+    return answers
+
+
+@pytest.fixture
+def registered():
+    owner = types.ModuleType("owner")
+    for function in PLAIN:
+        copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__)
+        setattr(owner, function.__name__, copy)
+        hmp.register(owner, function.__name__, "bf16")
+    return owner
+
+
+def test_register_a_generator_is_sent_to_thrown_into_closed_and_returns(registered):
+    log, plain_log = [], []
+    with hmp.convert():
+        assert inspect.isgeneratorfunction(registered.steps)
+        answers = drive(registered.steps(torch.ones(1), log=log))
+        left = registered.steps(torch.ones(1), log=log)
+        next(left)
+        left.close()
+        left = registered.steps(torch.ones(1), log=log)
+        next(left)
+        with pytest.raises(ZeroDivisionError):
+            left.throw(ZeroDivisionError)
+    x = torch.ones(1, dtype=LOW)
+    assert answers == drive(steps(x, log=plain_log)) == [LOW, 6, ("caught", ("k",)), 8, "returned"]
+    assert log == [("begins", LOW), "ended"] * 3
+
+
+def test_register_a_coroutine_is_awaited(registered):
+    with hmp.convert():
+        assert inspect.iscoroutinefunction(registered.coroutine)
+        assert asyncio.run(registered.coroutine(torch.ones(1))) is LOW
+        old = registered.awaited_by_old_hands(torch.ones(1))
+        assert inspect.isawaitable(old)
+        assert old.send(None) is LOW
+        with pytest.raises(StopIteration) as end:
+            old.send("sent")
+        assert end.value.value == (LOW, "sent")
+
+
+def test_register_an_async_generator_is_sent_to_thrown_into_and_closed(registered):
+    log, plain_log = [], []
+
+    async def main():
+        with hmp.convert():
+            assert inspect.isasyncgenfunction(registered.async_steps)
+            answers = await drive_async(registered.async_steps(torch.ones(1), log=log))
+            left = registered.async_steps(torch.ones(1), log=log)
+            await left.__anext__()
+            await left.aclose()
+            left = registered.async_steps(torch.ones(1), log=log)
+            await left.__anext__()
+            with pytest.raises(ZeroDivisionError):
+                await left.athrow(ZeroDivisionError)
+        return answers, await drive_async(async_steps(torch.ones(1, dtype=LOW), log=plain_log))
+
+    answers, expected = asyncio.run(main())
+    assert answers == expected == [LOW, 6, ("caught", ("k",)), 8]
+    assert log == [("begins", LOW), "ended"] * 3
+
+
+def test_r14_the_checkpoint_generator_is_one():
+    name = "_checkpoint_without_reentrant_generator"
+    generator = getattr(checkpointing, f"{name}_impl", None) or getattr(checkpointing, name)
+    with hmp.convert():
+        assert inspect.isgeneratorfunction(generator)
+        weight = torch.ones(2, 2, requires_grad=True)
+        checkpointing.checkpoint(lambda x: F.linear(x, weight).float().sum(), torch.ones(1, 2), use_reentrant=False).backward()
+    assert weight.grad.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+
+
+def _plain_code_for_generators(monkeypatch):
+    monkeypatch.setattr(patches, "_templates", {})
+    monkeypatch.setattr(patches, "_BODIES", {**patches._BODIES, "generator": patches._BODIES["plain"]})
+    return "a generator function cannot be given the code of a plain function"
+
+
+def _refused_by_python(monkeypatch):
+    """A function that has closed over one name is given the code of one that has closed over none: Python's own refusal."""
+    calling = patches._calling
+    target = F.max_pool2d
+    assert target.__code__.co_freevars
+    monkeypatch.setattr(patches, "_calling", lambda code, to: (lambda: None).__code__ if code is target.__code__ else calling(code, to))
+    return "free vars"
+
+
+@pytest.mark.parametrize("breaking", [_plain_code_for_generators, _refused_by_python])
+def test_r16_a_swap_that_fails_leaves_nothing_behind(breaking, torch_differences):
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        match = breaking(monkeypatch)
+        for attempt in (hmp.convert, hmp.convert, lambda: hmp.casts("habana").__enter__(), lambda: hmp.apply(torch.nn.Linear(1, 1))):
+            with pytest.raises((hmp.HmpError, ValueError), match=match):
+                attempt()
+            assert not patches.installed()
+            assert torch_differences() == []
+    with hmp.convert():
+        assert F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype is LOW
+
+
+def test_r16_swap_names_the_function_whose_kind_it_would_change(monkeypatch):
+    def counting():
+        yield 1
+
+    code = counting.__code__
+    monkeypatch.setattr(patches, "_calling", lambda code, target: (lambda: None).__code__)
+    with pytest.raises(hmp.HmpError, match=r"counting: a generator function cannot be given the code of a plain function"):
+        patches.swap(counting, counting)
+    assert counting.__code__ is code and not patches.swapped(counting) and not patches.installed()
+
+
+def test_r16_revert_restores_all_before_it_warns_of_a_foreign_patch(torch_differences):
+    """Where warnings are errors too."""
+    original = F.dropout2d.__code__
+    try:
+        hmp.convert()
+        F.dropout2d.__code__ = (lambda input, p=0.5, training=True, inplace=False: input).__code__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with pytest.raises(RuntimeWarning, match=r"torch\.nn\.functional\.dropout2d was patched by somebody else"):
+                hmp.revert()
+        assert len(torch_differences()) == 1 and not patches.installed()
+    finally:
+        F.dropout2d.__code__ = original
+    assert torch_differences() == []
