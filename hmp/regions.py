@@ -106,7 +106,11 @@ class Region:
             entered.ending = ending = _ending(entered)
             next(ending)
             leaving.close = ending.close  # type: ignore[method-assign]
-        begin(entered)
+        try:
+            begin(entered)
+        except BaseException:
+            entered.now = None  # it may have begun: where calls of Python functions are looked at for interrupts too, as Dynamo's are
+            raise
         return self
 
     __exit__ = _ExitOf()

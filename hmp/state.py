@@ -172,15 +172,10 @@ def stretch(state: Casts | Off, key: object = None) -> Stretch:
 
 
 def begin(new: Stretch) -> None:
-    """Has the stretch begin here. Where this raises it has not begun; nothing may come between its return and what ends the stretch."""
+    """Has the stretch begin here. It is to be called in a `try` that ends the stretch, for an interrupt may land as soon as it returns."""
     new.before = before = get()
     new.now = new.state
-    try:
-        new.token = put(new)
-    except BaseException:
-        new.now = None
-        put(before)
-        raise
+    new.token = put(new)
 
 
 def end(old: Stretch) -> None:

@@ -248,7 +248,11 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         _entered.set(((self, changed), *_entered.get()))
         if changed is not None:
             _stretches.add(changed)
-            state.begin(changed)
+            try:
+                state.begin(changed)
+            except BaseException:
+                changed.now = None
+                raise
         return result
 
     return enter
