@@ -10,6 +10,7 @@ counterparts take the switches' places, and those of the switches that anybody t
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import sys
 import threading
@@ -32,7 +33,7 @@ _lock = threading.RLock()
 _counterparts: dict[Any, Counterpart] = {}
 _places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the switch there
 _asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
-_in_types: list[tuple[dict[str, Any], str, Any]] = []  # dict of a type, name, what was there
+_in_types: list[tuple[type, str, Any]] = []  # type, name, what was there
 _tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold switches
 _MISSING = object()
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
@@ -63,7 +64,7 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
             _put(_FUNCTIONS, name, _Function(original))
         elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
             _ask(home, name, original)
-    _forget_types()
+    _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
 
 
 def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
@@ -88,12 +89,11 @@ def _counterpart(site: Site, switch: Callable[..., Any]) -> Counterpart:
     return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(switch, site.original)
 
 
-def _hand_out(original: Any) -> Any:
-    """What C code is answered that asks for a builtin to hand it out, or anybody else who asks there."""
+def _hand_out(original: Any, standing: Any) -> Any:
+    """What C code is answered that asks for a builtin to hand it out; anybody else who asks there gets what is `standing` there."""
     frame = sys._getframe(2)
-    # C code that a switch or a wrapper has called; whoever looks torch's modules through gets torch's own function
-    if not _is_ours(frame.f_globals.get("__name__")):
-        return original
+    if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a switch or a wrapper
+        return standing
     if _places:
         if not _is_anybodys(frame):
             return original
@@ -152,7 +152,7 @@ class _Function:
         self.original = original
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return _hand_out(self.original)
+        return _hand_out(self.original, self.original)
 
 
 class _Defined:
@@ -170,8 +170,7 @@ class _Defined:
             raise AttributeError(f"module {module.__name__!r} has no attribute {self.name!r}") from None
         if getattr(found, "__wrapped__", found) is not self.original:
             return found  # somebody else's
-        answer = _hand_out(self.original)
-        return found if answer is self.original else answer
+        return _hand_out(self.original, found)
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self.name] = value
@@ -211,33 +210,34 @@ class _Method:
     def _past(self, change: Callable[[], None]) -> None:
         """Changes a class as if nothing stood here."""
         with _lock:
-            names = _dict_of(_METACLASS)
-            del names[self.name]
-            _forget_types()
+            _change_type(_METACLASS, self.name, _MISSING)
             try:
                 change()
             finally:
-                names[self.name] = self
-                _forget_types()
+                _change_type(_METACLASS, self.name, self)
 
 
-def _dict_of(cls: type) -> dict[str, Any]:
-    """The dict of a type that is written in C, which Python shows without letting anybody change it."""
-    found: dict[str, Any] = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
-    return found
+def _change_type(cls: type, name: str, value: Any) -> None:
+    """Has a type that is written in C hold `value` under a name: Python shows the dict of one without letting anybody change it."""
+    names: dict[str, Any] = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
+    was = names.get(name)
+    if value is _MISSING:
+        names.pop(name, None)
+    else:
+        names[name] = value
+    # bytecode of any thread remembers what it found in a type, without holding it, until the type says that it was changed
+    _type_modified(cls)
+    del was
 
 
-def _forget_types() -> None:
-    """Has Python look types up anew: it remembers what it has found in them."""
-    clear: Callable[[], None] = sys._clear_type_cache
-    clear()
+_type_modified: Callable[[type], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))
 
 
 def _put(cls: type, name: str, value: Any) -> None:
-    names = _dict_of(cls)
-    if not isinstance(names.get(name), (_Method, _Function)):
-        _in_types.append((names, name, names.get(name, _MISSING)))
-        names[name] = value
+    was = vars(cls).get(name, _MISSING)
+    if not isinstance(was, (_Method, _Function)):
+        _in_types.append((cls, name, was))
+        _change_type(cls, name, value)
 
 
 def _ask(module: types.ModuleType, name: str, original: Any) -> None:
@@ -250,12 +250,7 @@ def _ask(module: types.ModuleType, name: str, original: Any) -> None:
 def _restore() -> None:
     with _lock:
         while _in_types:
-            names, name, was = _in_types.pop()
-            if was is _MISSING:
-                del names[name]
-            else:
-                names[name] = was
-        _forget_types()
+            _change_type(*_in_types.pop())
         while _asked:
             module = _asked.pop()
             module.__class__ = type(module).__bases__[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+import types
 from typing import Any
 
 import torch
@@ -103,6 +104,9 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 def _convolution_backward(grad: Any, x: Any, weight: Any, stride: Any, padding: Any, dilation: Any, *rest: Any) -> Any:
     return _run(_aten.convolution_backward.default, grad, x, weight, [grad.shape[1]], stride, padding, dilation, *rest)
 
+
+# An error that passes through these is the refusal of a kernel, and a kernel is no user's Python (R11).
+_run = types.FunctionType(_run.__code__, {**globals(), "__name__": "torch.python_device"}, "_run")
 
 # torch has kernels of its own for every backend here, which refuse, decompose or resize
 _OWN_KERNELS = {

@@ -57,7 +57,7 @@ def is_wrapper(value):
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them
 PLACES = [torch, torch.nn.functional, torch.special, torch.linalg, torch.fft, torch.sparse, torch.masked, torch.signal.windows]
-PLACES = [vars(each) for each in (*PLACES, torch._C._nn, torch._VF)]
+PLACES = [vars(each) for each in (*PLACES, torch._VF, *(getattr(torch._C, name) for name in ('_nn', '_linalg', '_special', '_fft', '_sparse')))]
 
 def look():
     allowed = [*PLACES, torch.Tensor]
@@ -72,7 +72,7 @@ def look():
     gc.collect()
     others = [(where, value.__name__) for where, holder, value in held_by_anything(is_wrapper, "hmp") if id(holder) not in allowed]
     # a static method of torch.Tensor's, a bound one, and what hmp's switches and counterparts are made of
-    own = ("staticmethod", "tuple", *(kind.__name__ for kind in counterparts.KINDS))
+    own = ("staticmethod", "tuple", "_Method", *(kind.__name__ for kind in counterparts.KINDS))
     others = [each for each in others if each[0] not in own]
     assert others == []
 """
