@@ -173,7 +173,7 @@ def stretch(state: Casts | Off, key: object = None) -> Stretch:
 
 def begin(new: Stretch) -> None:
     """Has the stretch begin here. It is to be called in a `try` that ends the stretch, for an interrupt may land as soon as it returns."""
-    new.before = before = get()
+    new.before = get()
     new.now = new.state
     new.token = put(new)
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import threading
 import types
-import types
 from typing import Any
 
 import torch
