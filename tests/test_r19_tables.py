@@ -57,7 +57,8 @@ def is_wrapper(value):
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them
 PLACES = [torch, torch.nn.functional, torch.special, torch.linalg, torch.fft, torch.sparse, torch.masked, torch.signal.windows]
-PLACES = [vars(each) for each in (*PLACES, torch._VF, *(getattr(torch._C, name) for name in ('_nn', '_linalg', '_special', '_fft', '_sparse')))]
+PLACES += [torch._VF, *(getattr(torch._C, name) for name in ('_nn', '_linalg', '_special', '_fft', '_sparse'))]
+PLACES = [vars(each) for each in PLACES]
 
 def look():
     allowed = [*PLACES, torch.Tensor]
