@@ -102,14 +102,15 @@ class Region:
         if len(opened) > 8:
             opened = tuple([each for each in opened if each() is not None])
         _open.set((weakref.ref(entered), *opened))
-        if leaving is not None and leaving.region is self:  # else it is entered by no `with`
-            entered.ending = ending = _ending(entered)
-            next(ending)
-            leaving.close = ending.close  # type: ignore[method-assign]
         try:
+            if leaving is not None and leaving.region is self:  # else it is entered by no `with`
+                entered.ending = ending = _ending(entered)
+                next(ending)
+                leaving.close = ending.close  # type: ignore[method-assign]
             begin(entered)
         except BaseException:
-            entered.now = None  # it may have begun: where calls of Python functions are looked at for interrupts too, as Dynamo's are
+            entered.now = None  # it may have begun: Python looks for interrupts after calls of Python functions too where Dynamo runs them
+            entered.ending = None
             raise
         return self
 

@@ -420,9 +420,10 @@ def tables() -> list[Any]:
 
 def _forget() -> None:
     global _bridge
-    known = _dynamo("trace_rules").get_torch_obj_rule_map()
-    while _added:
-        known.pop(_added.pop(), None)
+    if _added:  # else it may have to be filled first
+        known = _dynamo("trace_rules").get_torch_obj_rule_map()
+        while _added:
+            known.pop(_added.pop(), None)
     builder = _dynamo("variables.builder")
     for kind in (_bridge.region_type, *counterparts.KINDS):
         builder.VariableBuilder._type_dispatch().pop(kind, None)
