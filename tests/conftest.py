@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import os
@@ -24,6 +25,9 @@ settings.load_profile("hmp")
 # the tensors here are tiny: a second thread only waits, and on a shared machine it waits long
 torch.set_num_threads(1)
 
+# a million objects of libraries are alive, and to look through them for garbage took a tenth of the time
+gc.set_threshold(5000, 20, 50)
+
 # before any test module can import hmp: importing it must not change torch either
 settle_torch()
 TORCH = Snapshot(torch_owners())
@@ -37,7 +41,7 @@ def _differences(on_modules: bool = True) -> list[str]:
     hmp = sys.modules.get("hmp")
     left = residue_on_modules(os.path.dirname(os.path.abspath(hmp.__file__))) if hmp is not None and on_modules else []
     # what one test left behind is that test's failure alone
-    return [line for line in TORCH.differences() + left if line not in _reported]
+    return [line for line in TORCH.differences(whole_bodies=on_modules) + left if line not in _reported]
 
 
 _tests = itertools.count(1)
@@ -84,7 +88,7 @@ def torch_stays_torch() -> Iterator[None]:
     hmp = sys.modules.get("hmp")
     if hmp is not None and hasattr(hmp, "revert"):
         hmp.revert()
-    # there are thousands of classes of modules once every library is imported: not every test looks at them
+    # there are thousands of classes of modules once every library is imported, and of functions: not every test looks into them
     differences = _differences(on_modules=next(_tests) % 25 == 0)
     _reported.update(differences)
     if differences:

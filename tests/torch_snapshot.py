@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import importlib
 import inspect
+import operator
 import sys
 import types
 from typing import Any
@@ -138,19 +139,21 @@ class Snapshot:
                         self.bodies[id(function)] = (f"{label}.{name}", function, _body(function))
         self.switches = switches()
 
-    def differences(self) -> list[str]:
-        """Say what is not as it was, one line each; empty when torch is untouched."""
+    def differences(self, whole_bodies: bool = True) -> list[str]:
+        """Say what is not as it was, one line each; empty when torch is untouched. Of bodies the code alone where not `whole_bodies`."""
         found = []
         for label, before in self.attributes.items():
             now = vars(self.owners[label])
             if type(self.owners[label]) is not self.types[label]:
                 found.append(f"{label} is a {type(self.owners[label])} now")
+            if len(before) == len(now) and all(map(operator.is_, before.values(), now.values())) and all(map(operator.eq, before, now)):
+                continue  # most owners, most of the time
             for name in before.keys() | now.keys():
                 old, new = before.get(name, MISSING), now.get(name, MISSING)
                 if old is not new and not (_is_data(old) and _is_data(new)) and not _is_foreign(old, new):
                     found.append(f"{label}.{name}: {_show(old)} became {_show(new)}")
         for name, function, body in self.bodies.values():
-            if function.__code__ is not body[0] or not _same_body(body, _body(function)):
+            if function.__code__ is not body[0] or (whole_bodies and not _same_body(body, _body(function))):
                 found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
         for name, value in switches().items():
             if value != self.switches[name]:
