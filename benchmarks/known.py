@@ -6,18 +6,12 @@ from __future__ import annotations
 TOLERANCE = 1e-2
 
 _CAT = "torch's own cat brings its inputs to the widest dtype, so hmp casts none before it; torch.autocast does"
-_MASK = "scaled_dot_product_attention takes the float32 position bias as it is under hmp (R12); torch.autocast rounds it to bfloat16"
+_FINITE = "finite values of the position bias that a mask is added to stay finite under hmp (R12); torch.autocast lets them become infinite"
 _FOLD = "torch.autocast's kept copy of a weight asks for gradients under no_grad too, and linear then folds its batch: mm, not bmm"
 
 # by model, and by the ATen op that is counted otherwise
 KNOWN: dict[str, dict[str, str]] = {
     "vit": {"cat": _CAT},
-    "t5": {
-        "add": _MASK,
-        "scaled_dot_product_attention": _MASK,
-        "_scaled_dot_product_flash_attention_for_cpu": _MASK,
-        "_scaled_dot_product_efficient_attention": _MASK,
-        "_scaled_dot_product_cudnn_attention": _MASK,
-    },
+    "t5": {"clamp": _FINITE, "isinf": _FINITE, "where": _FINITE},
     "lstm": {"mm": _FOLD, "bmm": _FOLD},
 }
