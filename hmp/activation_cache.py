@@ -13,7 +13,7 @@ import torch
 
 from .casting import Tensor, cast
 from .shared_cast import may_share, shared
-from .write_marks import is_marked, mark, storage_of
+from .write_marks import is_marked, mark, noted, shown
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -37,12 +37,11 @@ def _nothing() -> None:
 class _Shared:
     """What must still hold of the activation in one storage when its copy is used again."""
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "offset", "shape", "stride", "version")
+    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "of")
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype, version: int) -> None:
         self.dtype = dtype
-        self.shape, self.stride, self.offset = tensor.shape, tensor.stride(), tensor.storage_offset()
-        self.version = version
+        self.of = shown(tensor, version)
         self.epoch = _epoch
         self.low: Callable[[], Tensor | None] = _nothing
         self.low_version = -1
@@ -64,17 +63,14 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     inference = tensor.is_inference()
     if grad and inference:
         return cast(tensor, dtype)
-    found: _Shared | None = getattr(storage_of(tensor), "_hmp_shared", None)  # not held: a mark asks who holds it
+    found = noted(tensor)
     version = 0 if inference else tensor._version
     if (
-        found is not None
+        type(found) is _Shared
         and is_marked(tensor)
         and found.dtype is dtype
         and found.epoch == _epoch
-        and found.version == version
-        and found.shape == tensor.shape
-        and found.stride == tensor.stride()
-        and found.offset == tensor.storage_offset()
+        and found.of == shown(tensor, version)
     ):
         low = found.low()
         if low is not None and _version(low) == found.low_version and not (grad and low.is_inference()):
@@ -89,9 +85,8 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
     """`tensor` in `dtype`, cast now; noted where its memory can be marked."""
     global misses, _last
     made = _Shared(tensor, dtype, version)
-    # first the place, then the mark, then the cast: whoever marks anew takes the place of this one, and what is written from now on shows
-    storage_of(tensor)._hmp_shared = made
-    if mark(tensor, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
+    # before the cast: what is written from now on shows
+    if mark(tensor, made, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
         return cast(tensor, dtype)
     low = cast(tensor, dtype)
     if type(low) is Tensor:

@@ -13,14 +13,13 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from . import names_taken, patches
+from . import fork_safe, names_taken, patches
 from .counterparts import ComparisonCounterpart, Counterpart, MethodCounterpart, compares
 from .sites import Site
 
@@ -28,7 +27,7 @@ _FUNCTIONS: type = type(torch._C._VariableFunctions)
 _METACLASS: type = type(torch.Tensor)
 _TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
 
-_lock = threading.RLock()
+_lock = fork_safe.RLock()
 # By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
 _counterparts: dict[Any, Counterpart] = {}
 _places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the switch there
@@ -41,30 +40,31 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.Wrappe
 
 def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> None:
     """Answers for the functions of `sites`, each with its switch, until patches.restore(). `tables` gives what of hmp's holds switches."""
-    if not _tables:
-        _tables.append(tables)
-        patches.on_restore(_restore)
-    builtins: dict[int, Any] = {}
-    for site, switch in sites:
-        original: Any = site.original
-        if type(original) not in _BUILTINS:
-            continue  # somebody else's, in torch's place
-        if original not in _counterparts:
-            _counterparts[original] = _counterpart(site, switch)
-        if isinstance(site.owner, type):
-            if type(original) is not types.BuiltinFunctionType:
-                _put(_METACLASS, site.attribute, _Method(site.attribute, switch, _counterparts[original]))
-        else:
-            _places.setdefault(original, []).append((site.owner, site.attribute, switch))
-            builtins[id(original)] = original
-    for original in builtins.values():
-        name, home = original.__name__, getattr(original, "__self__", None)
-        defined: Any = vars(_FUNCTIONS).get(name)
-        if isinstance(defined, staticmethod) and defined.__func__ == original:
-            _put(_FUNCTIONS, name, _Function(original))
-        elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
-            _ask(home, name, original)
-    _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
+    with _lock:  # a handler of another thread may be handed something meanwhile
+        if not _tables:
+            _tables.append(tables)
+            patches.on_restore(_restore)
+        builtins: dict[int, Any] = {}
+        for site, switch in sites:
+            original: Any = site.original
+            if type(original) not in _BUILTINS:
+                continue  # somebody else's, in torch's place
+            if original not in _counterparts:
+                _counterparts[original] = _counterpart(site, switch)
+            if isinstance(site.owner, type):
+                if type(original) is not types.BuiltinFunctionType:
+                    _put(_METACLASS, site.attribute, _Method(site.attribute, switch, _counterparts[original]))
+            else:
+                _places.setdefault(original, []).append((site.owner, site.attribute, switch))
+                builtins[id(original)] = original
+        for original in builtins.values():
+            name, home = original.__name__, getattr(original, "__self__", None)
+            defined: Any = vars(_FUNCTIONS).get(name)
+            if isinstance(defined, staticmethod) and defined.__func__ == original:
+                _put(_FUNCTIONS, name, _Function(original))
+            elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
+                _ask(home, name, original)
+        _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
 
 
 def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
@@ -98,7 +98,7 @@ def _hand_out(original: Any, standing: Any) -> Any:
         if not _is_anybodys(frame):
             return original
         _take_over()
-    return _counterparts[original]
+    return _counterparts.get(original, standing)  # none while another thread reverts
 
 
 def _is_anybodys(call: types.FrameType) -> bool:
@@ -202,10 +202,20 @@ class _Method:
 
     def __set__(self, cls: type, value: Any) -> None:
         value = self.switch if value is self.counterpart and cls is torch.Tensor else value
-        self._past(lambda: type.__setattr__(cls, self.name, value))
+        if self._is_operator():
+            self._past(lambda: type.__setattr__(cls, self.name, value))
+        else:
+            _change_type(cls, self.name, value)
 
     def __delete__(self, cls: type) -> None:
-        self._past(lambda: type.__delattr__(cls, self.name))
+        if self._is_operator() or self.name not in vars(cls):  # which is an error
+            self._past(lambda: type.__delattr__(cls, self.name))
+        else:
+            _change_type(cls, self.name, _MISSING)
+
+    def _is_operator(self) -> bool:
+        """Whether Python keeps what a class has under the name in a second place: `__add__`, which `+` looks for there."""
+        return self.name.startswith("__")
 
     def _past(self, change: Callable[[], None]) -> None:
         """Changes a class as if nothing stood here."""

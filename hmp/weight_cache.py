@@ -1,7 +1,7 @@
 """Low-precision copies of weights that are used again.
 
 A copy is a wrong result once the weight was written, so it lives on the weight's storage, with a mark that every write access to that
-memory clears (write_marks): a copy is used again while the mark stands and the weight has the shape, strides and version that it had.
+memory clears (write_marks): a copy is used again while the mark stands and the weight shows that memory as it did.
 Where no mark can be set no copy is kept; a cast at each use is always right.
 
 Where a gradient is needed the copies share memory, and each use has a gradient of its own (shared_cast): sums of gradients are made
@@ -22,7 +22,7 @@ import torch
 
 from .casting import Tensor, cast
 from .shared_cast import may_share, shared, tracing
-from .write_marks import is_marked, mark, storage_of
+from .write_marks import is_marked, mark, note, noted, shown
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -48,13 +48,12 @@ class _Copy:
     gradients: whether the last one was ever used again. `rest` is how many uses to let pass before the next try, `tries` how many failed.
     """
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "pays", "rest", "shape", "stride", "training", "tries", "used", "version")
+    __slots__ = ("__weakref__", "dtype", "epoch", "low", "of", "pays", "rest", "training", "tries", "used", "version")
 
     def __init__(self, pays: list[bool]) -> None:
         self.low: Tensor | None = None
         self.dtype: torch.dtype | None = None
-        self.shape: torch.Size = torch.Size()
-        self.stride: tuple[int, ...] = ()
+        self.of: tuple[Any, ...] = ()  # `shown` when the copy was made
         self.version = -1
         self.training = self.used = False
         self.epoch = _epoch
@@ -80,14 +79,13 @@ def low_weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
     if _compiling() or tracing() is not None or _dispatch_modes() or (trains and not may_share()):
         return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
     try:
-        kept: _Copy | None = storage_of(weight)._hmp_copy
-    except AttributeError:
-        kept = None
+        found = noted(weight)
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
         return cast(weight, dtype)
+    kept: _Copy | None = found if type(found) is _Copy else None
     if kept is not None and kept.dtype is dtype and is_marked(weight):
         low = kept.low
-        if low is not None and kept.shape == weight.shape and kept.version == weight._version and kept.stride == weight.stride():
+        if low is not None and kept.of == shown(weight, weight._version):
             hits += 1
             kept.used = True
             return _for_use(weight, low, trains)
@@ -104,12 +102,13 @@ def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:
 def _missed(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy | None) -> Tensor:
     """`weight` in `dtype`, cast now; a copy is kept where the weight is likely to be used again before it is written."""
     global misses
-    if weight.layout is not torch.strided or weight.is_inference():
+    if weight.layout is not torch.strided or weight.is_inference() or not may_share():
         return cast(weight, dtype)
     version = weight._version
     if kept is None or kept.epoch != _epoch:
         # a weight that trains is written after each use, unless gradients are accumulated or layers share it
-        kept = storage_of(weight)._hmp_copy = _Copy([True, False])
+        kept = _Copy([True, False])
+        note(weight, kept)
     elif kept.low is not None:
         kept.used = kept.used or kept.dtype is not dtype  # it was not written, but asked for in another dtype
         kept.let_go()
@@ -134,14 +133,13 @@ def _keep(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy) -> Tens
         refused["limit"] += 1
         return None
     new = _Copy(kept.pays)
-    # first the place, then the mark, then the cast: whoever marks anew takes the place of this one, and what is written from now on shows
-    storage_of(weight)._hmp_copy = new
-    refusal = mark(weight)
+    refusal = mark(weight, new)  # before the cast: what is written from now on shows
     if refusal:
         refused[refusal] += 1
         new.version, new.tries, new.rest = kept.version, kept.tries + 1, min(2**kept.tries, _PATIENCE)
         return None
-    new.dtype, new.shape, new.stride, new.version, new.training = dtype, weight.shape, weight.stride(), weight._version, trains
+    new.dtype, new.version, new.training = dtype, weight._version, trains
+    new.of = shown(weight, new.version)
     low = _cast_to_keep(weight, dtype)
     if type(low) is not Tensor:
         return None
@@ -205,9 +203,11 @@ def let_go(weight: Tensor) -> None:
     """Frees the copy of a weight that was just written, if there is one; it would be found out, but only when the weight is used."""
     if _nbytes:
         try:
-            storage_of(weight)._hmp_copy.let_go()
-        except (AttributeError, NotImplementedError, RuntimeError):
-            return  # there is none; a tensor without a storage
+            kept = noted(weight)
+        except (NotImplementedError, RuntimeError):
+            return  # a tensor without a storage
+        if type(kept) is _Copy:
+            kept.let_go()
 
 
 def clear() -> None:

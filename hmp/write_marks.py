@@ -42,12 +42,29 @@ _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
-def mark(tensor: Tensor, *, beside_others: bool = True) -> Refusal:
+def noted(tensor: Tensor) -> Any:
+    """What is noted of the memory of `tensor`, None where nothing is. NotImplementedError or RuntimeError where it has none."""
+    return getattr(storage_of(tensor), "_hmp_noted", None)
+
+
+def note(tensor: Tensor, what: object) -> None:
+    """Notes something of the memory of `tensor`, in the place of what was noted before."""
+    storage_of(tensor)._hmp_noted = what
+
+
+def shown(tensor: Tensor, version: int) -> tuple[Any, ...]:
+    """All that the values of `tensor`, a dense one, depend on besides its memory, and the version of that."""
+    return tensor.shape, version, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_neg()
+
+
+def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> Refusal:
     """Marks the memory of `tensor`, a dense one: `is_marked` says from now on whether anybody asked for write access to it. "" where it is
     marked, else why it cannot be.
 
-    Beside other Python threads a mark takes 10 microseconds instead of 1; with `beside_others=False` it is refused there.
+    `what` is noted of the memory: there is one mark, so whoever sets it anew takes the place of whoever relied on it. Beside other Python
+    threads a mark takes 10 microseconds instead of 1; with `beside_others=False` it is refused there.
     """
+    note(tensor, what)
     if not tensor.is_cpu or _lazy_clone is None or _interpret is None or not _has_gil():
         return "device"  # or a torch, or a Python, that has no such mark
     if not storage_of(tensor).resizable():
@@ -202,8 +219,8 @@ def _waits(place: _Place) -> bool:
     if call is None or call.positions is None:
         return False
     begin = call.positions[0], call.positions[2]
-    # what was loaded last from where the call begins is the function: `a.b.recv` of `a.b.recv(c.d)`
-    loads = [i for i in instructions if i.offset < at and i.opname.startswith("LOAD") and i.positions]
-    of_call = [i for i in loads if i.positions is not None and (i.positions[0], i.positions[2]) == begin and isinstance(i.argval, str)]
-    name = max(of_call, key=lambda i: (i.positions[1], i.positions[3]) if i.positions else (0, 0), default=None)
-    return name is not None and name.argval.lstrip("_") in _WAITING
+    # what was done last from where the call begins gives the function: the load of `recv` in `a.b.recv(c.d)`, the call in `a.get(b)(c.d)`
+    before = (i for i in instructions if i.offset < at and i.positions and i.positions != call.positions and i.opname != "PUSH_NULL")
+    gives = [i for i in before if i.positions and (i.positions[0], i.positions[2]) == begin]
+    last = max(gives, key=lambda i: (i.positions[1] or 0, i.positions[3] or 0, i.offset) if i.positions else (0, 0, 0), default=None)
+    return last is not None and last.opname.startswith("LOAD") and str(last.argval).lstrip("_") in _WAITING

@@ -66,6 +66,12 @@ def check(x: torch.Tensor, weight: torch.Tensor, mode: str, low: torch.dtype, ti
         assert same(got.detach(), want), f"{mode}: the product is of another time"
 
 
+def check_a_view(x: torch.Tensor, weight: torch.Tensor, low: torch.dtype) -> None:
+    """A product with a view of the weight, which is no weight: its cast is shared as an activation's."""
+    with torch.no_grad():
+        assert same(F.linear(x, weight.t()), explicit(x, weight.t(), low)), "the product with a view is of another time"
+
+
 ALIASES: dict[str, Any] = {
     "detach": lambda t: t.detach(),
     "data": lambda t: t.data,
@@ -102,7 +108,7 @@ class Writes(RuleBasedStateMachine):
         self.weights = [torch.nn.Parameter(fresh(1)), torch.nn.Parameter(fresh(2))]
         self.inputs = [fresh(3), fresh(4)]
         self.aliases: list[Any] = []
-        self.everywhere, self.mode, self.low = True, "no_grad", BF16
+        self.everywhere, self.views_too, self.mode, self.low = True, False, "no_grad", BF16
 
     @initialize(everywhere=st.booleans(), mode=st.sampled_from(MODES), low=st.sampled_from([BF16, F16]))
     def start(self, everywhere: bool, mode: str, low: torch.dtype) -> None:
@@ -121,9 +127,9 @@ class Writes(RuleBasedStateMachine):
         tensors = [*self.weights, *self.inputs]
         return tensors[number % len(tensors)]
 
-    @rule(mode=st.sampled_from(MODES), low=st.sampled_from([BF16, F16]))
-    def read_otherwise(self, mode: str, low: torch.dtype) -> None:
-        self.mode, self.low = mode, low
+    @rule(mode=st.sampled_from(MODES), low=st.sampled_from([BF16, F16]), views_too=st.booleans())
+    def read_otherwise(self, mode: str, low: torch.dtype, views_too: bool) -> None:
+        self.mode, self.low, self.views_too = mode, low, views_too
 
     @invariant()
     def every_product_is_of_the_values_that_are_there(self) -> None:
@@ -134,6 +140,8 @@ class Writes(RuleBasedStateMachine):
         with casts:
             for weight, x in itertools.product(self.weights, self.inputs):
                 check(x, weight, self.mode, self.low, times=1)
+                if self.views_too:
+                    check_a_view(x, weight, self.low)
 
     @rule(number=st.integers(0, 9), writer=st.sampled_from(sorted(WRITERS)))
     def write(self, number: int, writer: str) -> None:
@@ -163,6 +171,15 @@ class Writes(RuleBasedStateMachine):
         data = self.weights[w % len(self.weights)].detach()
         self.weights.append(torch.nn.Parameter(data.t() if transposed else data))
         del self.weights[:-4]
+
+    @rule(w=st.integers(0, 5))
+    def show_another_part(self, w: int) -> None:
+        weight = self.weights[w % len(self.weights)]
+        data = weight.detach()
+        if data.untyped_storage().nbytes() == 8 * SIZE * SIZE:
+            weight.data = data.as_strided((SIZE, SIZE), (SIZE, 1), SIZE * SIZE - data.storage_offset())
+        else:
+            weight.data = torch.cat([data, -data])[:SIZE]
 
     @rule(w=st.integers(0, 5), v=st.integers(0, 5))
     def swap(self, w: int, v: int) -> None:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import write_marks
+from hmp import activation_cache, write_marks
 from hmp.casting import each_tensor
 from writers import COLLECTIVES, WRITERS, OneProcess
 
@@ -240,3 +240,72 @@ def same(one: Any, other: Any) -> bool:
     except AssertionError:
         return False
     return True
+
+
+@pytest.mark.parametrize("weight_first", [True, False])
+def test_r18_a_mark_is_of_whoever_set_it_last(weight_first: bool) -> None:
+    """A weight's copy and the copy of a view of it rely on one mark: who sets it anew takes it from the other."""
+    weight, x = torch.nn.Parameter(torch.randn(128, 128)), torch.randn(4, 128)
+    reads = [lambda: F.linear(x, weight), lambda: torch.mm(x, weight.t())]
+    if not weight_first:
+        reads.reverse()
+    with hmp.casts("torch-cpu"), torch.no_grad():
+        for _ in range(3):
+            reads[0]()
+            weight.data.add_(1)
+            reads[1]()
+            got = reads[0]()
+            with hmp.disable_casts():
+                assert torch.equal(got, torch.mm(x.bfloat16(), weight.detach().bfloat16().t()))
+
+
+OTHERWISE = {
+    "another part": lambda t: t.as_strided((128, 64), (128, 1), 64),
+    "another sign": torch._neg_view,
+    "another dtype": lambda t: t.view(-1).view(torch.float16)[: 128 * 128].view(128, 128),
+}
+
+
+@pytest.mark.parametrize("name", OTHERWISE)
+def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(activation_cache, "WORTH_SHARING", 1024)
+    monkeypatch.setattr(activation_cache, "WORTH_A_SLOW_MARK", 1024)
+    ones = torch.ones(1, 128)
+    first = torch.ones(128, 128) if name == "another dtype" else torch.randn(128, 128)
+    with hmp.casts("torch-cpu"), torch.no_grad():
+        torch.mm(ones, first)
+        assert write_marks.is_marked(first)
+        other = OTHERWISE[name](first)
+        got = torch.mm(ones.to(other.dtype), other)
+    assert torch.equal(got, torch.mm(ones.bfloat16(), other.clone().bfloat16()))
+
+
+def test_r18_a_weight_shows_another_part_of_its_memory() -> None:
+    weight = torch.nn.Parameter(torch.randn(256, 128)[:128], requires_grad=False)
+    x = torch.randn(4, 128)
+    with hmp.casts("habana"), torch.no_grad():
+        F.linear(x, weight)
+        weight.data = weight.data.as_strided((128, 128), (128, 1), 128 * 128)
+        got = F.linear(x, weight)
+    assert torch.equal(got, F.linear(x.bfloat16(), weight.bfloat16()))
+
+
+TRANSFORMS = {
+    "vmap": lambda layer, x: torch.vmap(layer)(x),
+    "grad": lambda layer, x: torch.func.grad(lambda x: layer(x).float().sum())(x),
+    "jvp": lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
+    "vjp": lambda layer, x: torch.func.vjp(layer, x)[0],
+    "jacrev": lambda layer, x: torch.func.jacrev(layer)(x),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("frozen", [True, False])
+def test_r18_a_function_transform_keeps_nothing_and_takes_weights_that_nobody_read_yet(name: str, frozen: bool) -> None:
+    layer, x = torch.nn.Linear(8, 8).requires_grad_(not frozen), torch.randn(3, 8)
+    want = TRANSFORMS[name](copy.deepcopy(layer).bfloat16(), x.bfloat16())
+    with hmp.casts("habana"):
+        for _ in range(2):
+            got = TRANSFORMS[name](layer, x)
+            assert torch.allclose(got.float(), want.float(), atol=0.05)
+        assert hmp.cache_info().entries == 0

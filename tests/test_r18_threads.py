@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import gc
 import multiprocessing
 import os
@@ -231,6 +232,24 @@ def test_r18_no_mark_is_set_beside_a_thread_that_may_be_in_a_write() -> None:
             assert write_marks.mark(weight) == "other threads"
         assert not write_marks.is_marked(weight)
         stop.set()
+
+
+def test_r18_a_name_says_nothing_of_what_is_found_by_it() -> None:
+    """`table.get("fill_")(tensor, 1)` is a call of what was found, and none of `get`."""
+
+    class Table(dict[str, Any]):
+        recv = dict.__getitem__
+
+    table, name, done = Table(fill=torch.Tensor.fill_), "fill", [torch.zeros(1).fill_]
+    calls = (
+        lambda: table.get("fill")(1), lambda: table.get(name)(1, 2), lambda: table.recv("fill")(*name), lambda: done[0](table.get(1)),
+        lambda: (table.get)(1)(2), lambda: (name or table.get)(1), lambda: table.get("recv")(1)(**name), lambda: table.fill(table.get(1)),
+    )  # fmt: skip
+    for call in calls:
+        places = [i.offset for i in dis.get_instructions(call.__code__) if i.opname.startswith(("CALL", "PRECALL"))]
+        assert not write_marks._waits((call.__code__, places[-1])), dis.Bytecode(call).dis()
+    waits = lambda: table.get(name, done[0])  # noqa: E731
+    assert any(write_marks._waits((waits.__code__, i.offset)) for i in dis.get_instructions(waits.__code__))
 
 
 def test_r18_no_function_that_writes_a_tensor_is_called_as_those_that_wait_are() -> None:
