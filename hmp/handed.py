@@ -228,7 +228,8 @@ class _Method:
 
 
 def _change_type(cls: type, name: str, value: Any) -> None:
-    """Has a type that is written in C hold `value` under a name: Python shows the dict of one without letting anybody change it."""
+    """Has a type hold `value` under a name, nothing where that is `_MISSING`: past its metaclass, and where it is written in C, whose dict
+    Python shows without letting anybody change it."""
     names: dict[str, Any] = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
     was = names.get(name)
     if value is _MISSING:
