@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import torch
 
+from . import shared_cast
 from .casting import Tensor, cast
 from .shared_cast import may_share, shared
 from .write_marks import is_marked, mark, noted, shown
@@ -21,10 +22,8 @@ _dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
-# Below so many bytes a cast costs less than sharing one: measured, 4 microseconds. In bytes because numel() is an op in a trace.
-WORTH_SHARING = 32768
 # A mark beside other threads costs ten times as much as one in a process with one thread.
-WORTH_A_SLOW_MARK = 16 * WORTH_SHARING
+WORTH_A_SLOW_MARK = 16 * shared_cast.WORTH_SHARING
 
 hits = 0
 misses = 0
@@ -55,7 +54,7 @@ _last: tuple[Tensor | None, weakref.ref[_Shared] | None] = (None, None)
 def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`: a copy that was made before, where it is still right."""
     global hits
-    if tensor.layout is not torch.strided or tensor.nbytes < WORTH_SHARING:
+    if tensor.layout is not torch.strided or tensor.nbytes < shared_cast.WORTH_SHARING:
         return cast(tensor, dtype)
     if _compiling() or _dispatch_modes() or not may_share():
         return cast(tensor, dtype)  # a trace must hold the cast, not its result; a dual tensor's copy has a tangent of its own

@@ -16,7 +16,6 @@ for _reader in (cast, low_weight, low_activation):
     write_marks.reads_only(_reader.__code__)
 
 Parameter = torch.nn.Parameter
-_grad_enabled = torch.is_grad_enabled  # torch's own, taken before anything is patched
 
 
 class CacheInfo(NamedTuple):
@@ -40,10 +39,7 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, for an op whose result never shares memory with its inputs; a copy made before where it is still right."""
     kind = type(tensor)
     if kind is Parameter:
-        trains = _grad_enabled() and tensor.requires_grad
-        if trains and (tensor.layout is not torch.strided or tensor.nbytes < activation_cache.WORTH_SHARING):
-            return cast(tensor, dtype)  # torch.jit compares lines of source too: every cast that is traced is made in one line
-        return low_weight(tensor, dtype, trains)
+        return low_weight(tensor, dtype)
     return low_activation(tensor, dtype) if kind is Tensor else cast(tensor, dtype)
 
 

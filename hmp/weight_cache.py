@@ -20,9 +20,10 @@ from typing import Any
 
 import torch
 
+from . import shared_cast
 from .casting import Tensor, cast
 from .shared_cast import may_share, shared, tracing
-from .write_marks import is_marked, mark, note, noted, shown
+from .write_marks import is_marked, mark, note, noted, shown, storage_of
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -73,23 +74,42 @@ _alive: dict[int, weakref.ref[_Copy]] = {}
 _nbytes: dict[int, int] = {}
 
 
-def low_weight(weight: Tensor, dtype: torch.dtype, trains: bool) -> Tensor:
-    """`weight` in `dtype`: a copy that was made before, where it is still right. `trains` is whether a gradient is needed."""
+def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weight` in `dtype`: a copy that was made before, where it is still right."""
     global hits
-    if _compiling() or tracing() is not None or _dispatch_modes() or (trains and not may_share()):
-        return cast(weight, dtype)  # a trace must hold the cast, not its result; torch.compile's, nothing of this file
+    grad = _grad_enabled()
+    trains = grad and weight.requires_grad
+    # a trace must hold the cast, not its result, and compares lines of source: all its casts are made in this one
+    if _compiling() or tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not may_share())):
+        return cast(weight, dtype)
     try:
-        found = noted(weight)
+        kept = getattr(storage_of(weight), "_hmp_noted", None)  # `noted`, written out as `shown` is below: this is asked at each use
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
         return cast(weight, dtype)
-    kept: _Copy | None = found if type(found) is _Copy else None
-    if kept is not None and kept.dtype is dtype and is_marked(weight):
-        low = kept.low
-        if low is not None and kept.of == shown(weight, weight._version):
+    if type(kept) is not _Copy:
+        return _missed(weight, dtype, trains, None)
+    low = kept.low
+    if low is not None and kept.dtype is dtype and is_marked(weight):
+        shape, version, stride, offset, source, negative = kept.of
+        if (
+            weight._version == version
+            and weight.dtype is source
+            and weight.shape == shape
+            and weight.stride() == stride
+            and weight.storage_offset() == offset
+            and weight.is_neg() is negative
+        ):
             hits += 1
             kept.used = True
-            return _for_use(weight, low, trains)
+            if trains:
+                return shared(weight, low)
+            return _detach(low) if grad and low.requires_grad else low
     return _missed(weight, dtype, trains, kept)
+
+
+def _is_small(weight: Tensor) -> bool:
+    """Whether a cast costs less than sharing one, which has a node of autograd's for each use."""
+    return weight.layout is not torch.strided or weight.nbytes < shared_cast.WORTH_SHARING
 
 
 def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:

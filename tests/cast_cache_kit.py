@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hmp
-from hmp import activation_cache, cast_cache, casting, weight_cache
+from hmp import activation_cache, cast_cache, casting, shared_cast, weight_cache
 from oracle import tensors
 
 Scenario = Callable[[], Any]
@@ -28,11 +28,11 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
         if not hmp.is_converted():
             hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
         if on:
-            patch.setattr(activation_cache, "WORTH_SHARING", share_above)
+            patch.setattr(shared_cast, "WORTH_SHARING", share_above)
             patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
             hmp.set_cache_limit(None)
         else:
-            patch.setattr(cast_cache, "low_weight", lambda weight, dtype, trains: casting.cast(weight, dtype))
+            patch.setattr(cast_cache, "low_weight", lambda weight, dtype: casting.cast(weight, dtype))
             patch.setattr(cast_cache, "low_activation", casting.cast)
             hmp.set_cache_limit(0)
         try:

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from cast_cache_kit import LOW, Heads, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
-from hmp import activation_cache
+from hmp import shared_cast
 
 
 class NoGradient(torch.autograd.Function):
@@ -365,7 +365,7 @@ def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
             seen += [x.grad.clone(), grads(model), look(model, x)]
         return seen
 
-    assert_caches_change_nothing(scenario, share_above=activation_cache.WORTH_SHARING)
+    assert_caches_change_nothing(scenario, share_above=shared_cast.WORTH_SHARING)
 
 
 def test_gradients_are_what_explicit_casts_give():

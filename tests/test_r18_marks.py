@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import activation_cache, write_marks
+from hmp import activation_cache, shared_cast, write_marks
 from hmp.casting import each_tensor
 from writers import COLLECTIVES, WRITERS, OneProcess
 
@@ -268,7 +268,7 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(activation_cache, "WORTH_SHARING", 1024)
+    monkeypatch.setattr(shared_cast, "WORTH_SHARING", 1024)
     monkeypatch.setattr(activation_cache, "WORTH_A_SLOW_MARK", 1024)
     ones = torch.ones(1, 128)
     first = torch.ones(128, 128) if name == "another dtype" else torch.randn(128, 128)
