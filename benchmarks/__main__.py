@@ -48,6 +48,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu", help="of the models")
     made.add_argument("--threads", type=int, help="torch.set_num_threads; torch's own number unless given")
     made.add_argument("--write", metavar="FOLDER", type=Path, help="for the results; benchmarks/, or a temporary folder for less than all")
+    made.add_argument("--before", nargs=2, metavar=("NAME", "FILE"), help="a results.json of another commit's run, shown beside this one")
     return made
 
 
@@ -82,11 +83,11 @@ def is_whole(options: argparse.Namespace) -> bool:
 
 
 def said(options: argparse.Namespace, *among: str) -> str:
-    """The options that are not as they are by default, as they are written on a command line; not where the results went."""
+    """The options that are not as they are by default, as they are written on a command line; not where the results went or came from."""
     defaults = parser().parse_args([])
     words = []
     for name, value in vars(options).items():
-        if value == getattr(defaults, name) or name == "write" or (among and name not in among):
+        if value == getattr(defaults, name) or name in ("write", "before") or (among and name not in among):
             continue
         words.append(f" --{name}")
         if value is not True:
@@ -151,7 +152,8 @@ def main(arguments: list[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     command = f"python -m benchmarks{said(options)}"
     drawn = plots.draw(found, folder)
-    (folder / "RESULTS.md").write_text(results.report(found, about, command, seconds, drawn), encoding="utf-8")
+    before = (options.before[0], Path(options.before[1])) if options.before else None
+    (folder / "RESULTS.md").write_text(results.report(found, about, command, seconds, drawn, before), encoding="utf-8")
     (folder / "results.json").write_text(results.as_json(found, about, command, seconds), encoding="utf-8")
     print(f"{seconds:.0f} s; written to {folder}")
     return 1 if failures else 0

@@ -133,6 +133,27 @@ def samples(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
     return found
 
 
+def hits(rounds: int, calls: int) -> Estimate:
+    """Nanoseconds that a cast costs whose result is kept: `linear` with a float32 weight beside one with a weight in the low dtype."""
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    x, low = torch.randn(8, 8).to(LOW), weight.detach().to(LOW)
+
+    def kept(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, weight)
+
+    def nothing_to_cast(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, low)
+
+    found: dict[Loop, list[float]] = {kept: [], nothing_to_cast: []}
+    with one_thread(), torch.no_grad(), no_garbage_collection(), converted(POLICY):
+        for number in range(rounds):
+            for loop in rotated(list(found), number):
+                found[loop].append(_nanoseconds(loop, calls))
+    return paired_difference(found[kept], found[nothing_to_cast])
+
+
 def _places() -> list[Any]:
     names = ("linear", "layer_norm", "softmax"), ("matmul", "bmm", "addmm", "add"), ("matmul", "__matmul__", "bmm", "addmm", "add")
     owners = F, torch, Tensor
@@ -173,6 +194,7 @@ def run(rounds: int, calls: int) -> Found:
     worst = max(off, key=lambda name: off[name].value)
     result = f"worst {off[worst].text(0)} ns ({worst})"
     found.rows.append(at_most("call inside disable_casts(), time added", OFF_TARGET, off[worst], result, " ns"))
+    found.rows.append(Row("a weight's copy used again, time added to linear", "-", f"{hits(rounds, calls).text(0)} ns", None))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

@@ -118,13 +118,25 @@ def table(rows: list[Row], markdown: bool = False) -> str:
     return "\n".join([lines[0], "─" * max(map(len, lines)), *lines[1:]])
 
 
-def report(found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path]) -> str:
-    """RESULTS.md: where it was measured, the table, every part's detail."""
+def beside(before: Path, rows: list[Row]) -> list[str]:
+    """A table of the rows that were measured before too, in a run whose results.json is `before`: what was found then, and now."""
+    then = json.loads(before.read_text(encoding="utf-8"))
+    results = {row["what"]: row["result"] for row in then["rows"]}
+    lines = [f"| {r.what} | {results[r.what]} | {r.result} |" for r in rows if r.what in results]
+    return [f"`{then['command']}`, load before: {then['machine']['load before']}", "", "| what | before | now |", "|---|---|---|", *lines]
+
+
+def report(
+    found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path], before: tuple[str, Path] | None = None
+) -> str:
+    """RESULTS.md: where it was measured, the table, every part's detail; beside a run `before`, by the name of what it measured."""
     lines = ["# Results", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
     lines += ["", table([row for part in found for row in part.rows], markdown=True), ""]
     for part in found:
         lines += [f"## {part.part}", "", "```text", *part.details, "```", ""]
+    if before is not None:
+        lines += [f"## Beside {before[0]}", "", *beside(before[1], [row for part in found for row in part.rows]), ""]
     lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
     failures = [failure for part in found for failure in part.failures]
     if failures:

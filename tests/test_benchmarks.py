@@ -38,6 +38,7 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     for beginning in (
         *(f"call with nothing to cast, hmp / floor: {name}" for name in calls.loops()),
         "call inside disable_casts()",
+        "a weight's copy used again, time added to linear",
         "after revert()",
         "training step, hmp / autocast: geometric mean of 8",
         "training step, hmp / autocast: none above",
@@ -61,7 +62,13 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
 
 
 def test_parts_of_it_run_alone(tmp_path: Path) -> None:
-    output, report, samples = smallest(tmp_path, "--only", "calls,training,memory", "--models", "mlp,lstm")
+    before = tmp_path / "before.json"
+    row = {"what": "after revert()", "result": "other objects"}
+    before.write_text(json.dumps({"command": "python -m benchmarks", "machine": {"load before": 0.5}, "rows": [row]}))
+    chosen = ("--only", "calls,training,memory", "--models", "mlp,lstm", "--before", "the commit before", str(before))
+    output, report, samples = smallest(tmp_path, *chosen)
+    assert "## Beside the commit before\n" in report
+    assert "\n| after revert() | other objects | the same objects |\n" in report
     assert list(samples) == ["calls", "steps", "memory"]
     assert list(samples["steps"]) == ["mlp tiny", "lstm tiny"]
     assert list(samples["steps"]["mlp tiny"]["seconds a step"]) == ["training"]
