@@ -23,7 +23,7 @@ import torch
 from . import shared_cast
 from .casting import Tensor, cast
 from .shared_cast import may_share, shared, tracing
-from .write_marks import is_marked, mark, note, noted, shown, storage_of
+from .write_marks import is_marked, looks_as_now, mark, note, noted, shown, storage_of
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -49,13 +49,16 @@ class _Copy:
     gradients: whether the last one was ever used again. `rest` is how many uses to let pass before the next try, `tries` how many failed.
     """
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "of", "pays", "rest", "training", "tries", "used", "version")
+    __slots__ = (
+        "__weakref__", "dtype", "epoch", "looks_as_then", "low", "of", "offset", "pays", "rest", "training", "tries", "used", "version",
+    )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
         self.low: Tensor | None = None
         self.dtype: torch.dtype | None = None
         self.of: tuple[Any, ...] = ()  # `shown` when the copy was made
-        self.version = -1
+        self.looks_as_then: Callable[[Tensor], bool]
+        self.version = self.offset = -1
         self.training = self.used = False
         self.epoch = _epoch
         self.pays = pays
@@ -83,28 +86,34 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if _compiling() or tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not may_share())):
         return cast(weight, dtype)
     try:
-        kept = getattr(storage_of(weight), "_hmp_noted", None)  # `noted`, written out as `shown` is below: this is asked at each use
+        kept = getattr(storage_of(weight), "_hmp_noted", None)  # `noted`, written out: this is asked at each use
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
         return cast(weight, dtype)
     if type(kept) is not _Copy:
         return _missed(weight, dtype, trains, None)
     low = kept.low
-    if low is not None and kept.dtype is dtype and is_marked(weight):
-        shape, version, stride, offset, source, negative = kept.of
-        if (
-            weight._version == version
-            and weight.dtype is source
-            and weight.shape == shape
-            and weight.stride() == stride
-            and weight.storage_offset() == offset
-            and weight.is_neg() is negative
-        ):
-            hits += 1
-            kept.used = True
-            if trains:
-                return shared(weight, low)
-            return _detach(low) if grad and low.requires_grad else low
+    if (
+        low is not None
+        and kept.dtype is dtype
+        and is_marked(weight)
+        and weight._version == kept.version
+        and weight.storage_offset() == kept.offset
+        and (kept.looks_as_then(weight) or _looks_the_same(weight, kept))
+    ):
+        hits += 1
+        kept.used = True
+        if trains:
+            return shared(weight, low)
+        return _detach(low) if grad and low.requires_grad else low
     return _missed(weight, dtype, trains, kept)
+
+
+def _looks_the_same(weight: Tensor, kept: _Copy) -> bool:
+    """Whether the weight shows its memory as when the copy was made."""
+    if kept.of != shown(weight, kept.version):
+        return False
+    kept.looks_as_then = looks_as_now(weight)  # the answer is quicker the next time in this mode
+    return True
 
 
 def _is_small(weight: Tensor) -> bool:
@@ -159,7 +168,7 @@ def _keep(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy) -> Tens
         new.version, new.tries, new.rest = kept.version, kept.tries + 1, min(2**kept.tries, _PATIENCE)
         return None
     new.dtype, new.version, new.training = dtype, weight._version, trains
-    new.of = shown(weight, new.version)
+    new.of, new.offset, new.looks_as_then = shown(weight, new.version), int(weight.storage_offset()), looks_as_now(weight)
     low = _cast_to_keep(weight, dtype)
     if type(low) is not Tensor:
         return None

@@ -39,6 +39,7 @@ _use_count: Callable[[int], int] = torch._C._storage_Use_Count
 _holders: Callable[[Tensor], int] = torch._C.TensorBase._use_count  # type: ignore[attr-defined]
 _frames = sys._current_frames
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
+_guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
@@ -57,6 +58,19 @@ def shown(tensor: Tensor, version: int) -> tuple[Any, ...]:
     return tensor.shape, version, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_neg()
 
 
+def looks_as_now(tensor: Tensor) -> Callable[[Tensor], bool]:
+    """A quick question: True only for a tensor that shows its memory from the same offset on as `tensor` does now.
+
+    It may say False of such a tensor too: in inference mode of one that was asked about outside. Dynamo's guards ask all but a tensor's
+    offset and version in one call.
+    """
+    return _never if _guards is None else _guards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+
+
+def _never(tensor: Tensor) -> bool:
+    return False
+
+
 def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> Refusal:
     """Marks the memory of `tensor`, a dense one: `is_marked` says from now on whether anybody asked for write access to it. "" where it is
     marked, else why it cannot be.
@@ -64,12 +78,13 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
     `what` is noted of the memory: there is one mark, so whoever sets it anew takes the place of whoever relied on it. Beside other Python
     threads a mark takes 10 microseconds instead of 1; with `beside_others=False` it is refused there.
     """
-    note(tensor, what)
+    storage = storage_of(tensor)
+    storage._hmp_noted = what
     if not tensor.is_cpu or _lazy_clone is None or _interpret is None or not _has_gil():
         return "device"  # or a torch, or a Python, that has no such mark
-    if not storage_of(tensor).resizable():
+    if not storage.resizable():
         return "foreign memory"  # numpy shares it
-    if not _held_by_nobody_else(tensor):
+    if not _held_by_nobody_else(tensor, _owners(storage)):
         return "held elsewhere"
     if _c10d is not None and _c10d.GroupMember.WORLD is not None:
         return "process group"  # its threads write what they receive, and do not always hold the tensor
@@ -86,28 +101,32 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
 # --- who else holds the memory --------------------------------------------------------------------------------------------
 
 
-def _owners(tensor: Tensor) -> int:
-    storage = storage_of(tensor)
+def _owners(storage: Any) -> int:
+    """How many hold the memory, for a caller that has the storage in a variable."""
     return _use_count(storage._cdata) + sys.getrefcount(storage)
 
 
-_plain = torch.empty(1)
-# How torch counts differs between its releases: what is counted where nobody else holds anything.
-_SOLE_OWNER, _SOLE_HOLDER = _owners(_plain), _holders(_plain)
-_view: Any = _plain.view(1)
-_HOLDER_OF_A_BASE = _holders(_view._base)
-del _plain, _view
+def _counted() -> tuple[int, int, int]:
+    """How torch and Python count where nobody else holds anything: owners, holders, and holders of a view's base."""
+    plain = torch.empty(1)
+    storage = storage_of(plain)
+    owners, holders = _owners(storage), _holders(plain)
+    view: Any = plain.view(1)
+    return owners, holders, _holders(view._base)
 
 
-def _held_by_nobody_else(tensor: Tensor) -> bool:
+_SOLE_OWNER, _SOLE_HOLDER, _HOLDER_OF_A_BASE = _counted()
+
+
+def _held_by_nobody_else(tensor: Tensor, owners: int) -> bool:
     """Whether the tensor, with the one that it is a view of, is all that holds its memory, and no C++ code holds the tensor.
 
     A dlpack capsule holds the memory, a collective that is under way the tensor, and so does a graph that saved it.
     """
     base = tensor._base
     if base is not None:
-        return _owners(tensor) == _SOLE_OWNER + 1 and _holders(base) == _HOLDER_OF_A_BASE
-    if _owners(tensor) != _SOLE_OWNER:
+        return owners == _SOLE_OWNER + 1 and _holders(base) == _HOLDER_OF_A_BASE
+    if owners != _SOLE_OWNER:
         return False
     if _holders(tensor) == _SOLE_HOLDER:
         return True

@@ -309,3 +309,22 @@ def test_r18_a_function_transform_keeps_nothing_and_takes_weights_that_nobody_re
             got = TRANSFORMS[name](layer, x)
             assert torch.allclose(got.float(), want.float(), atol=0.05)
         assert hmp.cache_info().entries == 0
+
+
+def test_r18_the_quick_question_says_yes_to_what_looks_the_same_alone() -> None:
+    base = torch.randn(8, 8)
+    weight = torch.nn.Parameter(base[:4, :4])
+    asks = write_marks.looks_as_now(weight)
+    assert asks(weight), "nothing of this torch answers: every use asks the long question"
+    alike = torch.nn.Parameter(base[:4, :4])
+    others = {
+        "shape": base[:2, :4], "stride": base[:4, :4].t(), "dtype": base.view(torch.int32)[:4, :4].view(torch.float32).half(),
+        "sign": torch._neg_view(base)[:4, :4],
+    }  # fmt: skip
+    assert asks(alike)
+    for what, other in others.items():
+        assert not asks(torch.nn.Parameter(other)), what
+    with torch.inference_mode():
+        again = write_marks.looks_as_now(weight)
+        assert again(weight)
+        assert not again(torch.nn.Parameter(base[:4, :4].t()))
