@@ -21,7 +21,6 @@ import torch
 from . import (
     applied,
     compile_calls,
-    convert,
     install,
     op_names,
     patches,
@@ -34,9 +33,10 @@ from . import (
     torch_dynamo,
     torch_imports,
 )
+from .counterparts import stands_in
 from .errors import HmpError
 from .policy import Policy
-from .regions import Region
+from .regions import Region, without_casts
 from .state import Casts, InBackward, Off
 from .wrappers import op_wrap
 
@@ -67,7 +67,7 @@ def muted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 def muted_graph(graph: Callable[..., Any]) -> Callable[..., Any]:
     """A compiled graph that casts nothing more."""
-    return functools.wraps(graph)(state.without_casts(graph))
+    return functools.wraps(graph)(without_casts(graph))
 
 
 # --- what compiled code is guarded on ---------------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ def decided() -> list[Any]:
 
 def original(value: Any) -> Any:
     """torch's function, for what stands in its place."""
-    if install.is_switch(value):
+    if stands_in(value):
         return getattr(value, "__wrapped__", value)
     return value
 
@@ -162,7 +162,7 @@ def called(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
 
 def handler(function: types.FunctionType) -> Callable[..., Any] | None:
     """What is traced for a call of `function`, which stands in the place of torch's; None for its own code."""
-    if install.is_switch(function):
+    if stands_in(function):
         key = inspect.getclosurevars(function).nonlocals["_key"]
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
@@ -176,7 +176,7 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
     return None
 
 
-_QUIET = state.without_casts(lambda: None).__code__
+_QUIET = without_casts(lambda: None).__code__
 
 
 def chosen(region: Region, here: Casts | Off) -> Casts | Off:
@@ -260,6 +260,9 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
 
 
 functions: dict[Any, Callable[..., Any]] = {}
+# What enters a region of hmp's where it is called in code that is compiled.
+entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
+install.holders.append(torch_dynamo.tables)
 
 
 def _fill_functions() -> None:
@@ -267,15 +270,13 @@ def _fill_functions() -> None:
         {
             state.traced_plainly: lambda tx, args, kwargs, source: torch_dynamo.constant(tx, False),
             state.casts_enabled: _casts_enabled,
-            state.without_casts: _quiet,
+            without_casts: _quiet,
             state.call_without_casts: _without_casts,
             state.call_under: _call_under,
-            regions.disable_casts: _region(regions.disable_casts),
-            regions.enable_casts: _region(regions.enable_casts),
-            convert.casts: _region(convert.casts),
             applied.casts_here: _applied_to,
         }
     )
+    functions.update((each, _region(each)) for each in entering)
     functions.update((answer, _answer(original)) for answer, original in torch_autocast.answers().items())
 
 

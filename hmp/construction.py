@@ -10,8 +10,9 @@ from typing import Any
 import torch
 
 from . import names_taken, patches, state
-from .install import is_switch
+from .counterparts import stands_in
 from .living import subclasses
+from .regions import without_casts
 from .state import Casts, Entered, Held, Off
 
 # Class methods that construct a model and load or compute its state.
@@ -29,7 +30,7 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
-        names_taken.unbind(cls, is_switch)
+        names_taken.unbind(cls, stands_in)
         if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
             _mute(cls)
 
@@ -52,7 +53,7 @@ class QuietInit:
         bound = self.function.__get__(instance, owner)
         if instance is None or not state.casts_enabled():
             return bound
-        return state.without_casts(bound)
+        return without_casts(bound)
 
 
 def _mute(cls: type) -> None:
@@ -67,7 +68,7 @@ def _mute(cls: type) -> None:
     for name in _CONSTRUCTORS & vars(cls).keys():
         constructor = getattr(vars(cls)[name], "__func__", None)
         if isinstance(constructor, types.FunctionType):
-            patches.swap(constructor, state.without_casts(patches.plain(constructor)))
+            patches.swap(constructor, without_casts(patches.plain(constructor)))
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:

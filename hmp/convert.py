@@ -14,6 +14,7 @@ import torch
 
 from . import (
     applied,
+    compile_bridge,
     handed,
     in_flight,
     install,
@@ -29,9 +30,10 @@ from . import (
 )
 from .call_rules import Observer
 from .errors import HmpError
+from .living import alone
 from .policy import DEFAULT, Policy, as_policy
 from .policy_casts import lock as _lock
-from .regions import Region
+from .regions import Region, without_casts
 from .rules import Cast
 from .state import PROCESS, Casts
 from .unreachable import tell_unreachable
@@ -178,6 +180,9 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
 
+compile_bridge.entering.append(casts)
+
+
 class _CastsIn:
     """A function that gives the casts of a policy with scoped lines in a model, which is marked from the first call until the function
     is gone."""
@@ -306,7 +311,7 @@ def _follow(casts: Casts) -> None:
     while there are other threads, such functions have casts off inside before anything casts, and until nothing does.
     """
     old = PROCESS
-    if not in_flight.alone():
+    if not alone():
         quiet = _quiet(casts.table.keys() - old.table.keys())
         if quiet:
             _be(Casts({**old.table, **quiet}, old.policy, old.looks, old.given, old.application))
@@ -319,7 +324,7 @@ def _follow(casts: Casts) -> None:
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     """A table for those that are written in Python: they run as torch has them, and casts are off inside."""
-    return {f: state.without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
+    return {f: without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
 def _be(casts: Casts) -> None:

@@ -9,8 +9,6 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from .switch_code import is_switch
-
 
 class Counterpart(staticmethod):  # type: ignore[type-arg]
     """Stands for `own`, a builtin of torch, where it is looked at and not only called: a table that has the one knows the other.
@@ -91,6 +89,16 @@ class _Module:
 
     def __reduce__(self) -> Any:
         return importlib.import_module, (self._name,)
+
+
+def is_switch(code: types.CodeType) -> bool:
+    """Whether it is code of a function that stands in the place of one of torch's."""
+    return code.co_name == "hmp_switch"
+
+
+def stands_in(function: Any) -> bool:
+    """Whether `function` is one that stands in the place of a builtin."""
+    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and is_switch(function.__code__))
 
 
 KINDS = (Counterpart, MethodCounterpart, ComparisonCounterpart)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from . import kernels, op_names, sites, state, tables
+from . import fragments as html
+from . import kernels, op_names, sites, spelling, state, tables
 from .policy import DEFAULT, Policy, as_policy
 from .rules import EVERY_OP
 from .rules import Rule as ListEntry
@@ -55,9 +56,16 @@ class Rule:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from . import fragments
-
-        return fragments.rule(self)
+        on = f"on the <b>{html.text(self.cast)}</b> list" if self.cast else "on <b>no list</b>"
+        place = f" ({html.code(f'{self.path}:{self.line}')})" if self.path else ""
+        parts = [html.Html(f"{html.code(self.name)}: {on} of policy <b>{html.text(self.policy)}</b>{place}"), html.text(self.why)]
+        parts += [html.Html(f"in some modules: {html.code(line)}") for line in self.scoped]
+        if self.synonyms:
+            parts.append(html.Html("synonyms: " + ", ".join(map(html.code, self.synonyms))))
+        done = [(html.code(site), what) for site, _, what in (line.partition(": ") for line in self.sites)]
+        if done:
+            parts.append(html.table(("site", "what is done there"), done))
+        return html.box(*parts)
 
 
 def explain(name: str, policy: Policy | str | None = None) -> Rule:
@@ -67,13 +75,13 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     unknown op.
     """
     chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
-    ops = sites.resolve(ListEntry(name, "bf16"))
+    ops = spelling.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = tables.Listed(chosen)
     in_star = op in set(sites.starred())
     source = listed.source(op) or (listed.star if in_star else None)
     scoped = [
-        rule for rule in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(sites.resolve(rule))
+        rule for rule in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(spelling.resolve(rule))
     ]
     if op in op_names.DTYPE_OPS:
         source, scoped = None, []

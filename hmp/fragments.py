@@ -4,14 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
-
-from .rules import CASTS
-from .units import dtype_name
-
-if TYPE_CHECKING:
-    from .explain import Rule
-    from .policy import Policy
 
 _COLOURS = {"bfloat16": "#1f7a8c;color:#fff", "float16": "#7d5ba6;color:#fff", "float32": "#e8b84a;color:#2b2000"}
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64"}
@@ -67,28 +59,3 @@ def box(*parts: object) -> Html:
     """The parts below each other, in the colours of the page that they stand on."""
     style = "border-left:3px solid #1f7a8c;padding:2px 0 2px 10px;line-height:1.5;color:inherit"
     return Html(f'<div style="{style}">' + "".join(f"<div>{text(part)}</div>" for part in parts) + "</div>")
-
-
-def policy(value: Policy) -> Html:
-    """A policy: its name, its low dtype, and its lists, folded where they are long."""
-    dtype = dtype_name(value.dtype)
-    parts = [Html(f"policy <b>{text(value.name)}</b>, low dtype {chip(dtype)}, {code(value.fingerprint)}")]
-    for cast in CASTS:
-        names = value.entries(cast)
-        shown = Html(" ".join(code(name) for name in names) or "no op")
-        parts.append(Html(f"<details{' open' if len(names) <= 40 else ''}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
-    return box(*parts)
-
-
-def rule(value: Rule) -> Html:
-    """What a policy does with one op: the list and its line, the reason, and what is done at each site."""
-    on = Html(f"on the <b>{text(value.cast)}</b> list" if value.cast else "on <b>no list</b>")
-    place = Html(f" ({code(f'{value.path}:{value.line}')})" if value.path else "")
-    parts = [Html(f"{code(value.name)}: {on} of policy <b>{text(value.policy)}</b>{place}"), text(value.why)]
-    parts += [Html(f"in some modules: {code(line)}") for line in value.scoped]
-    if value.synonyms:
-        parts.append(Html("synonyms: " + ", ".join(map(code, value.synonyms))))
-    sites = [(code(site), done) for site, _, done in (line.partition(": ") for line in value.sites)]
-    if sites:
-        parts.append(table(("site", "what is done there"), sites))
-    return box(*parts)

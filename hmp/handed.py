@@ -125,7 +125,7 @@ _NOBODYS = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_f
 
 def _is_ours(module: Any) -> bool:
     """Whether a module is hmp's or has the mode of a device, which asks a table that torch filled of its own functions."""
-    return module == "torch.utils._device" or str(module).partition(".")[0] == __package__
+    return module == "torch.utils._device" or str(module).partition(".")[0] == "hmp"
 
 
 def _take_over() -> None:

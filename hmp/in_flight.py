@@ -12,16 +12,12 @@ import time
 import types
 from collections.abc import Collection, Iterator
 
-from . import state
-from .switch_code import is_switch
+from .counterparts import is_switch
+from .living import alone
+from .regions import without_casts
 
 # The longest that a conversion waits for other threads: one of them may be waiting for the thread that converts.
 PATIENCE = 5.0
-
-
-def alone() -> bool:
-    """Whether no other thread runs Python code."""
-    return len(sys._current_frames()) == 1
 
 
 def wait_for(codes: Collection[types.CodeType]) -> None:
@@ -61,4 +57,4 @@ def _unmuted(stack: list[types.FrameType], codes: Collection[types.CodeType]) ->
     return found
 
 
-_MUTED: types.CodeType = state.without_casts(alone).__code__
+_MUTED: types.CodeType = without_casts(alone).__code__

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch.jit._builtins as jit_builtins
 
-from . import handed, living, names_taken, override_tables, partials, patches, switch_code, switches, torch_imports
-from .counterparts import Counterpart
+from . import handed, living, names_taken, override_tables, partials, patches, switches, torch_imports
+from .counterparts import stands_in
 from .sites import Site
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -28,7 +28,7 @@ def install(sites: Iterable[Site]) -> None:
     bound: list[tuple[Site, Any]] = []
     for site in sites:
         original = site.original
-        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not is_switch(original):
+        if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not stands_in(original):
             if not patches.swapped(original):
                 patches.swap(original, switches.make(original, patches.plain(original), None))
             continue
@@ -65,10 +65,13 @@ def originals() -> dict[int, Any]:
     return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
 
 
+# Give what of hmp's holds switches, besides the table here.
+holders: list[Callable[[], Iterable[Any]]] = []
+
+
 def _tables() -> list[Any]:
     """What holds switches by hmp's doing."""
-    dynamo = sys.modules.get(f"{__package__}.torch_dynamo")
-    return [_switches, *(dynamo.tables() if dynamo is not None else ())]
+    return [_switches, *(table for give in holders for table in give())]
 
 
 def in_place() -> list[Callable[..., Any]]:
@@ -97,14 +100,9 @@ _DYNAMO_TABLES = {
 }
 
 
-def is_switch(function: Any) -> bool:
-    """Whether `function` is one that stands in the place of a builtin."""
-    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and switch_code.is_switch(function.__code__))
-
-
 def own(function: Any) -> Any:
     """torch's builtin, for what stands in its place; anything else as it is."""
-    return function.__wrapped__ if is_switch(function) and hasattr(function, "__wrapped__") else function
+    return function.__wrapped__ if stands_in(function) and hasattr(function, "__wrapped__") else function
 
 
 def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
@@ -123,7 +121,7 @@ def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str 
 
     def find(function: Any) -> str | None:
         found = original(function)
-        if found is None and is_switch(function):
+        if found is None and stands_in(function):
             found = original(function.__wrapped__)
         return found
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -13,10 +12,8 @@ import torch
 from . import fork_safe, jit_trace, op_names, patches, refusals
 from .call_rules import CallRule
 from .casting import Tensor
+from .log import log, speaks
 from .units import dtype_name
-from .verbose import speaks
-
-log = logging.getLogger("hmp")
 
 LOW = frozenset({torch.bfloat16, torch.float16})
 # In the place of a result: the error that was caught is to be raised, as it is.

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from . import op_names, scopes, sites
+from . import op_names, scopes, sites, spelling
 from .errors import OpListError
 from .explain import explain
 from .policy import Policy
@@ -83,7 +83,7 @@ def _of_rules(rules: list[Rule]) -> list[Finding]:
 
     for rule in rules:
         try:
-            ops = sites.resolve(rule)
+            ops = spelling.resolve(rule)
         except OpListError as error:
             say(rule, "error", _bare(error).removeprefix(f"{rule.name!r} is "))
             continue
@@ -120,10 +120,10 @@ def _of_rules(rules: list[Rule]) -> list[Finding]:
 def _meaning(rule: Rule, policy: Policy) -> tuple[Level, str]:
     if rule.name == EVERY_OP:
         return "ok", f"every op that is on no list ({sum(1 for _ in sites.starred())})"
-    if "." in rule.name and not sites.sites_of(sites.resolve(rule)[0]):
+    if "." in rule.name and not sites.sites_of(spelling.resolve(rule)[0]):
         return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
     told = explain(rule.name, policy)
-    if sites.resolve(rule)[0] in op_names.DTYPE_OPS:
+    if spelling.resolve(rule)[0] in op_names.DTYPE_OPS:
         return "note", told.why
     places = [site.partition(":")[0] for site in told.sites if not site.endswith("left to torch")]
     return "ok", f"{told.why}; at {', '.join(places)}" if places else told.why

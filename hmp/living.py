@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import in_flight
+
+def alone() -> bool:
+    """Whether no other thread runs Python code."""
+    return len(sys._current_frames()) == 1
 
 
 class Living(NamedTuple):
@@ -64,7 +67,7 @@ def _of_types(classes: set[type], *generations: int) -> list[Any]:
     second one has at its end what the first one's making has brought, and beside that stands None. Where there is no other thread one
     list does.
     """
-    if in_flight.alone():
+    if alone():
         found: list[Any] = []
         for generation in generations:
             objects = gc.get_objects(generation)

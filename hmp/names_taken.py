@@ -226,7 +226,7 @@ def _inside(value: Any, module: str, switches: Switches) -> Iterator[Place]:
 
 
 def _in_function(function: types.FunctionType, switches: Switches) -> Iterator[Place]:
-    if str(function.__globals__.get("__name__")).partition(".")[0] == __package__:
+    if str(function.__globals__.get("__name__")).partition(".")[0] == "hmp":
         return  # what hmp has put there calls torch's own
     for i, value in enumerate(function.__defaults__ or ()):
         if id(value) in switches:

@@ -5,11 +5,7 @@ A fact that depends on the torch release belongs here or in sites.py and nowhere
 
 from __future__ import annotations
 
-import torch
-
-from .presets import release
-
-_TORCH = release(torch.__version__)
+from .torch_private import TORCH
 
 
 def _names(text: str) -> frozenset[str]:
@@ -219,7 +215,7 @@ _PROMOTING = _names(
     """
 )
 # torch 2.7 promotes it forward, and raises backward.
-_MSE_LOSS = _names("mse_loss") if _TORCH < (2, 13) else _names("")
+_MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
 # torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
 PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
@@ -301,12 +297,12 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
         "avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss smm sspaddmm"
     )),
     ("cpu", "float16", _names("rrelu rrelu_with_noise")),
-    *((("cpu", "bfloat16 float16", _names("trace")),) if _TORCH < (2, 13) else ()),
+    *((("cpu", "bfloat16 float16", _names("trace")),) if TORCH < (2, 13) else ()),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
 # The forward has a kernel and the backward none: no kernel where a gradient is needed. torch 2.15 has them all.
 NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
-    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if _TORCH < (2, 15) else ()
+    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if TORCH < (2, 15) else ()
 )
 # For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
 KERNEL_BY_ARGUMENTS = _names(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import logging
 import sys
 import types
 import warnings
@@ -16,8 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from .errors import HmpError
-
-log = logging.getLogger("hmp")
 
 _MISSING = object()
 _PLACE = "the function in place"

@@ -19,6 +19,7 @@ import torch.nn.utils.prune
 from . import cast_cache, casting, patches, state, weight_cache
 from .autocast_inside import outside
 from .living import subclasses
+from .regions import without_casts
 from .state import Bound, call_without_casts
 
 # module → its functions; "Class.method" for methods
@@ -48,7 +49,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 def install() -> None:
     """Puts everything of this module in place, until patches.restore()."""
     for function in _functions():
-        patches.swap(function, state.without_casts(patches.plain(function)))
+        patches.swap(function, without_casts(patches.plain(function)))
     _install_optimizers()
     patches.on_restore(cast_cache.revert)
     _install_checkpoint()
@@ -168,7 +169,7 @@ def _install_autograd() -> None:
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
-            original(types.SimpleNamespace(pack_hook=outside(state.without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
+            original(types.SimpleNamespace(pack_hook=outside(without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
 
         return push
 
@@ -250,7 +251,7 @@ def _mute_dispatch(cls: type) -> None:
         function = getattr(handler, "__func__", handler)
         if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
             _muted.add(function)
-            patches.swap(function, outside(state.without_casts(patches.plain(function))))
+            patches.swap(function, outside(without_casts(patches.plain(function))))
             patches.on_restore(functools.partial(_muted.discard, function))
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import logging
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,13 +14,13 @@ from typing import Any
 
 import torch
 
-from . import presets, sites
+from . import fragments as html
+from . import presets, sites, spelling
 from .errors import HmpError, OpListError
+from .log import log
 from .presets import policies
 from .rules import CASTS, EVERY_OP, Cast, Rule, parse_entry, parse_list, read_list
 from .units import dtype_name
-
-log = logging.getLogger("hmp")
 
 DEFAULT = "habana"
 DTYPE_FILE = "dtype.txt"
@@ -70,7 +69,7 @@ class Policy:
             by_cast: dict[Cast, dict[str, Rule]] = {cast: {} for cast in CASTS}
             for rule in self.scoped:
                 if rule.scope == scope:
-                    by_cast[rule.cast].update(dict.fromkeys(sites.resolve(rule), rule))
+                    by_cast[rule.cast].update(dict.fromkeys(spelling.resolve(rule), rule))
             _refuse_both(by_cast["bf16"], by_cast["fp32"])
 
     def casts_by_op(self, cast: Cast) -> dict[str, Rule]:
@@ -78,7 +77,7 @@ class Policy:
         found: dict[str, Rule] = {}
         for name in sorted(getattr(self, cast)):
             rule = self.origin.get((cast, name)) or Rule(name, cast)
-            for op in sites.resolve(rule):
+            for op in spelling.resolve(rule):
                 if op not in found or name == op:  # its own name says more than another's that stands for it too
                     found[op] = rule
         return found
@@ -131,13 +130,13 @@ class Policy:
         for rule in given:
             # a name on a given promote list takes nothing from a default list: BF16 and FP32 win over promote
             if rule.cast != "promote" and rule.scope is None:
-                for op in sites.resolve(rule):
+                for op in spelling.resolve(rule):
                     for relative in (op, *sites.relatives(op)):
                         taken.setdefault(relative, rule)
         rules = list(given)
         for cast in defaults:
             for rule in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
-                winner = next((taken[op] for op in sites.resolve(rule) if op in taken), None)
+                winner = next((taken[op] for op in spelling.resolve(rule) if op in taken), None)
                 if winner is None or cast == "promote":
                     rules.append(rule)
                 elif winner.cast != cast:
@@ -162,8 +161,8 @@ class Policy:
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[Rule] = list(lower or ())
-        low = {(rule.scope, name) for rule in given for op in sites.resolve(rule) for name in (op, *sites.namesakes(op))}
-        given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in sites.resolve(rule))]
+        low = {(rule.scope, name) for rule in given for op in spelling.resolve(rule) for name in (op, *sites.namesakes(op))}
+        given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in spelling.resolve(rule))]
         lists: dict[Cast, tuple[Rule, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
@@ -277,9 +276,14 @@ class Policy:
         return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
-        from . import fragments
-
-        return fragments.policy(self)
+        dtype = html.chip(dtype_name(self.dtype))
+        parts = [html.Html(f"policy <b>{html.text(self.name)}</b>, low dtype {dtype}, {html.code(self.fingerprint)}")]
+        for cast in CASTS:
+            names = self.entries(cast)
+            shown = " ".join(map(html.code, names)) or "no op"
+            folded = "" if len(names) > 40 else " open"
+            parts.append(html.Html(f"<details{folded}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
+        return html.box(*parts)
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:

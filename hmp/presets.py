@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import functools
-import logging
-import re
 from pathlib import Path
 
 import torch
 
-log = logging.getLogger("hmp")
+from .log import log
+from .torch_private import release
 
 # Names without a folder: torch.autocast's lists for a device, of the torch release that is installed.
 _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
@@ -59,9 +58,3 @@ def _frozen(preset: str, version: str) -> str:
     if found != wanted:
         log.warning("hmp keeps no autocast lists of torch %s; %s stands for %s here", version, preset, name)
     return name
-
-
-def release(text: str) -> tuple[int, ...]:
-    """(2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0, 0)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import torch
 
-from . import sites
+from . import sites, spelling
 from .errors import HmpError, OpListError
 from .policy import Policy
 from .rules import AUTOCAST, CASTS, Rule
@@ -110,7 +110,7 @@ def effective(base: Policy, layers: Layers) -> Policy:
     taken: dict[str, Rule] = {}
     kept: list[Rule] = []
     for layer in layers:
-        spoken = [(rule, [op for op in sites.resolve(rule) if op not in taken]) for rule in layer]
+        spoken = [(rule, [op for op in spelling.resolve(rule) if op not in taken]) for rule in layer]
         _refuse_tie(spoken)
         for rule, ops in spoken:
             kept += _left(rule, ops) if ops else ()
@@ -120,7 +120,7 @@ def effective(base: Policy, layers: Layers) -> Policy:
     if not taken:
         return base
     for rule in _rules(base):
-        kept += _left(rule, [op for op in sites.resolve(rule) if op not in taken])
+        kept += _left(rule, [op for op in spelling.resolve(rule) if op not in taken])
     origin = {(rule.cast, rule.name): rule for rule in reversed(kept)}
     bf16, fp32, promote = (frozenset(name for on, name in origin if on == cast) for cast in CASTS)
     return Policy(base.name, base.dtype, bf16, fp32, promote, origin=origin)
@@ -128,13 +128,13 @@ def effective(base: Policy, layers: Layers) -> Policy:
 
 def _left(rule: Rule, ops: list[str]) -> Iterator[Rule]:
     """The rule where all its ops are left to it; where some are, rules for those that have a name which stands for no other op."""
-    every = sites.resolve(rule)
+    every = spelling.resolve(rule)
     if len(ops) == len(every):
         yield rule
         return
     for op in ops:
         named = rule._replace(name=op + (AUTOCAST if rule.is_autocasts else ""))
-        if set(sites.resolve(named)) <= set(ops):
+        if set(spelling.resolve(named)) <= set(ops):
             yield named
 
 

@@ -18,7 +18,6 @@ must not be missed is the first step of its handler, or the end of an object who
 
 from __future__ import annotations
 
-import inspect
 import types
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
@@ -315,27 +314,3 @@ class Bound:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.function, name)
-
-
-def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose calls run with casts off; a coroutine or a generator until it ends."""
-    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        from .regions import disable_casts
-
-        return disable_casts(function)  # type: ignore[no-any-return]
-
-    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
-        # call_without_casts, written out: composites run through this at every call, and what they call starts no task
-        before = get()
-        off = (before.now or settled(before)).off
-        try:
-            live.append(None)
-            put(off)
-            return function(*args, **kwargs)
-        finally:
-            try:
-                put(before)
-            finally:
-                live.pop()
-
-    return quiet

@@ -122,11 +122,6 @@ def _maker(switch: list[str]) -> Callable[..., Any]:
     return made
 
 
-def is_switch(code: types.CodeType) -> bool:
-    """Whether it is code of a function that stands in the place of one of torch's."""
-    return code.co_name == "hmp_switch"
-
-
 # The code of a switch that was not called yet under the casts that are in force.
 FIRST_CALL: types.CodeType = _maker(
     ["def hmp_switch(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import as_found, kernels, op_names, patches, registry, sites, special_ops, state
+from . import as_found, kernels, op_names, patches, registry, sites, special_ops, spelling, state
 from .call_rules import CallRule, Kind, Observer, user_rule
 from .composites import calling
 from .parameters import parameters
@@ -127,7 +127,7 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     found = _of_ops(policy).copy()
     for name, source in dotted:
         # a user's function is one op: what it calls inside is not decided again; and it may be another at each conversion
-        site = sites.user_site(name)
+        site = spelling.user_site(name)
         _add(found, site, source.cast, policy.dtype, source, user_rule(site.original, name, source.cast, policy.dtype))
     for site, cast in registered:
         if site.original not in found:

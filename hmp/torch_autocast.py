@@ -27,8 +27,8 @@ from torch.amp import autocast_mode
 
 from . import patches, state
 from .casting import each_tensor
+from .log import log, speaks
 from .state import Casts, Off, Stretch, Table
-from .verbose import log, speaks
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it speaks of, where no argument says so

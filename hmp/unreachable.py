@@ -8,7 +8,6 @@ import contextlib
 import functools
 import gc
 import inspect
-import logging
 import sys
 import types
 from collections.abc import Iterator
@@ -17,9 +16,8 @@ from typing import Any, NamedTuple
 
 from . import install
 from .living import unfrozen
+from .log import log
 from .names_taken import SKIPPED
-
-log = logging.getLogger("hmp")
 
 
 class Unreachable(NamedTuple):

@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
-import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import fork_safe
 from .call_rules import CallRule
+from .call_sites import caller
 from .casting import Caster, Tensor, each_tensor
+from .log import log, speaks
 from .policy import Policy
 from .rules import Cast
 from .units import dtype_name
-
-log = logging.getLogger("hmp")
-
-PACKAGES = (str(Path(__file__).parent) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 
 def announce(policy: Policy) -> None:
@@ -38,15 +33,6 @@ def announce(policy: Policy) -> None:
     lists: tuple[Cast, ...] = ("bf16", "fp32")
     for cast in lists:
         log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
-
-
-def speaks() -> bool:
-    """Whether this process logs: rank 0 of a distributed run, or every rank with HMP_LOG_ALL_RANKS=1."""
-    if os.environ.get("HMP_LOG_ALL_RANKS") == "1":
-        return True
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank() == 0
-    return os.environ.get("RANK", "0") == "0"
 
 
 class LogObserver:
@@ -100,11 +86,3 @@ class LogObserver:
         if speaks():
             casts = ", ".join(dict.fromkeys(f"{dtype_name(a)} -> {dtype_name(b)}" for a, b in made)) or "nothing to cast"
             log.info("%s (%s) at %s: inputs %s: %s", rule.op, rule.kind, place, ", ".join(map(dtype_name, inputs)), casts)
-
-
-def caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside hmp and torch."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((*PACKAGES, "<")):
-        frame = frame.f_back
-    return frame.f_code.co_filename, frame.f_lineno

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from . import autocast_inside, cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops, state
+from . import autocast_inside, cast_cache, casting, jit_trace, op_names, refusals, saturation, special_ops
 from .call_rules import CallRule, Observer, Op, survey
 from .casting import FINITE_MAX, Caster, Tensor, cast_call, castable, each_castable, each_tensor
 from .kernels import GIVEN_UP, Kernels
 from .outputs import deliver
+from .regions import without_casts
 from .views import Original, refuse_writes
 
 Parameter = torch.nn.Parameter
@@ -33,7 +34,7 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
         caster = casting.cast_finite
     elif rule.mask_taker or rule.arithmetic:
         caster = casting.cast_saturating if rule.mask_taker else casting.cast_saturating_0dim
-    inner = state.without_casts(op) if rule.composite else op
+    inner = without_casts(op) if rule.composite else op
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
         rule = rule._replace(asks_torch_first=False)  # what somebody put in torch's place is the user's Python, and called once
     if observer is not None:

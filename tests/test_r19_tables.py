@@ -52,7 +52,7 @@ from torch_walk import held_by_anything, held_by_torch
 
 def is_wrapper(value):
     if isinstance(value, types.FunctionType):
-        return switch_code.is_switch(value.__code__) and hasattr(value, "__wrapped__")
+        return counterparts.is_switch(value.__code__) and hasattr(value, "__wrapped__")
     return type(value) in counterparts.KINDS
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Iterator
 from typing import Any, Literal
 
 from ..errors import HmpError, NonFiniteError
+from ..log import log
 from .attribution import Attribution
 from .finding import Finding
 from .watcher import Watcher
-
-log = logging.getLogger("hmp")
 
 
 class Findings(list[Finding]):

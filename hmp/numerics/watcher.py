@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import cmath
-import logging
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,12 +15,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, has_values
+from ..log import log
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find
 from .whole_calls import WholeCalls
 
-log = logging.getLogger("hmp")
 Tensor = torch.Tensor
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
 # A finite extreme stands for an infinity: `finfo(dtype).min` in masks.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .. import fork_safe, op_names, sites, state
+from .. import fork_safe, op_names, sites, spelling, state
 from ..call_rules import CallRule
 from ..cast_cache import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
@@ -216,11 +216,11 @@ class Recorder:
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
         names = {name for policy in self.policies for cast in CASTS for name in getattr(policy, cast) if name != EVERY_OP}
-        unused = [name for name in names if called.isdisjoint(sites.resolve(Rule(name, "bf16")))]
+        unused = [name for name in names if called.isdisjoint(spelling.resolve(Rule(name, "bf16")))]
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
-            if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *sites.resolve(rule))):
+            if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
                 unused.append(rule.text)
         return sorted(unused)
 

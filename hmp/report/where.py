@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..verbose import caller
+from ..call_sites import caller
 
 
 class Place(NamedTuple):

@@ -9,7 +9,8 @@ from ..errors import HmpError
 from ..policy import Policy, as_policy
 from ..presets import policies
 from ..rules import AUTOCAST, CASTS, EVERY_OP, Cast, Rule
-from ..sites import ancestry, resolve, sites_of
+from ..sites import ancestry, sites_of
+from ..spelling import resolve
 from ..tables import Listed
 
 

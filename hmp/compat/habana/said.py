@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from hmp.verbose import speaks
+from hmp.log import speaks
 
 log = logging.getLogger("hmp")
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ... import op_names, sites, tables
+from ... import op_names, spelling, tables
 from ...errors import OpListError
 from ...policy import Policy
 from ...presets import policies
@@ -253,7 +253,7 @@ def in_words(said: dict[str, list[str]]) -> str:
 def can_be_listed(op: str) -> bool:
     """Whether a list may hold `op` by this name: it is an op of torch's or a registered one, and no in-place form."""
     try:
-        return not op.endswith("_") and op not in op_names.DTYPE_OPS and op in sites.resolve(Rule(op, "bf16"))
+        return not op.endswith("_") and op not in op_names.DTYPE_OPS and op in spelling.resolve(Rule(op, "bf16"))
     except OpListError:
         return False
 
