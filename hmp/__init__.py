@@ -5,21 +5,17 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from .benchmark import benchmark
-from .cast_cache import cache_info, clear_cache, set_cache_limit
-from .convert import Handle, apply, casts, convert, is_converted, register, remove, revert
+from .caches import cache_info, clear_cache, set_cache_limit
+from .context import casts_enabled, disable_casts, enable_casts
+from .diagnostics import Rule, Unreachable, explain, memory_stats, unreachable
+from .dispatch import bf16_function, fp32_function, promote_function
 from .errors import HmpError, NonFiniteError, OpListError
-from .explain import Rule, explain
-from .kernels import fallbacks
-from .memory_stats import memory_stats
-from .policy import Policy
-from .presets import policies
-from .regions import disable_casts, enable_casts
-from .registry import bf16_function, fp32_function, promote_function
+from .lists import Policy, policies
 from .report.record import record
 from .report.report import Report
-from .state import casts_enabled
+from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .tune import tune
-from .unreachable import Unreachable, unreachable
+from .wrapping import fallbacks
 
 if TYPE_CHECKING:
     from .numerics.compare import compare

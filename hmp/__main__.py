@@ -1,5 +1,5 @@
 """``python -m hmp``: the same as the console script ``hmp``."""
 
-from hmp.cli import main
+from .cli import main
 
 raise SystemExit(main())

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 import hmp
-from hmp import activation_cache, cast_cache, casting, shared_cast, weight_cache
+from hmp.caches import activation_cache, cast_cache, shared_cast, weight_cache
+from hmp.casting import tensor_casts
 from oracle import tensors
 
 Scenario = Callable[[], Any]
@@ -32,8 +33,8 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
             patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
             hmp.set_cache_limit(None)
         else:
-            patch.setattr(cast_cache, "low_weight", lambda weight, dtype: casting.cast(weight, dtype))
-            patch.setattr(cast_cache, "low_activation", casting.cast)
+            patch.setattr(cast_cache, "low_weight", lambda weight, dtype: tensor_casts.cast(weight, dtype))
+            patch.setattr(cast_cache, "low_activation", tensor_casts.cast)
             hmp.set_cache_limit(0)
         try:
             yield

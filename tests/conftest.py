@@ -56,14 +56,14 @@ test_foreign_patches test_end_to_end test_register test_tracers_export
 @pytest.fixture(autouse=True)
 def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test."""
-    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.install" not in sys.modules:
+    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.dispatch.install" not in sys.modules:
         yield
         return
-    from hmp import living, names_taken
+    from hmp.patching import heap, references
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(living, "find", lambda: living.Living([], []))
-        patch.setattr(names_taken, "_in_python_modules", lambda switches: iter(()))
+        patch.setattr(heap, "find", lambda: heap.Living([], []))
+        patch.setattr(references, "_in_python_modules", lambda switches: iter(()))
         yield
 
 
@@ -100,7 +100,7 @@ def torch_stays_torch() -> Iterator[None]:
 
 def _left_in() -> object:
     """What a test left in force in its own thread, None where that is nothing; the next test begins outside of it."""
-    state = sys.modules.get("hmp.state")
+    state = sys.modules.get("hmp.context.state")
     if state is None or state.here() is state.PROCESS:
         return None
     found = state.here()

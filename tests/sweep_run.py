@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 import hmp
-from hmp import sites
+from hmp.ops import sites
 from oracle import BF16, F32
 from sweep_attempt import Attempt, Outcome
 from sweep_cases import Call, Sample, calls, mixtures, samples

@@ -13,7 +13,9 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import as_found, kernels, tables
+from hmp.dispatch import deciding
+from hmp.patching import cache
+from hmp.wrapping import kernel_fallback
 
 X = torch.ones(2, 2)
 
@@ -26,15 +28,15 @@ def dtypes(*functions) -> list[torch.dtype]:
 def test_nothing_of_torchs_own_passes_for_somebody_elses() -> None:
     # else what convert() works out would be worked out anew at every conversion
     dtypes(F.relu)
-    assert not as_found.foreign()
+    assert not cache.foreign()
 
 
 def test_a_conversion_is_decided_once_as_long_as_torch_is_as_it_was() -> None:
     policy = hmp.Policy.load("bert")
     hmp.convert(policy=policy).revert()
-    before = tables._of_ops(policy)
+    before = deciding._of_ops(policy)
     hmp.convert().revert()
-    assert tables._of_ops(policy) is before
+    assert deciding._of_ops(policy) is before
 
 
 def test_r16_a_patch_that_came_and_went_between_conversions(monkeypatch) -> None:
@@ -105,9 +107,9 @@ def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
         "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
     }
     tried = []
-    retry = kernels.Kernels.retry
-    monkeypatch.setattr(kernels.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
-    monkeypatch.setattr(kernels, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
+    retry = kernel_fallback.Kernels.retry
+    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
+    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
     for _ in range(2):
         with hmp.convert(policy=hmp.Policy(bf16={op})):
             calls[op]()
@@ -127,7 +129,7 @@ def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
     try:
         hmp.convert().revert()
         assert gc.isenabled() is enabled
-        monkeypatch.setattr("hmp.torch_autocast.install", fail)
+        monkeypatch.setattr("hmp.torch_hooks.autocast.install", fail)
         with pytest.raises(ArithmeticError):
             hmp.convert()
         assert gc.isenabled() is enabled

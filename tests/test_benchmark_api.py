@@ -14,7 +14,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, Training, nothing
-from hmp import patches
+from hmp.patching import patches
 
 BF16, FP32 = torch.bfloat16, torch.float32
 

@@ -16,8 +16,8 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, Training, nothing
-from hmp import patches
 from hmp.benchmark.result import StepError
+from hmp.patching import patches
 
 # -- failures
 

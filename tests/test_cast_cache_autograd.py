@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from cast_cache_kit import LOW, Heads, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
-from hmp import shared_cast
+from hmp.caches import shared_cast
 
 
 class NoGradient(torch.autograd.Function):

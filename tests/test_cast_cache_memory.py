@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 import hmp
 from cast_cache_kit import LOW, X, Y, caches, look, loss, net
-from hmp import activation_cache, weight_cache
+from hmp.caches import activation_cache, weight_cache
 
 
 @pytest.fixture(autouse=True)

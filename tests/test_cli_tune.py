@@ -285,7 +285,7 @@ def test_the_recipe_of_init_learns() -> None:
     Path("recipe.py").unlink()
     assert main(["init"]) == 0
     assert Path("recipe.py").read_text(encoding="utf-8") == RECIPE
-    from hmp.recipe import load
+    from hmp.tune.recipe import load
 
     torch.manual_seed(0)
     recipe = load("recipe.py")

@@ -73,7 +73,7 @@ def test_the_guard_is_fast():
 
 def test_the_guard_sees_a_region_that_did_not_end() -> None:
     from conftest import _left_in
-    from hmp import state
+    from hmp.context import state
 
     state.put(state.PROCESS.off)
     assert _left_in() is state.PROCESS.off

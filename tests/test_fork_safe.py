@@ -22,7 +22,12 @@ from trap_kit import policy
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
 
 BF16, F32 = torch.bfloat16, torch.float32
-LOCKS = ["hmp.policy_casts.lock", "hmp.switches._lock", "hmp.kernels._lock", "hmp.compat.habana._lock"]
+LOCKS = [
+    "hmp.session.compiled_policies.lock",
+    "hmp.dispatch.switches._lock",
+    "hmp.wrapping.kernel_fallback._lock",
+    "hmp.compat.habana._lock",
+]
 LISTS, OTHER = policy(bf16=["linear"]), policy(bf16=["matmul"])
 
 

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from torch._C._dynamo import eval_frame
 
 import hmp
-from hmp import state
+from hmp.context import state
 from trap_kit import policy
 
 pytestmark = [

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import policy_casts
-from hmp.state import Casts
+from hmp.context.state import Casts
+from hmp.session import compiled_policies
 from trap_kit import policy
 
 X = torch.ones(2, 2)
@@ -68,7 +68,7 @@ def assert_flat(numbers: int, model: torch.nn.Module | None = None) -> None:
         with hmp.convert(policy=policy(bf16=["linear"])):
             tries(range(60), model)
             count, size = alive(), kilobytes()
-            assert count < 3 * policy_casts.MOST
+            assert count < 3 * compiled_policies.MOST
             tries(range(60, numbers), model)
             assert alive() <= count + 2
             assert kilobytes() < size + 3000  # the casts of one policy take a thousand
@@ -94,7 +94,7 @@ def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     model, region = hmp.apply(torch.nn.Linear(2, 2), used), hmp.casts(policy(bf16=["matmul"]))
     handle = hmp.convert(policy=policy(bf16=["mul"]))
     with region:
-        other = threading.Thread(target=tries, args=(range(2 * policy_casts.MOST),))
+        other = threading.Thread(target=tries, args=(range(2 * compiled_policies.MOST),))
         other.start()
         other.join()
         assert (X @ X).dtype == torch.bfloat16
@@ -109,11 +109,11 @@ def test_the_latest_policies_are_kept_though_nothing_uses_them():
     hmp.convert(policy=policy(bf16=["linear"]))
     with hmp.casts(the(0)):
         pass
-    kept = weakref.ref(policy_casts.of(the(0)))
-    tries(range(1, policy_casts.MOST - 2))
+    kept = weakref.ref(compiled_policies.of(the(0)))
+    tries(range(1, compiled_policies.MOST - 2))
     gc.collect()
-    assert kept() is policy_casts.of(the(0))
-    tries(range(1, 2 * policy_casts.MOST))
+    assert kept() is compiled_policies.of(the(0))
+    tries(range(1, 2 * compiled_policies.MOST))
     gc.collect()
     assert kept() is None
     with hmp.casts(the(1)):
@@ -122,10 +122,10 @@ def test_the_latest_policies_are_kept_though_nothing_uses_them():
 
 def test_verbose_conversions_forget_what_they_said_with_their_policy(caplog, monkeypatch):
     caplog.set_level("INFO", "hmp")
-    monkeypatch.setattr(sys.modules["hmp.convert"], "tell_unreachable", lambda: None)  # goes through all modules, each time
+    monkeypatch.setattr(sys.modules["hmp.session.conversion"], "tell_unreachable", lambda: None)  # goes through all modules, each time
     with hmp.convert(policy=policy(bf16=["linear"])):
-        for number in range(policy_casts.MOST * 2):
+        for number in range(compiled_policies.MOST * 2):
             with hmp.convert(policy=the(number), verbose=True):
                 F.linear(X, X)
         gc.collect()
-        assert len(policy_casts._log_observers) <= policy_casts.MOST
+        assert len(compiled_policies._log_observers) <= compiled_policies.MOST

@@ -75,7 +75,7 @@ for stats in (before, during, after):
 
 
 def test_without_proc_the_process_says_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules["hmp.memory_stats"], "_STATUS", tmp_path / "nowhere")
+    monkeypatch.setattr(sys.modules["hmp.diagnostics.memory_statistics"], "_STATUS", tmp_path / "nowhere")
     stats = hmp.memory_stats("cpu")
     assert stats["InUse"] is None
     assert (stats["MaxInUse"] is None) == (sys.platform != "darwin")
@@ -122,7 +122,7 @@ def test_the_keys_are_those_that_torchs_own_summary_reads(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: Asked(num_ooms=0, num_alloc_retries=0))
     torch.cuda.memory_summary(0)
-    assert set(sys.modules["hmp.memory_stats"]._CUDA.values()) <= read
+    assert set(sys.modules["hmp.diagnostics.memory_statistics"]._CUDA.values()) <= read
     assert CUDA.keys() <= read | {"num_ooms", "num_alloc_retries"}
 
 

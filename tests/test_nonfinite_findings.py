@@ -358,7 +358,7 @@ def test_a_compiled_model_runs_uncompiled_and_is_seen():
 
 
 def test_it_is_a_decorator_and_leaves_nothing_behind():
-    observers = sys.modules["hmp.policy_casts"].observers
+    observers = sys.modules["hmp.session.compiled_policies"].observers
 
     @hmp.detect_nonfinite()
     def step() -> None:

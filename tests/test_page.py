@@ -15,10 +15,10 @@ import torch
 import hmp
 import page_kit
 import tune_result_kit
+from hmp.numerics.page import comparison_page
 from hmp.report.page import advice, charts, model, report_page
-from hmp.report.page.comparison import comparison_page
-from hmp.report.page.tuning import tuning_page
 from hmp.report.rows import Row
+from hmp.tune.page import tuning_page
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
 VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}

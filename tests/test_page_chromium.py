@@ -13,7 +13,7 @@ import pytest
 
 import page_kit
 import tune_result_kit
-from hmp.report.page.comparison import comparison_page
+from hmp.numerics.page import comparison_page
 
 OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --window-size=1280,800""".split()

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import torch.utils.checkpoint as checkpointing
 
 import hmp
-from hmp import patches
+from hmp.patching import patches
 
 LOW = torch.bfloat16
 KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-from hmp import presets
+from hmp.lists import presets
 
 RELEASE = ".".join(torch.__version__.split(".")[:2])
 FROZEN = [name.partition("@")[2] for name in hmp.policies() if name.startswith("torch-cpu@")]

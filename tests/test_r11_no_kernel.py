@@ -12,7 +12,7 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 import hmp
-from hmp import op_names
+from hmp.ops import op_facts
 
 X = torch.linspace(-1.0, 1.0, 16).reshape(4, 4)
 POSITIVE = X @ X.T + 4 * torch.eye(4)
@@ -188,10 +188,10 @@ def test_r11_out_of_memory_is_never_tried_again(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("op", ["dropout", "rrelu", "multinomial"])
 def test_r11_random_ops_are_never_run_again(op: str) -> None:
-    from hmp import tables
+    from hmp.dispatch import deciding
 
     with hmp.convert(policy=hmp.Policy("mine", bf16={op})):
-        rules = [d.rule for d in tables.decide(hmp.Policy("mine", bf16={op})).values() if d.rule.op == op]
+        rules = [d.rule for d in deciding.decide(hmp.Policy("mine", bf16={op})).values() if d.rule.op == op]
     assert rules
     assert not any(rule.retries for rule in rules)
 
@@ -238,7 +238,7 @@ def test_r11_explain_says_where_an_op_has_no_kernel() -> None:
 
 
 # What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.
-TRIED = op_names.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
+TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample's storage is too small in two bytes an element
 
 
 @pytest.mark.slow
@@ -246,11 +246,11 @@ TRIED = op_names.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample'
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
     """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
-    known = {name for device, dtypes, names in op_names.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
+    known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}
     missing = []
     for info in op_db:
         name = info.name.removeprefix("nn.functional.")
-        synonyms = op_names.SYNONYMS.get(name, ())
+        synonyms = op_facts.SYNONYMS.get(name, ())
         if torch.float32 not in info.dtypes or name.startswith("jiterator") or known.intersection({name, *synonyms}) or name in TRIED:
             continue
         for sample, _ in zip(info.sample_inputs("cpu", torch.float32), range(4), strict=False):

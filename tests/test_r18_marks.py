@@ -19,8 +19,8 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import activation_cache, shared_cast, write_marks
-from hmp.casting import each_tensor
+from hmp.caches import activation_cache, shared_cast, write_marks
+from hmp.casting.tensor_casts import each_tensor
 from writers import COLLECTIVES, WRITERS, OneProcess
 
 READERS: dict[str, Callable[[torch.Tensor], Any]] = {

@@ -25,7 +25,7 @@ import pytest
 import torch
 
 import hmp
-from hmp import activation_cache, cast_cache, weight_cache, write_marks
+from hmp.caches import activation_cache, cast_cache, weight_cache, write_marks
 from writers import WRITERS
 
 BF16 = torch.bfloat16

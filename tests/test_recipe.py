@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.recipe import FORM, MOST_BATCHES, RecipeError, load
+from hmp.tune.recipe import FORM, MOST_BATCHES, RecipeError, load
 
 GOOD = """\
 import torch

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import state
+from hmp.context import state
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.rules import Rule, parse_list
+from hmp.lists.entries import Rule, parse_list
 
 
 def entries(rules) -> list[tuple[str, str | None, int | None]]:

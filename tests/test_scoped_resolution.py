@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from hmp import scopes
-from hmp.tables import Listed
+from hmp.dispatch.deciding import Listed
+from hmp.lists import scopes
 from strategies import RULES
 
 CASTS = ("bf16", "fp32", "promote")

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import hmp
-from hmp import cli, list_check
+from hmp import cli
 from hmp.compat import gaudi_config
+from hmp.diagnostics import check_lists
 
 LOW, WIDE = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 8).reshape(2, 4)
@@ -68,7 +69,7 @@ def test_scope_explain_names_the_lines(folder: Path):
 
 
 def test_scope_check_explains_each_line(folder: Path, capsys: pytest.CaptureFixture[str]):
-    found = {each.name: each for each in list_check.check(list_check.files_of(folder))}
+    found = {each.name: each for each in check_lists.check(check_lists.files_of(folder))}
     assert found["softmax"].level == found["softmax @ decoder"].level == "ok"
     message = found["softmax @ decoder"].message
     assert message.startswith("inside modules whose path 'decoder' matches: its castable inputs become float32 (R2); at torch.softmax")

@@ -22,7 +22,7 @@ from hypothesis.strategies._internal.utils import clear_strategy_cache
 
 import hmp
 import soak_twin
-from hmp import state
+from hmp.context import state
 from soak_twin import Casts
 from trap_kit import policy
 

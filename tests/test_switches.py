@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import signatures, sites, state
+from hmp.context import state
+from hmp.ops import signatures, sites
 from trap_kit import policy, same
 
 BF16, F32 = torch.bfloat16, torch.float32

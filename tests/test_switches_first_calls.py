@@ -12,7 +12,8 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import state, switches, tables
+from hmp.context import state
+from hmp.dispatch import deciding, switches
 from process_kit import run_in_another_process
 from trap_kit import policy
 
@@ -112,10 +113,10 @@ def test_an_ops_wrapper_is_made_at_its_first_call_and_stands_in_the_table_from_t
     matmul, mm = torch.matmul, torch.mm
     with hmp.convert(policy=LISTS), hmp.casts(OTHER):
         table = state.here().table
-        assert type(table[matmul]) is type(table[mm]) is tables.Uncalled
+        assert type(table[matmul]) is type(table[mm]) is deciding.Uncalled
         assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32
         made = table[matmul]
-        assert type(made) is not tables.Uncalled and type(table[mm]) is tables.Uncalled
+        assert type(made) is not deciding.Uncalled and type(table[mm]) is deciding.Uncalled
         assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32 and table[matmul] is made
     with hmp.convert(policy=OTHER):
         assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32

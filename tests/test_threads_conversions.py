@@ -18,7 +18,8 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp import in_flight, state
+from hmp.context import state
+from hmp.session import calls_in_flight
 from trap_kit import policy
 
 A, B, V, ONES = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6), torch.ones(6)
@@ -225,7 +226,7 @@ def test_a_switch_that_has_decided_and_not_called_yet_is_waited_for() -> None:
 
     thread, errors = _in_thread(run)
     assert began.wait(60)
-    in_flight.wait_for(())
+    calls_in_flight.wait_for(())
     assert ended.is_set() and thread.is_alive()
     thread.join()
     assert not errors
@@ -233,7 +234,7 @@ def test_a_switch_that_has_decided_and_not_called_yet_is_waited_for() -> None:
 
 def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the steps in which a policy comes into force while there are other threads."""
-    module = sys.modules["hmp.convert"]
+    module = sys.modules["hmp.session.conversion"]
     tables, be = [state.PROCESS.table], module._be
     monkeypatch.setattr(module, "_be", lambda casts: (be(casts), tables.append(casts.table)))
 
@@ -255,7 +256,7 @@ def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_o
 
 
 def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(in_flight, "PATIENCE", 0.3)
+    monkeypatch.setattr(calls_in_flight, "PATIENCE", 0.3)
     began, converted = threading.Event(), threading.Event()
 
     class Waits(torch.Tensor):

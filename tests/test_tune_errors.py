@@ -73,7 +73,7 @@ def test_a_start_with_scoped_lines_is_refused() -> None:
 
 
 def _scoped(text: str):
-    from hmp.rules import parse_list
+    from hmp.lists.entries import parse_list
 
     return parse_list(text, "bf16")
 

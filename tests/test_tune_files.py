@@ -12,7 +12,7 @@ import torch
 
 import hmp
 import tune_result_kit
-from hmp.rules import Rule
+from hmp.lists.entries import Rule
 from hmp.tune.files import list_files
 from hmp.tune.result import result_of
 from hmp.tune.tolerance import Tolerance

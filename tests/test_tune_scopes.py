@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import hmp
-from hmp import scopes
+from hmp.lists import scopes
 from hmp.tune.decisions import Decisions, Key
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent
 @pytest.fixture(autouse=True)
 def no_listing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What `unreachable()` lists is said by test_names_taken.py; here, among all that the other tests hold, it takes seconds a call."""
-    monkeypatch.setattr(sys.modules["hmp.convert"], "tell_unreachable", lambda: None)
+    monkeypatch.setattr(sys.modules["hmp.session.conversion"], "tell_unreachable", lambda: None)
 
 
 def decisions(caplog: pytest.LogCaptureFixture) -> list[str]:

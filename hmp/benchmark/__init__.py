@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from ..policy import Policy
+    from ..lists import Policy
     from .result import Benchmark
 
 

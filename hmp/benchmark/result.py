@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..json_values import json_values
+from ..formatting import json_values
 
 
 class StepError(HmpError):

@@ -12,10 +12,11 @@ from typing import Any
 
 import torch
 
-from .. import applied, patches
+from ..context import disable_casts
 from ..errors import HmpError
-from ..policy import Policy
-from ..regions import disable_casts
+from ..lists import Policy
+from ..patching import patches
+from ..torch_hooks import module_calls
 from .memory import SAVED, allocated, meter
 from .result import Benchmark, Row, StepError
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
@@ -107,7 +108,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 def _check_surroundings() -> None:
     if torch._C._is_any_autocast_enabled():
         raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
-    if applied.any_marked():
+    if module_calls.any_marked():
         raise HmpError(
             "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
             "call hmp.remove(model) or hmp.revert() first"

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from .. import patches
-from ..convert import revert
+from ..patching import patches
+from ..session import revert
 from .memory import Peak, Saved, enters_autocast
 from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant

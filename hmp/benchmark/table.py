@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ..text_table import aligned
-from ..units import count, duration, size
+from ..formatting import aligned, count, duration, size
 from .result import Benchmark, Row
 
 _NOTHING = "-"

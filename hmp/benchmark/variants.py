@@ -11,13 +11,11 @@ from typing import Any
 
 import torch
 
-from .. import scopes
-from ..convert import convert
+from ..context import PROCESS, Region
 from ..errors import HmpError, OpListError
-from ..policy import Policy, as_policy
-from ..regions import Region
-from ..state import PROCESS
-from ..units import dtype_name
+from ..formatting import dtype_name
+from ..lists import Policy, as_policy, scopes
+from ..session import convert
 
 FLOAT32 = "float32"
 AUTOCAST = "autocast"

@@ -10,9 +10,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from hmp.cli import benchmark, check, compare, demo, diff, explain, init, lists, run, tune
+from . import benchmark, check, compare, demo, diff, explain, init, lists, run, tune
 
-__all__ = ["main"]
+__all__ = [
+    "main",
+]
 
 _SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune)
 _WRONG_USE = 2

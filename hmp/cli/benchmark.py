@@ -10,7 +10,8 @@ import traceback
 import torch
 
 import hmp
-from hmp.cli.output import check_folder
+
+from .output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -46,8 +47,8 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if every policy ran, 1 if the step failed under one, 2 if recipe, policies or options cannot be used."""
-    from hmp import recipe  # here, with what it imports: other subcommands do without
-    from hmp.benchmark.result import StepError
+    from ..benchmark.result import StepError
+    from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     try:
         check_folder(options.json)

@@ -7,8 +7,9 @@ import json
 import sys
 
 import hmp
-from hmp import list_check
-from hmp.cli.output import say
+
+from ..diagnostics import check_lists
+from .output import say
 
 __all__ = ["add", "run"]
 
@@ -33,11 +34,11 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the lists can be used, 1 if they cannot, 2 if it is not clear which lists they are."""
     try:
-        files = [each for path in options.files for each in list_check.files_of(path, options.list)]
+        files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
     except hmp.OpListError as error:
         print(f"hmp check: {error}", file=sys.stderr)
         return 2
-    found = list_check.check(files)
+    found = check_lists.check(files)
     errors = sum(each.level == "error" for each in found)
     if options.json:
         print(json.dumps([each._asdict() for each in found], indent=1))

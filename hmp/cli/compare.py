@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.cli.output import check_folder
+
+from .output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -45,7 +46,7 @@ class _Step(torch.nn.Module):
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
-    from hmp import recipe  # here, with what it imports: other subcommands do without
+    from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     try:
         check_folder(options.json)

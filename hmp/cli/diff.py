@@ -7,7 +7,8 @@ import json
 import sys
 
 import hmp
-from hmp.units import count, dtype_name
+
+from ..formatting import count, dtype_name
 
 __all__ = ["add", "run"]
 

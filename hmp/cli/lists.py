@@ -7,8 +7,9 @@ import json
 import sys
 
 import hmp
-from hmp.rules import CASTS
-from hmp.units import dtype_name
+
+from ..formatting import dtype_name
+from ..lists import CASTS
 
 __all__ = ["add", "run"]
 

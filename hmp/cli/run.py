@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.cli import spawned
-from hmp.cli.output import check_folder
+
+from . import spawned
+from .output import check_folder
 
 __all__ = ["add", "prepare", "run"]
 
@@ -104,7 +105,7 @@ def prepare(options: argparse.Namespace) -> None:
         _check_report(Path(options.report))
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
-            from hmp.compat import habana  # here: other runs do without
+            from ..compat import habana  # here: other runs do without
 
             undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
         if converts:

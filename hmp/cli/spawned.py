@@ -39,7 +39,7 @@ def pass_on(options: argparse.Namespace) -> None:
 
 def run_as_parent_would() -> dict[str, Any]:
     """What the parent's script defines, run under hmp as `__mp_main__`."""
-    from hmp.cli import run
+    from . import run
 
     values = json.loads(os.environ[_VARIABLE])
     name, path = values.pop("init_main_from_name", None), values.pop("init_main_from_path", None)
@@ -54,6 +54,6 @@ def run_as_parent_would() -> dict[str, Any]:
 
 
 if __name__ == "__mp_main__":
-    from hmp.cli import spawned  # what is imported keeps its own names
+    from . import spawned  # what is imported keeps its own names
 
     globals().update(spawned.run_as_parent_would())

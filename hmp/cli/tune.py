@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.cli.output import check_folder
+
+from .output import check_folder
 
 __all__ = ["add", "run"]
 
@@ -68,7 +69,7 @@ class _Loss:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
-    from hmp import recipe  # here, with what it imports: other subcommands do without
+    from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
     loss = _Loss(None)

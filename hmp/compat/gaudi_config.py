@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 import hmp
-from hmp import Handle, HmpError, Policy
 
+from .. import Handle, HmpError, Policy
 from .habana.normalization import FusedClipNorm
 from .habana.optimizers import FusedAdamW
 

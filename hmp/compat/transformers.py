@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 import hmp
-from hmp import HmpError, Policy
+
+from .. import HmpError, Policy
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments

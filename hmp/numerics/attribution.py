@@ -12,13 +12,12 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..call_rules import CallRule
-from ..call_sites import PACKAGES, caller
 from ..casting import Caster
-from ..convert import observed_by
-from ..policy import Policy
-from ..report.where import Modules, Place
-from ..state import here
+from ..context import here
+from ..lists import Policy
+from ..observing import PACKAGES, Modules, Place, caller
+from ..session import observed_by
+from ..wrapping import CallRule
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.

@@ -10,15 +10,14 @@ from typing import Any
 
 import torch
 
-from ..applied import given_to
-from ..cast_cache import clear_cache
+from ..caches import clear_cache
 from ..casting import each_tensor
-from ..convert import casts
+from ..context import disable_casts, here
 from ..errors import HmpError
-from ..policy import DEFAULT, Policy, as_policy
-from ..regions import disable_casts
-from ..state import here
-from ..units import dtype_name
+from ..formatting import dtype_name
+from ..lists import DEFAULT, Policy, as_policy
+from ..session import casts
+from ..torch_hooks import given_to
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics

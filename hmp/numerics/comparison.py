@@ -8,8 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..json_values import json_values
-from ..text_table import aligned
+from ..formatting import aligned, json_values
 from .attribution import Direction
 from .distance import Distance
 
@@ -101,20 +100,20 @@ class Comparison:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `hmp-torch[report]`."""
-        from ..report.page.comparison import comparison_page
+        from .page import comparison_page
 
         target = Path(path)
         target.write_text(comparison_page(json_values(self.to_dict())), encoding="utf-8")
         return target
 
     def _repr_html_(self) -> str:
-        from .. import fragments
+        from ..formatting import html
 
         heads = ("op", "calls", "isolated", "accumulated", "share")
         rows = [(g.name, g.calls, _most(g.isolated, 1), _most(g.accumulated, 1), f"{g.share:.1%}") for g in self.by_op()[:20]]
         moved = ", ".join(op for op, _ in self.advice[:5]) or "nothing"
         heading = f"policy {self.policy!r} against float32, {self.loss_source}"
-        return fragments.box(heading, fragments.table(heads, rows, numbers=4), f"to put on the FP32 list first: {moved}")
+        return html.box(heading, html.table(heads, rows, numbers=4), f"to put on the FP32 list first: {moved}")
 
     def __str__(self) -> str:
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}"]

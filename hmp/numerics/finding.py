@@ -8,9 +8,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..diagnostics import Rule, explain
 from ..errors import OpListError
-from ..explain import Rule, explain
-from ..units import dtype_name
+from ..formatting import dtype_name
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 

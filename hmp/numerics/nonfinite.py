@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 from ..errors import HmpError, NonFiniteError
-from ..log import log
+from ..observing import log
 from .attribution import Attribution
 from .finding import Finding
 from .watcher import Watcher

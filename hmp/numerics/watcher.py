@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, has_values
-from ..log import log
+from ..observing import log
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from ..op_names import STRUCTURE
+from ..ops import STRUCTURE
 
 
 class WholeCalls(TorchFunctionMode):

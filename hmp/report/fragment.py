@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .. import fragments
+from ..formatting import html
 from .units import duration, entry, share, size
 
 if TYPE_CHECKING:
@@ -14,17 +14,17 @@ _SHOWN = 12
 _HEADS = ("op", "rule", "list entry", "inputs → compute → output", "calls", "casts", "bytes cast", "in casts", "in ops")
 
 
-def fragment(report: Report) -> fragments.Html:
+def fragment(report: Report) -> html.Html:
     """The sums of `report`, its ops with most time, and its notes."""
     rows = report.rows
     casts, ops = sum(row.cast_seconds for row in rows), sum(row.op_seconds for row in rows)
     policies = ", ".join(policy["name"] for policy in report.policies) or "none"
     shown = sorted(report.grouped("op"), key=lambda row: -(row.cast_seconds + row.op_seconds))
-    table = fragments.table(
+    table = html.table(
         _HEADS,
         [
             (
-                fragments.code(row.op), row.rule, entry(row.source), fragments.flow(row.inputs, row.compute, row.output), f"{row.calls:,}",
+                html.code(row.op), row.rule, entry(row.source), html.flow(row.inputs, row.compute, row.output), f"{row.calls:,}",
                 f"{row.casts:,}", size(row.cast_bytes), duration(row.cast_seconds), duration(row.op_seconds),
             )
             for row in shown[:_SHOWN]
@@ -32,13 +32,13 @@ def fragment(report: Report) -> fragments.Html:
         numbers=5,
     )  # fmt: skip
     parts: list[object] = [
-        fragments.Html(
-            f"hmp report: policy <b>{fragments.text(policies)}</b>, {sum(row.calls for row in rows):,} calls, "
-            f"{sum(row.casts for row in rows):,} casts; {duration(casts)} in casts ({fragments.text(share(casts, casts + ops))}), "
+        html.Html(
+            f"hmp report: policy <b>{html.text(policies)}</b>, {sum(row.calls for row in rows):,} calls, "
+            f"{sum(row.casts for row in rows):,} casts; {duration(casts)} in casts ({html.text(share(casts, casts + ops))}), "
             f"{duration(ops)} in ops"
         ),
         table,
     ]
     if len(shown) > _SHOWN:
         parts.append(f"… and {len(shown) - _SHOWN} more: report.table(), report.to_html(path)")
-    return fragments.box(*parts, *report.notes)
+    return html.box(*parts, *report.notes)

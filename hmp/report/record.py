@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..convert import observed_by
+from ..session import observed_by
 from .recorder import Recorder, Unlisted
 from .report import Report
 

@@ -10,18 +10,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
-from .. import fork_safe, op_names, sites, spelling, state
-from ..call_rules import CallRule
-from ..cast_cache import hits as casts_saved
+from .. import fork_safe
+from ..caches import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
-from ..kernels import fallbacks
-from ..policy import Policy
-from ..rules import CASTS, EVERY_OP, Rule
-from ..state import Casts, Off
-from ..tables import Listed
-from ..units import dtype_name
+from ..context import Casts, Off, state
+from ..dispatch import Listed
+from ..formatting import dtype_name
+from ..lists import CASTS, EVERY_OP, Policy, Rule, spelling
+from ..observing import Modules
+from ..ops import op_facts, sites
+from ..wrapping import CallRule, fallbacks
 from .rows import Row, grouped
-from .where import Modules
 
 Op = Callable[..., Any]
 Key = tuple[Any, ...]
@@ -254,8 +253,8 @@ def _op_id(function: Op) -> str:
     for prefix in ("torch.nn.functional.", "torch.Tensor.", "torch._C._nn.", "torch._VF.", "torch.", "_VariableFunctionsClass."):
         name = name.removeprefix(prefix)
     if name.startswith("__") and name.endswith("__"):
-        name = op_names.DUNDER_OPS.get(name[2:-2], name[2:-2])
-    return "" if name in op_names.STRUCTURE else name
+        name = op_facts.DUNDER_OPS.get(name[2:-2], name[2:-2])
+    return "" if name in op_facts.STRUCTURE else name
 
 
 def _waiting() -> Callable[[], None] | None:

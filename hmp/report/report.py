@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..units import count, dtype_name
+from ..formatting import count, dtype_name
 from .rows import FIELDS, Row, grouped
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 if TYPE_CHECKING:
     import torch
 
-    from ..policy import Policy
+    from ..lists import Policy
     from .progress import Progress
     from .result import TuneResult
     from .tolerance import Tolerance

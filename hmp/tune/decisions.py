@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
+from ..dispatch import Listed
 from ..errors import HmpError
-from ..policy import Policy, as_policy
-from ..presets import policies
-from ..rules import AUTOCAST, CASTS, EVERY_OP, Cast, Rule
-from ..sites import ancestry, sites_of
-from ..spelling import resolve
-from ..tables import Listed
+from ..lists import AUTOCAST, CASTS, EVERY_OP, Cast, Policy, Rule, as_policy, policies, resolve
+from ..ops import ancestry, sites_of
 
 
 class Key(NamedTuple):

@@ -11,10 +11,8 @@ from pathlib import Path
 import torch
 
 from ..errors import HmpError
-from ..policy import DTYPE_FILE
-from ..rules import CASTS, EVERY_OP, Cast, Rule
-from ..scopes import exactness
-from ..units import count, dtype_name
+from ..formatting import count, dtype_name
+from ..lists import CASTS, DTYPE_FILE, EVERY_OP, Cast, Rule, exactness
 from .reasons import gain, percent, why_float32, why_low
 from .result import TuneResult, Unit
 

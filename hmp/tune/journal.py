@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..policy import Policy
+from ..lists import Policy
 from .files import JSON_FILE
 from .result import Flow, Trial, TuneResult, Unit, result_of, trial_of, unit_of
 

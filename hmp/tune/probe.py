@@ -20,14 +20,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
 from ..benchmark.snapshot import random_state_kept
-from ..call_rules import CallRule, Op
 from ..casting import Caster, Tensor, each_castable, each_tensor
-from ..convert import observed_by
-from ..regions import disable_casts
+from ..context import disable_casts
+from ..lists import plain_path
+from ..observing import Modules
 from ..report.record import uncompiled
-from ..report.where import Modules
-from ..scopes import plain_path
-from ..wrappers import op_wrap
+from ..session import observed_by
+from ..wrapping import CallRule, Op, op_wrap
 from .decisions import Decisions, Key
 from .task import Task
 

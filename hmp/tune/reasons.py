@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from ..formatting import count, dtype_name
 from ..report.units import duration, size
-from ..units import count, dtype_name
 from .result import Objective, Trial, TuneResult, Unit
 
 

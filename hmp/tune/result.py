@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..policy import Policy
+from ..lists import Policy
 from .decisions import Key
 from .tolerance import Tolerance
 
@@ -132,7 +132,7 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        from ..json_values import json_values
+        from ..formatting import json_values
 
         values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
@@ -152,7 +152,7 @@ class TuneResult:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs `hmp-torch[report]`."""
-        from ..report.page.tuning import tuning_page
+        from .page import tuning_page
 
         target = Path(path)
         target.write_text(tuning_page(self.to_dict()), encoding="utf-8")

@@ -10,13 +10,11 @@ from typing import Any
 
 import torch
 
-from .. import scopes
 from ..benchmark.variants import in_force
 from ..casting import each_tensor
 from ..errors import HmpError, NonFiniteError
+from ..lists import CASTS, Policy, as_policy, scopes
 from ..numerics.nonfinite import detect_nonfinite
-from ..policy import Policy, as_policy
-from ..rules import CASTS
 from . import files, identity
 from .budget import Budget, Over
 from .decisions import Decisions, Key

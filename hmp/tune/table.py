@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..formatting import aligned, count
+from ..lists import CASTS
 from ..report.units import duration, size
-from ..rules import CASTS
-from ..text_table import aligned
-from ..units import count
 from .files import list_by_unit, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low
 from .result import Trial, TuneResult, Unit

@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from ..applied import given_to
 from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
 from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.variants import in_force
+from ..context import disable_casts
 from ..errors import HmpError
-from ..policy import Policy
-from ..recipe import scalar
-from ..regions import disable_casts
+from ..lists import Policy
+from ..torch_hooks import given_to
 from .batches import Unchanged
 from .compiled import compiled_anew
+from .recipe import scalar
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20

@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from ..errors import HmpError, OpListError
-from ..policy import Policy
+from ..lists import Policy
 from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal

@@ -32,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     if missing:
         print(f"hmp demo needs {', '.join(missing)}, not installed here: pip install 'hmp-torch[demo]'", file=sys.stderr)
         return 2
-    from hmp.cli.demo import show  # after the question above: it imports what may be missing
+    from . import show  # after the question above: it imports what may be missing
 
     return show.demonstrate(epochs=options.epochs, seed=options.seed)
 

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Mapping
 import torch
 
 import hmp
-from hmp.cli.demo.step_report import StepReport
-from hmp.cli.demo.training import Outcome
-from hmp.units import dtype_name
+
+from ...formatting import dtype_name
+from .step_report import StepReport
+from .training import Outcome
 
 __all__ = ["accuracy_failures", "named", "op_failures"]
 

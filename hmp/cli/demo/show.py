@@ -12,10 +12,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 import hmp
-from hmp.cli.demo import check, digits
-from hmp.cli.demo.models import MODELS
-from hmp.cli.demo.precisions import FLOAT32, HMP, POLICY, PRECISIONS
-from hmp.cli.demo.training import Outcome, steps, train
+
+from . import check, digits
+from .models import MODELS
+from .precisions import FLOAT32, HMP, POLICY, PRECISIONS
+from .training import Outcome, steps, train
 
 __all__ = ["demonstrate", "results_table"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from hmp.cli.demo.digits import Digits
-from hmp.cli.demo.models import DemoModel
-from hmp.cli.demo.precisions import Precision
-from hmp.cli.demo.step_report import StepObserver, StepReport
+from .digits import Digits
+from .models import DemoModel
+from .precisions import Precision
+from .step_report import StepObserver, StepReport
 
 __all__ = ["Outcome", "steps", "train"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from hmp import HmpError
+from ... import HmpError
 
 SOURCE = "hpu"
 _FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"

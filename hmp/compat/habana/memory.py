@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.memory_stats import of_allocator
 
+from ...diagnostics import of_allocator
 from .standing import module, standing
 
 __all__ = [

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 import torch
 
-from ...regions import disable_casts
+from ...context import disable_casts
 from .checked import checked
 
 __all__ = ["FusedEMA"]

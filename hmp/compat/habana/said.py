@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from hmp.log import speaks
+from ...observing import speaks
 
 log = logging.getLogger("hmp")
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import torch
 
-from hmp import HmpError
-
+from ... import HmpError
 from .device_map import SOURCE, mapped, target
 
 

@@ -11,7 +11,7 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
 
-from ... import fragments
+from ...formatting import html
 from .. import units
 from ..report import UNLISTED
 from ..rows import Row
@@ -83,7 +83,7 @@ def _environment() -> jinja2.Environment:
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
-        "short": fragments.short,
+        "short": html.short,
         "error": _error,
         "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
     }

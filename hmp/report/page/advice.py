@@ -6,12 +6,10 @@ import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ... import tables
+from ...dispatch import deciding
 from ...errors import HmpError
-from ...policy import Policy
-from ...presets import policies
-from ...rules import EVERY_OP, Cast
-from ...units import count, dtype_name
+from ...formatting import count, dtype_name
+from ...lists import EVERY_OP, Cast, Policy, policies
 from ..report import UNLISTED, Report
 from ..rows import Row
 from ..units import share, typeset_duration
@@ -278,7 +276,7 @@ def _taken_off(policy: Policy, cast: Cast, op: str) -> tuple[Change, ...]:
     """The names to take off a list so that it does not decide `op` any more: its own, and those that it follows."""
     changes: list[Change] = []
     while True:
-        source = tables.Listed(policy).source(op)
+        source = deciding.Listed(policy).source(op)
         if source is None and EVERY_OP in getattr(policy, cast):
             return (*changes, Change("+", "promote", op))  # `*` holds it, and a list of its own wins
         if source is None or source.cast != cast:

@@ -7,11 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ... import op_names, spelling, tables
+from ...dispatch import deciding
 from ...errors import OpListError
-from ...policy import Policy
-from ...presets import policies
-from ...rules import Rule
+from ...lists import Policy, Rule, policies, spelling
+from ...ops import op_facts
 from ..report import Report
 from ..rows import Row, grouped
 from ..units import share
@@ -229,9 +228,9 @@ def headline(report: Report) -> str:
 
 
 @functools.cache
-def _presets() -> dict[str, tables.Listed]:
+def _presets() -> dict[str, deciding.Listed]:
     # a frozen release says what the one that follows torch says
-    return {name: tables.Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
+    return {name: deciding.Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
 
 
 def said_by_presets(op: str) -> dict[str, list[str]]:
@@ -253,7 +252,7 @@ def in_words(said: dict[str, list[str]]) -> str:
 def can_be_listed(op: str) -> bool:
     """Whether a list may hold `op` by this name: it is an op of torch's or a registered one, and no in-place form."""
     try:
-        return not op.endswith("_") and op not in op_names.DTYPE_OPS and op in spelling.resolve(Rule(op, "bf16"))
+        return not op.endswith("_") and op not in op_facts.DTYPE_OPS and op in spelling.resolve(Rule(op, "bf16"))
     except OpListError:
         return False
 

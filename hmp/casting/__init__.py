@@ -1,0 +1,19 @@
+"""Tensor in, tensor out: what can be cast, and to what."""
+
+from . import tensor_casts
+from .out import deliver
+from .tensor_casts import FINITE_MAX, Caster, Tensor, cast, cast_call, castable, each_castable, each_tensor, has_values
+
+__all__ = [
+    "FINITE_MAX",
+    "Caster",
+    "Tensor",
+    "cast",
+    "cast_call",
+    "castable",
+    "deliver",
+    "each_castable",
+    "each_tensor",
+    "has_values",
+    "tensor_casts",
+]

@@ -1,0 +1,245 @@
+"""Regions of a thread or task in which something else is in force: what `with` and decorators of hmp's are.
+
+`with` calls `__exit__`, and where that is a Python function an interrupt may land at its very beginning: the region would be in force for
+ever. So what `with` calls here is a builtin, io.IOBase's `__exit__`, which calls nothing but a generator's `close`; the generator is
+suspended in the `try` whose `finally` ends the region.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import threading
+import weakref
+from collections.abc import Callable, Generator
+from contextvars import ContextVar
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+
+from ..errors import HmpError
+from . import state
+from .state import Casts, Off, Stretch, begin, call_under, end, get, here, live, put, settled, stretch, traced_plainly
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
+# The stretches that were entered in this context, innermost first: for exits that say only which region they leave. One region object
+# may be entered by many threads at once.
+_open: ContextVar[tuple[weakref.ref[Stretch], ...]] = ContextVar("hmp_open", default=())
+
+
+class _Exit(io.IOBase):
+    """What a `with` calls at the end of its block: `close`, through the one `__exit__` that CPython wrote in C for any object."""
+
+    closed = True  # its own end is nothing to take care of  # type: ignore[assignment]
+    region: Region
+
+    def close(self) -> None:
+        """Leaves the region as anybody can; in its place stands what ends the stretch that the `with` began."""
+        _leave(self.region)
+
+
+class _Offer(threading.local):
+    exit: weakref.ref[_Exit] | None = None  # the one that a `with` of this thread has looked up last, as it does before it enters
+
+
+_offer = _Offer()
+
+
+class _ExitOf:
+    """The `__exit__` of a region: a builtin that belongs to one `with`; of the class, a function that leaves the innermost stretch."""
+
+    def __get__(self, region: Region | None, owner: type | None = None) -> Callable[..., None]:
+        if region is None:
+            return _leave
+        made = _Exit()
+        made.region = region
+        _offer.exit = weakref.ref(made)
+        return made.__exit__
+
+
+def _leave(region: Region, *exc_info: object) -> None:
+    for reference in _open.get():
+        entered = reference()
+        if entered is not None and entered.key is region and entered.now is not None:
+            end(entered)
+            return
+    # left in another context than entered: there is nothing to leave here
+
+
+def _ending(entered: Stretch) -> Generator[None]:
+    try:
+        yield
+    finally:
+        entered.now = None  # end(), written out: a call of it is where an interrupt lands
+        if state.get() is entered:
+            state.put(entered.before)
+
+
+class Region:
+    """A stretch of one thread or task in which `choose(what is in force)` is in force.
+
+    Context manager and decorator (functions, generators, coroutines, asynchronous generators); nests; an exception
+    restores what was before.
+    """
+
+    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off], brings_casts: bool = False) -> None:
+        self._name = name
+        self._choose = choose
+        self.brings_casts = brings_casts
+
+    def __repr__(self) -> str:
+        return f"hmp.{self._name}"
+
+    def __enter__(self) -> Region:
+        offered, _offer.exit = _offer.exit, None
+        leaving = offered() if offered is not None else None
+        entered = stretch(self._choose(here()), self)
+        opened = _open.get()
+        if len(opened) > 8:
+            opened = tuple([each for each in opened if each() is not None])
+        _open.set((weakref.ref(entered), *opened))
+        try:
+            if leaving is not None and leaving.region is self:  # else it is entered by no `with`
+                entered.ending = ending = _ending(entered)
+                next(ending)
+                leaving.close = ending.close  # type: ignore[method-assign]
+            begin(entered)
+        except BaseException:
+            entered.now = None  # it may have begun: Python looks for interrupts after calls of Python functions too where Dynamo runs them
+            entered.ending = None
+            raise
+        return self
+
+    __exit__ = _ExitOf()
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isclass(function):
+            raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+        wrapped: Callable[..., Any]
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+        elif inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                generator: Any = function(*args, **kwargs)
+                step: Any = generator.__anext__
+                argument: tuple[Any, ...] = ()
+                try:
+                    while True:
+                        try:
+                            with self:
+                                item = await step(*argument)
+                        except StopAsyncIteration:
+                            return
+                        try:
+                            step, argument = generator.asend, ((yield item),)
+                        except GeneratorExit:
+                            raise
+                        except BaseException as error:
+                            step, argument = generator.athrow, (error,)
+                finally:
+                    with self:
+                        await generator.aclose()
+
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                return (yield from _Steps(self, function(*args, **kwargs)))
+
+        else:
+
+            @functools.wraps(function)
+            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
+                if not _compiling():
+                    return call_under(self._choose(here()), function, *args, **kwargs)
+                if traced_plainly() and not self.brings_casts:
+                    return function(*args, **kwargs)
+                with self:
+                    return function(*args, **kwargs)
+
+        return cast("Callable[P, R]", wrapped)
+
+
+class _Steps:
+    """A generator whose every step runs inside the region, while its consumer stays outside."""
+
+    def __init__(self, region: Region, generator: Any) -> None:
+        self._region = region
+        self._generator = generator
+
+    def __iter__(self) -> _Steps:
+        return self
+
+    def __next__(self) -> Any:
+        with self._region:
+            return next(self._generator)
+
+    def send(self, value: Any) -> Any:
+        with self._region:
+            return self._generator.send(value)
+
+    def throw(self, *exc_info: Any) -> Any:
+        with self._region:
+            return self._generator.throw(*exc_info)
+
+    def close(self) -> None:
+        with self._region:
+            self._generator.close()
+
+
+class _Traced(Region):
+    """A region in code that torch.compile traces plainly, while hmp has nothing in place."""
+
+    def __enter__(self) -> Region:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        pass
+
+
+def _region(name: str, choose: Callable[[Casts | Off], Casts | Off], function: Callable[P, R] | None) -> Any:
+    region = (_Traced if traced_plainly() else Region)(name, choose)
+    return region if function is None else region(function)
+
+
+def disable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region in which torch is exactly torch: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
+    return _region("disable_casts()", lambda state: state.off, function)
+
+
+def enable_casts(function: Callable[..., Any] | None = None) -> Any:
+    """A region that undoes `disable_casts()` around it: the policy that was in force before is in force again."""
+    return _region("enable_casts()", lambda state: state.on, function)
+
+
+def without_casts(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, whose calls run with casts off; a coroutine or a generator until it ends."""
+    if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        return disable_casts(function)  # type: ignore[no-any-return]
+
+    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
+        # call_without_casts, written out: composites run through this at every call, and what they call starts no task
+        before = get()
+        off = (before.now or settled(before)).off
+        try:
+            live.append(None)
+            put(off)
+            return function(*args, **kwargs)
+        finally:
+            try:
+                put(before)
+            finally:
+                live.pop()
+
+    return quiet

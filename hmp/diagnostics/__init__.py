@@ -1,0 +1,17 @@
+"""Answers about lists and about torch; nothing is patched for them."""
+
+from . import check_lists
+from .explanation import Rule, explain
+from .memory_statistics import memory_stats, of_allocator
+from .unreachable_names import Unreachable, tell_unreachable, unreachable
+
+__all__ = [
+    "Rule",
+    "Unreachable",
+    "check_lists",
+    "explain",
+    "memory_stats",
+    "of_allocator",
+    "tell_unreachable",
+    "unreachable",
+]

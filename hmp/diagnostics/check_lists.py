@@ -1,0 +1,135 @@
+"""Everything that can be said of list files at once: what each name stands for, and every problem with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from ..errors import OpListError
+from ..lists import CASTS, EVERY_OP, Cast, Policy, Rule, parse_list, read_list, scopes, spelling
+from ..ops import op_facts, sites
+from .explanation import explain
+
+Level = Literal["ok", "note", "error"]
+# How files are named that hold a list of that kind.
+_MARKS: Mapping[str, Cast] = {"bf16": "bf16", "fp16": "bf16", "lower": "bf16", "fp32": "fp32", "promote": "promote", "widest": "promote"}
+
+
+class Finding(NamedTuple):
+    """What there is to say of one name: "ok" with what it does, "note" where it does nothing, "error" where it cannot be used."""
+
+    path: str
+    line: int | None
+    name: str
+    cast: Cast
+    level: Level
+    message: str
+
+    def __str__(self) -> str:
+        at = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{at}: {self.name}: {self.message}" if self.name else f"{at}: {self.message}"
+
+
+def files_of(path: str | Path, cast: Cast | None = None) -> list[tuple[Path, Cast]]:
+    """The list files at `path`, a file or a policy's folder, each with its kind: `cast`, or what its name says.
+
+    OpListError where nothing says it, or nothing is there.
+    """
+    file = Path(path)
+    if file.is_dir():
+        found: list[tuple[Path, Cast]] = [(file / f"{each}.txt", each) for each in CASTS if (file / f"{each}.txt").is_file()]
+        if not found:
+            raise OpListError("holds none of bf16.txt, fp32.txt and promote.txt", file)
+        return found
+    if cast is None:
+        said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
+        if len(said) != 1:
+            raise OpListError("its name does not say which list it is; name it with --list bf16, fp32 or promote", file)
+        (cast,) = said
+    return [(file, cast)]
+
+
+def check(files: Iterable[tuple[Path, Cast]]) -> list[Finding]:
+    """What there is to say of every name in the files, in their order; what cannot be read at all is one error of its file."""
+    found: list[Finding] = []
+    rules: list[Rule] = []
+    for path, cast in files:
+        try:
+            rules += read_list(path, cast)
+        except OpListError as error:
+            if error.line is None:
+                found.append(Finding(str(path), None, "", cast, "error", _bare(error)))
+                continue
+            lines = path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff").splitlines()
+            for number, text in enumerate(lines, start=1):
+                try:
+                    rules += [rule._replace(path=str(path), line=number) for rule in parse_list(text, cast)]
+                except OpListError as bad:
+                    found.append(Finding(str(path), number, "", cast, "error", _bare(bad)))
+    found += _of_rules(rules)
+    order = {str(path): index for index, (path, _) in enumerate(files)} if isinstance(files, list) else {}
+    return sorted(found, key=lambda each: (order.get(each.path, 0), each.line or 0))
+
+
+def _of_rules(rules: list[Rule]) -> list[Finding]:
+    taken: dict[tuple[Cast, str | None, str], Rule] = {}
+    usable: list[Rule] = []
+    found: list[Finding] = []
+
+    def say(rule: Rule, level: Level, message: str) -> None:
+        found.append(Finding(rule.path or "", rule.line, rule.text, rule.cast, level, message))
+
+    for rule in rules:
+        try:
+            ops = spelling.resolve(rule)
+        except OpListError as error:
+            say(rule, "error", _bare(error).removeprefix(f"{rule.name!r} is "))
+            continue
+        if not ops:
+            say(rule, "note", "no op of this torch release; skipped, other releases or compilers know it")
+            continue
+        names = [name for op in ops for name in (op, *sites.namesakes(op))]
+        before = next((taken[rule.cast, rule.scope, name] for name in names if (rule.cast, rule.scope, name) in taken), None)
+        others = [cast for cast in CASTS if cast != rule.cast and "promote" not in (cast, rule.cast)]
+        other = next((taken[cast, rule.scope, name] for name in names for cast in others if (cast, rule.scope, name) in taken), None)
+        if other is not None:
+            say(rule, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
+            continue
+        if before is not None:
+            say(rule, "note", f"the same op as {before.text!r} in line {before.line}")
+        for op in ops:
+            taken.setdefault((rule.cast, rule.scope, op), rule)
+        usable.append(rule)
+    bf16, fp32, promote = (frozenset(rule.name for rule in usable if rule.cast == cast and rule.scope is None) for cast in CASTS)
+    policy = Policy("checked", bf16=bf16, fp32=fp32, promote=promote)
+    noted = {(each.path, each.line, each.name) for each in found}
+    for rule in usable:
+        if (rule.path, rule.line, rule.text) in noted:
+            continue
+        if rule.scope is None:
+            level, message = _meaning(rule, policy)
+        else:
+            level, message = _meaning(rule, scopes.effective(policy, ((rule,),)))
+            message = f"inside modules whose path {rule.scope!r} matches: {message}"
+        say(rule, level, message)
+    return found
+
+
+def _meaning(rule: Rule, policy: Policy) -> tuple[Level, str]:
+    if rule.name == EVERY_OP:
+        return "ok", f"every op that is on no list ({sum(1 for _ in sites.starred())})"
+    if "." in rule.name and not sites.sites_of(spelling.resolve(rule)[0]):
+        return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
+    told = explain(rule.name, policy)
+    if spelling.resolve(rule)[0] in op_facts.DTYPE_OPS:
+        return "note", told.why
+    places = [site.partition(":")[0] for site in told.sites if not site.endswith("left to torch")]
+    return "ok", f"{told.why}; at {', '.join(places)}" if places else told.why
+
+
+def _bare(error: OpListError) -> str:
+    """The message without the place, which a finding has."""
+    text = str(error)
+    place = f"{error.path}:{error.line}: " if error.line else f"{error.path}: "
+    return text.removeprefix(place)

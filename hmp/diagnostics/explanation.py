@@ -1,0 +1,126 @@
+"""explain(): what a policy does with one op, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..context import state
+from ..dispatch import deciding
+from ..formatting import dtype_name, html
+from ..lists import DEFAULT, EVERY_OP, Policy, as_policy, spelling
+from ..lists import Rule as ListEntry
+from ..ops import op_facts, sites
+from ..wrapping import kernel_fallback
+
+_MEANING = {
+    "bf16": "its castable inputs become the low dtype (R1)",
+    "fp32": "its castable inputs become float32 (R2)",
+    "promote": "its castable inputs become the widest dtype among them (R3)",
+    "first": "unlisted; torch refuses mixed inputs, so they become the first one's dtype (R7)",
+    "in_place": "it writes into its first input, and the other inputs become that one's dtype (R5)",
+    "mask_in_place": "torch computes it in place; finite values of a mask stay finite in a low dtype (R5, R12)",
+    "fill": "torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
+    "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
+    "guard_in_place": "torch computes it in place; with a scalar beyond the low dtype it saturates (R5, R12)",
+    "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
+    "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
+    "autocast": "torch.autocast decides inside it, as it would by itself",
+    "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
+}
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What a policy does with an op. `cast` is "bf16", "fp32", "promote" or None for unlisted; `path` and `line` say where the
+    list entry stands; `sites` are the places where the op can be called, with what is done there; `scoped` are the entries that say
+    otherwise for some modules of a model, each with its list and place; str() is readable."""
+
+    name: str
+    cast: str | None
+    policy: str
+    listed_as: str | None
+    path: str | None
+    line: int | None
+    sites: tuple[str, ...]
+    synonyms: tuple[str, ...]
+    why: str
+    scoped: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        on = f"on the {self.cast} list" if self.cast else "on no list"
+        place = f" ({self.path}:{self.line})" if self.path else ""
+        lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
+        lines += [f"  in some modules: {line}" for line in self.scoped]
+        if self.synonyms:
+            lines.append(f"  synonyms: {', '.join(self.synonyms)}")
+        lines += [f"  {site}" for site in self.sites]
+        return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        on = f"on the <b>{html.text(self.cast)}</b> list" if self.cast else "on <b>no list</b>"
+        place = f" ({html.code(f'{self.path}:{self.line}')})" if self.path else ""
+        parts = [html.Html(f"{html.code(self.name)}: {on} of policy <b>{html.text(self.policy)}</b>{place}"), html.text(self.why)]
+        parts += [html.Html(f"in some modules: {html.code(line)}") for line in self.scoped]
+        if self.synonyms:
+            parts.append(html.Html("synonyms: " + ", ".join(map(html.code, self.synonyms))))
+        done = [(html.code(site), what) for site, _, what in (line.partition(": ") for line in self.sites)]
+        if done:
+            parts.append(html.table(("site", "what is done there"), done))
+        return html.box(*parts)
+
+
+def explain(name: str, policy: Policy | str | None = None) -> Rule:
+    """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
+
+    Without a policy: the one in force here, else Habana's default. Raises OpListError with the nearest real names for an
+    unknown op.
+    """
+    chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
+    ops = spelling.resolve(ListEntry(name, "bf16"))
+    op = ops[0] if ops else name
+    listed = deciding.Listed(chosen)
+    in_star = op in set(sites.starred())
+    source = listed.source(op) or (listed.star if in_star else None)
+    scoped = [
+        rule for rule in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(spelling.resolve(rule))
+    ]
+    if op in op_facts.DTYPE_OPS:
+        source, scoped = None, []
+    decided = {site: d for d in deciding.decide(chosen.unscoped).values() for site in d.sites}
+    family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
+    lines = tuple(f"{site}: {_MEANING[decided[site].rule.kind] if site in decided else 'left to torch'}" for site in family)
+    return Rule(
+        name=op,
+        cast=source.cast if source else None,
+        policy=chosen.name,
+        listed_as=source.text if source else None,
+        path=source.path if source else None,
+        line=source.line if source else None,
+        sites=lines,
+        synonyms=sites.synonyms(op),
+        why=_why(op, source),
+        scoped=tuple(f"{rule.text}, on the {rule.cast} list" + (f" ({rule.place})" if rule.path else "") for rule in scoped),
+    )
+
+
+def _why(op: str, source: ListEntry | None) -> str:
+    if op in op_facts.DTYPE_OPS:
+        return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
+    if source is None:
+        if op in op_facts.MIXED_RAISES or op in op_facts.NORMS:
+            return "unlisted: it runs in the precision of its first castable input (R7)" + _without_kernel(op)
+        return "unlisted: it is left to torch" + _without_kernel(op)
+    if source.cast == "promote" and op in op_facts.PROMOTED_BY_TORCH - op_facts.NARROW_BACKWARD:
+        return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
+    spelled = "" if source.name == op else f"; it follows {source.text!r}"
+    meaning = _MEANING["autocast" if source.is_autocasts else source.cast]
+    return meaning + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+
+
+def _without_kernel(op: str) -> str:
+    devices: dict[str, list[str]] = {}
+    for device, dtype in sorted(kernel_fallback.known(sites.ancestry(op)), key=str):
+        devices.setdefault("any device" if device == "*" else device, []).append(dtype_name(dtype))
+    return "".join(
+        f"; without a kernel on {device} in {' and '.join(dtypes)}, it runs in float32 there (R11)" for device, dtypes in devices.items()
+    )

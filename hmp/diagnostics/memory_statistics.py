@@ -1,0 +1,102 @@
+"""What a device says of its memory, under the names that Habana's memory_stats() uses."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import torch
+
+from ..errors import HmpError
+
+NAMES = (
+    "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
+    "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs",
+)  # fmt: skip
+GIGABYTE = 1 << 30  # Optimum's
+
+Stats = dict[str, int | None]
+
+# name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not keep it.
+# Habana tells ActiveAllocs beside NumAllocs and NumFrees, and TotalActiveAllocs beside TotalSystemAllocs and TotalSystemFrees:
+# what was allocated and not freed since.
+_CUDA = {
+    "InUse": "allocated_bytes.all.current",
+    "MaxInUse": "allocated_bytes.all.peak",
+    "NumAllocs": "allocation.all.allocated",
+    "NumFrees": "allocation.all.freed",
+    "ActiveAllocs": "active.all.current",
+    "TotalSystemAllocs": "segment.all.allocated",  # a segment is one cudaMalloc
+    "TotalSystemFrees": "segment.all.freed",
+    "TotalActiveAllocs": "segment.all.current",
+}
+
+_STATUS = Path("/proc/self/status")
+
+
+@overload
+def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] = False) -> Stats: ...
+@overload
+def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
+def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
+    """Habana's ten statistics of `device`: sizes in bytes, the others counts; None for what the device does not say.
+
+    Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and
+    TotalActiveAllocs. For "cuda" they are those of torch's caching allocator and for "hpu" Habana's own; for "cpu" Limit is the
+    machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and there are no counts.
+
+    With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in GB
+    of 2**30 bytes, to two decimals. Raises HmpError for a CUDA device or an HPU that is not there.
+    """
+    stats = _of(torch.device(device))
+    return _in_gigabytes(stats) if gigabytes else stats
+
+
+def _of(device: torch.device) -> Stats:
+    if device.type == "cpu":
+        return _from_os()
+    if device.type == "cuda":
+        if not torch.cuda.is_available():
+            raise HmpError(f"memory_stats({str(device)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
+        return of_allocator(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
+    if device.type == "hpu":
+        hpu: Any = getattr(torch, "hpu", None)
+        if hpu is None or not hasattr(hpu, "memory_stats"):
+            raise HmpError(
+                f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
+            )
+        return _named(hpu.memory_stats(device))
+    return _named({})
+
+
+def _in_gigabytes(stats: Stats) -> dict[str, float | None]:
+    names = {"memory_allocated": "InUse", "max_memory_allocated": "MaxInUse", "total_memory_available": "Limit"}
+    sizes = {name: stats[key] for name, key in names.items()}
+    return {name: None if size is None else round(size / GIGABYTE, 2) for name, size in sizes.items()}
+
+
+def _named(found: Mapping[str, Any]) -> Stats:
+    return {name: None if found.get(name) is None else int(found[name]) for name in NAMES}
+
+
+def of_allocator(found: Mapping[str, Any], limit: int) -> Stats:
+    """The ten for a device that has `limit` bytes, from what torch.cuda.memory_stats() or its like has `found`."""
+    return _named({"Limit": limit, **{name: found.get(key) for name, key in _CUDA.items()}})
+
+
+def _from_os() -> Stats:
+    found: dict[str, int] = {}
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        found["Limit"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if _STATUS.is_file():
+        # both from one place: getrusage's peak is inherited from the process that started this one
+        sizes = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+        found |= {name: int(sizes[key].split()[0]) * 1024 for name, key in (("InUse", "VmRSS"), ("MaxInUse", "VmHWM")) if key in sizes}
+    elif sys.platform == "darwin":
+        import resource
+
+        found["MaxInUse"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return _named(found)

@@ -1,0 +1,18 @@
+"""A policy becomes a table of what is called in the place of each function of torch's, and that is put there."""
+
+from . import deciding, fx_interpreter, handed_out, install, switches, user_functions
+from .deciding import Listed
+from .user_functions import bf16_function, fp32_function, promote_function
+
+__all__ = [
+    "Listed",
+    "bf16_function",
+    "deciding",
+    "fp32_function",
+    "fx_interpreter",
+    "handed_out",
+    "install",
+    "promote_function",
+    "switches",
+    "user_functions",
+]

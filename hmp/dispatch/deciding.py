@@ -1,0 +1,329 @@
+"""A policy becomes a table: for each torch function that it changes, the function that is called in its place."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from ..context import state
+from ..lists import CASTS, EVERY_OP, Cast, Policy, Rule, spelling
+from ..ops import Site, calling, op_facts, parameters, sites
+from ..patching import cache, patches
+from ..wrapping import CallRule, Kind, Observer, kernel_fallback, norms_and_lookups, op_wrap, user_rule
+from . import user_functions
+from .switch_code import Look, look_for
+
+
+class Decision:
+    """What a policy does with one torch function: the kind of rule that is applied, the list entry that it comes from (None for R5 to
+    R12), and the sites where the function stands.
+
+    The rule and the wrapper are made when they are first asked for: most ops are never called.
+    """
+
+    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
+        self.original = sites[0].original
+        self.kind = kind
+        self.source = source
+        self.sites = sites
+        self._low = low
+        self._rule = rule
+
+    def also_at(self, site: Site) -> Decision:
+        """The decision for a function that stands at `site` too."""
+        return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
+
+    @property
+    def rule(self) -> CallRule:
+        """The rule that is applied."""
+        if self._rule is None:
+            self._rule = _call_rule(self.sites[0], self.kind, self._low)
+        return self._rule
+
+    def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """What is called in the place of the function, which `plain` is as torch has it. One for all who ask: it knows what failed."""
+        found: Callable[..., Any] | None = vars(self).get("_wrapper")
+        # atomic: threads that make it at once have the same one afterwards
+        return vars(self).setdefault("_wrapper", op_wrap(plain, self.rule)) if found is None else found
+
+
+class Uncalled:
+    """Stands in a table for a wrapper that nobody has called yet: makes it, and puts it in its own place."""
+
+    __slots__ = ("_decision", "_plain", "_table")
+
+    def __init__(self, table: dict[Any, Callable[..., Any]], decision: Decision) -> None:
+        self._table = table
+        self._decision = decision
+        self._plain = patches.plain(decision.original)  # now: at the first call it may be patched
+
+    def made(self) -> Callable[..., Any]:
+        """The wrapper."""
+        wrapper = self._table[self._decision.original] = self._decision.wrapper(self._plain)
+        return wrapper
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.made()(*args, **kwargs)
+
+
+class Listed:
+    """The policy's lists by op id, for looking up what an op follows."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.by_cast: dict[Cast, dict[str, Rule]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
+        self.star: Rule | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+
+    def source(self, op: str) -> Rule | None:
+        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
+        line = sites.ancestry(op)
+        lists: tuple[tuple[Cast, ...], ...] = (("bf16", "fp32"), ("promote",))
+        for casts in lists:
+            for name in line:
+                for cast in casts:
+                    if name in self.by_cast[cast]:
+                        return self.by_cast[cast][name]
+        return None
+
+    def ops(self) -> Iterator[str]:
+        """The ids of all ops that may need a wrapper under this policy."""
+        seen: dict[str, None] = {}
+        for table in self.by_cast.values():
+            for name in table:
+                if name != EVERY_OP:
+                    seen.update(dict.fromkeys((name, *sites.relatives(name))))
+        for names in (
+            op_facts.MIXED_RAISES,
+            op_facts.MIXED_BACKWARD_RAISES,
+            op_facts.NORMS,
+            op_facts.FILLS,
+            op_facts.GUARDED_ARITHMETIC,
+            op_facts.GUARDED_IN_FLOAT16,
+        ):
+            seen.update(dict.fromkeys(names))
+        for _, _, names in (*op_facts.NO_KERNEL, *op_facts.NO_BACKWARD_KERNEL):
+            seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
+        seen.update(dict.fromkeys(op_facts.KERNEL_BY_ARGUMENTS))
+        for name in (*op_facts.MIXED_INPLACE_RAISES, *op_facts.MASK_TAKERS_INPLACE, *op_facts.FILLS, "mul", "multiply"):
+            seen.update(dict.fromkeys((name, name + "_", "i" + name)))
+        if self.star is not None:
+            seen.update(dict.fromkeys(sites.starred()))
+        return iter(seen)
+
+
+def decide(policy: Policy) -> Mapping[Any, Decision]:
+    """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
+    if not patches.installed():
+        sites.refresh()
+    dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
+    registered = tuple(user_functions.registered())
+    if not dotted and not registered:
+        return _of_torch(policy)
+    found = _of_ops(policy).copy()
+    for name, source in dotted:
+        # a user's function is one op: what it calls inside is not decided again; and it may be another at each conversion
+        site = spelling.user_site(name)
+        _add(found, site, source.cast, policy.dtype, source, user_rule(site.original, name, source.cast, policy.dtype))
+    for site, cast in registered:
+        if site.original not in found:
+            _add(found, site, cast, policy.dtype, None, user_rule(site.original, site.op, cast, policy.dtype))
+    return _with_composites(found, policy)
+
+
+def _dotted(policy: Policy) -> Iterator[tuple[str, Rule]]:
+    """The entries of the lists that may be users' functions."""
+    for cast in CASTS:
+        if any("." in name for name in getattr(policy, cast)):
+            yield from ((name, rule) for name, rule in policy.casts_by_op(cast).items() if "." in name)
+
+
+@functools.partial(cache.cached, most=16)  # some hundred kilobytes each
+def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
+    """What the policy does with torch's own functions."""
+    return _with_composites(_of_ops(policy).copy(), policy)
+
+
+def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
+    for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
+        _add(found, site, "inside", policy.dtype, None)
+    return found
+
+
+@functools.partial(cache.cached, most=16)
+def _of_ops(policy: Policy) -> dict[Any, Decision]:
+    """What the policy does with torch's own ops, but for those that call others."""
+    listed = Listed(policy)
+    starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
+    found: dict[Any, Decision] = {}
+    for op in listed.ops():
+        source = listed.source(op) or (listed.star if op in starred else None)
+        if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
+            continue
+        for site in sites.sites_of(op):
+            kind = _kind(site, None if source is None else source.cast, policy.dtype)
+            if source is not None and kind == source.cast and source.is_autocasts:
+                _add(found, site, "autocast", policy.dtype, source)
+            elif kind is not None:
+                _add(found, site, kind, policy.dtype, source if source is not None and kind == source.cast else None)
+    return found
+
+
+def _add(found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
+    # one function may stand in several places: torch.conv2d is F.conv2d
+    known = found.get(site.original)
+    found[site.original] = Decision((site,), kind, low, source, rule) if known is None else known.also_at(site)
+
+
+# What is done to mixed inputs and missing kernels, whatever the lists say.
+_MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
+
+
+@cache.cached
+def made_to_fit() -> dict[Any, Callable[..., Any]]:
+    """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
+    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _MADE_TO_FIT})
+
+
+class MadeToFit(Mapping[Any, Callable[..., Any]]):
+    """That table, made when it is first asked for: where backward runs no Python code of the user's nobody asks."""
+
+    def _table(self) -> dict[Any, Callable[..., Any]]:
+        made = made_to_fit()
+        if state.MADE_TO_FIT is self:
+            state.MADE_TO_FIT = made
+        return made
+
+    def __getitem__(self, original: Any) -> Callable[..., Any]:
+        return self._table()[original]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._table())
+
+    def __len__(self) -> int:
+        return len(self._table())
+
+
+def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
+    """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
+    if observer is None:
+        table: dict[Any, Callable[..., Any]] = {}
+        for original, decision in decisions.items():
+            table[original] = Uncalled(table, decision)
+        return table
+    return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+
+
+def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
+    """The decisions that a switch stands for: all but those that the builtin below a Python function takes for it."""
+    return {original: d for original, d in decisions.items() if not _forwards(original, d)}
+
+
+def _forwards(original: Any, decision: Decision) -> bool:
+    function = original if isinstance(original, types.FunctionType) else None
+    return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS
+
+
+class Looks(Mapping[Any, Look]):
+    """How to see for each torch function of some decisions that a call has nothing to cast."""
+
+    def __init__(self, decisions: Mapping[Any, Decision]) -> None:
+        self._decisions = decisions
+
+    def __getitem__(self, original: Any) -> Look:
+        return look_for(self._decisions[original].rule)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._decisions)
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+
+def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
+    """What is done at a site whose op follows the list `cast`, None for nothing."""
+    op, base = site.op, sites.base_of(site.op)
+    if site.in_place:
+        if base in op_facts.MIXED_INPLACE_RAISES or op in op_facts.MIXED_INPLACE_RAISES:
+            return "in_place"
+        if op in op_facts.MASK_TAKERS_INPLACE or (op != base and base in op_facts.MASK_TAKERS_INPLACE):
+            return "mask_in_place"
+        if base in op_facts.GUARDED_ARITHMETIC:
+            return "guard_in_place"
+        if kernel_fallback.known(sites.ancestry(op)):
+            return "no_kernel_in_place"
+        return "fill" if base in op_facts.FILLS else None
+    if cast in ("bf16", "fp32"):
+        return cast
+    if cast == "promote" and (op not in op_facts.PROMOTED_BY_TORCH or op in op_facts.NARROW_BACKWARD):
+        return cast
+    if op in op_facts.FILLS:
+        return "fill"
+    if op in op_facts.GUARDED_ARITHMETIC or (low is torch.float16 and op in op_facts.GUARDED_IN_FLOAT16):
+        return "guard"
+    if cast is None and (op in op_facts.MIXED_RAISES or op in op_facts.NORMS):
+        return "first"
+    if cast is None and op in op_facts.MIXED_BACKWARD_RAISES:
+        return "promote"
+    line = sites.ancestry(op)
+    if op in op_facts.KERNEL_BY_ARGUMENTS or kernel_fallback.known(line) or kernel_fallback.known(line, backward=True):
+        return "no_kernel"
+    return None
+
+
+class _Facts(NamedTuple):
+    """What is known of an op by its name and those that it follows, wherever it is called."""
+
+    aliasing: bool
+    score_taker: bool
+    repeatable: bool
+    no_kernel: frozenset[tuple[str, torch.dtype]]
+    no_backward_kernel: frozenset[tuple[str, torch.dtype]]
+
+
+@cache.cached
+def _facts(op: str) -> _Facts:
+    line = sites.ancestry(op)
+    return _Facts(
+        aliasing=not op_facts.ALIASING.isdisjoint(line),
+        score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
+        repeatable=op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
+        no_kernel=kernel_fallback.known(line),
+        no_backward_kernel=kernel_fallback.known(line, backward=True),
+    )
+
+
+@cache.cached
+def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
+    op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
+    needs_order = site.python or op in norms_and_lookups.BUILDERS or op in op_facts.KEPT_ARGUMENTS or kind == "first"
+    order = parameters(site.original, op) if needs_order else ()
+    kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
+    function = site.original if isinstance(site.original, types.FunctionType) else None
+    elsewhere = _kind(site, None, low) if kind == "autocast" else None
+    return CallRule(
+        op=op,
+        kind=kind,
+        low=low,
+        keep=kept | {order.index(name) for name in kept if name in order},
+        order=order,
+        inplace_at=order.index("inplace") if function is not None and "inplace" in order else None,
+        out_at=order.index("out") if function is not None and "out" in order else None,
+        composite=function is not None,
+        # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
+        view=site.where != "torch.nn.functional" and facts.aliasing,
+        join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
+        score_taker=facts.score_taker,
+        mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,
+        arithmetic=op in op_facts.ARITHMETIC,
+        fill=op in op_facts.FILLS or base in op_facts.FILLS or base == "index_put",  # x[m] = s by another name
+        asks_torch_first=kind == "first" and op in op_facts.MIXED_SOMETIMES_RAISES,
+        mixes_in_place=base not in op_facts.MIXED_INPLACE_RAISES and (op in op_facts.PROMOTED_BY_TORCH or op in op_facts.ARITHMETIC),
+        for_backward=kind == "in_place" and base in op_facts.MIXED_BACKWARD_RAISES,
+        no_kernel=facts.no_kernel,
+        no_backward_kernel=facts.no_backward_kernel,
+        retries=facts.repeatable and not site.in_place,
+        unlisted=_call_rule(site, elsewhere, low) if elsewhere is not None else None,
+    )

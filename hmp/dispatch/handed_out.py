@@ -1,0 +1,269 @@
+"""What torch hands to `__torch_function__` equals torch's own function, and is what the user finds under that name.
+
+torch's C code looks a function up by its name, at the moment that it hands it out: a method on torch.Tensor, any other builtin in the
+module of torch._C that defines it. These places are answered here, with counterparts (counterparts.py).
+
+A method's counterpart is what `torch.Tensor.mul` gives; `x.mul(y)` and `x * y` call the switch as before. The places where users find
+other builtins (`torch.matmul`) hold switches, which are quicker to call; the first time that somebody is handed a function,
+counterparts take the switches' places, and those of the switches that anybody took meanwhile. Who does not use the protocol pays nothing.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from .. import fork_safe
+from ..ops import Site
+from ..patching import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, patches, references
+
+_FUNCTIONS: type = type(torch._C._VariableFunctions)
+_METACLASS: type = type(torch.Tensor)
+_TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
+
+_lock = fork_safe.RLock()
+# By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
+_counterparts: dict[Any, Counterpart] = {}
+_places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the switch there
+_asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
+_in_types: list[tuple[type, str, Any]] = []  # type, name, what was there
+_tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold switches
+_MISSING = object()
+_BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> None:
+    """Answers for the functions of `sites`, each with its switch, until patches.restore(). `tables` gives what of hmp's holds switches."""
+    with _lock:  # a handler of another thread may be handed something meanwhile
+        if not _tables:
+            _tables.append(tables)
+            patches.on_restore(_restore)
+        builtins: dict[int, Any] = {}
+        for site, switch in sites:
+            original: Any = site.original
+            if type(original) not in _BUILTINS:
+                continue  # somebody else's, in torch's place
+            if original not in _counterparts:
+                _counterparts[original] = _counterpart(site, switch)
+            if isinstance(site.owner, type):
+                if type(original) is not types.BuiltinFunctionType:
+                    _put(_METACLASS, site.attribute, _Method(site.attribute, switch, _counterparts[original]))
+            else:
+                _places.setdefault(original, []).append((site.owner, site.attribute, switch))
+                builtins[id(original)] = original
+        for original in builtins.values():
+            name, home = original.__name__, getattr(original, "__self__", None)
+            defined: Any = vars(_FUNCTIONS).get(name)
+            if isinstance(defined, staticmethod) and defined.__func__ == original:
+                _put(_FUNCTIONS, name, _Function(original))
+            elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
+                _ask(home, name, original)
+        _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
+
+
+def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
+    """Whether users find a function in another module than its own of torch._C; else it is handed out as it stands there."""
+    return any(owner is not home for owner, _, _ in _places[original])
+
+
+def standing(original: Any, switch: Any) -> Any:
+    """What a name that took torch's function is to be bound to."""
+    counterpart = _counterparts.get(original) if type(original) in _BUILTINS else None
+    return counterpart if isinstance(counterpart, MethodCounterpart) else switch
+
+
+def counterparts() -> list[Any]:
+    """All counterparts there are."""
+    return list(_counterparts.values())
+
+
+def _counterpart(site: Site, switch: Callable[..., Any]) -> Counterpart:
+    if not isinstance(site.owner, type):
+        return Counterpart(switch, site.original)
+    return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(switch, site.original)
+
+
+def _hand_out(original: Any, standing: Any) -> Any:
+    """What C code is answered that asks for a builtin to hand it out; anybody else who asks there gets what is `standing` there."""
+    frame = sys._getframe(2)
+    if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a switch or a wrapper
+        return standing
+    if _places:
+        if not _is_anybodys(frame):
+            return original
+        _take_over()
+    return _counterparts.get(original, standing)  # none while another thread reverts
+
+
+def _is_anybodys(call: types.FrameType) -> bool:
+    """Whether what torch hands out at this call goes to somebody else than hmp or a device that is in force."""
+    modes = torch._C._len_torch_function_stack()
+    if modes:
+        return not _is_ours(type(torch._C._get_function_stack_at(modes - 1)).__module__)
+    return any(map(_has_handler, call.f_locals.values()))
+
+
+def _has_handler(value: Any) -> bool:
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return any(map(_has_handler, value))
+    if kind is dict:
+        return any(map(_has_handler, value.values()))
+    handler = getattr(kind, "__torch_function__", None)
+    return handler is not None and getattr(handler, "__func__", handler) not in _NOBODYS and not _is_ours(kind.__module__)
+
+
+# What every subclass has that has none of its own, and what torch's own objects without one have.
+_NOBODYS = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+
+
+def _is_ours(module: Any) -> bool:
+    """Whether a module is hmp's or has the mode of a device, which asks a table that torch filled of its own functions."""
+    return module == "torch.utils._device" or str(module).partition(".")[0] == "hmp"
+
+
+def _take_over() -> None:
+    """Has counterparts stand wherever users find builtins, from now on."""
+    with _lock:
+        references.replace(_replaced(), [table for give in _tables for table in give()])
+
+
+def _replaced() -> dict[Any, Counterpart]:
+    """The switches that stood in users' places till now, with the counterparts that stand there."""
+    switches: dict[Any, Counterpart] = {}
+    while _places:
+        original, places = _places.popitem()
+        for owner, name, switch in places:
+            patches.replace(owner, name, _counterparts[original])
+            switches[switch] = _counterparts[original]
+    return switches
+
+
+class _Function:
+    """Stands in the type that has the functions of `torch`: C code asks there."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        return _hand_out(self.original, self.original)
+
+
+class _Defined:
+    """Stands for a function that a module of torch._C defines."""
+
+    def __init__(self, name: str, original: Any) -> None:
+        self.name, self.original = name, original
+
+    def __get__(self, module: Any, owner: type | None = None) -> Any:
+        if module is None:
+            return self
+        try:
+            found = vars(module)[self.name]
+        except KeyError:
+            raise AttributeError(f"module {module.__name__!r} has no attribute {self.name!r}") from None
+        if getattr(found, "__wrapped__", found) is not self.original:
+            return found  # somebody else's
+        return _hand_out(self.original, found)
+
+    def __set__(self, module: Any, value: Any) -> None:
+        vars(module)[self.name] = value
+
+    def __delete__(self, module: Any) -> None:
+        del vars(module)[self.name]
+
+
+class _Method:
+    """Stands in the metaclass of torch.Tensor: `torch.Tensor.mul` asks there first, `x.mul` does not."""
+
+    __slots__ = ("counterpart", "name", "switch")
+
+    def __init__(self, name: str, switch: Any, counterpart: Counterpart) -> None:
+        self.name, self.switch, self.counterpart = name, switch, counterpart
+
+    def __get__(self, cls: Any, metaclass: type | None = None) -> Any:
+        if cls is _TENSOR and _OF_TENSOR.get(self.name) is self.switch:
+            return self.counterpart
+        if cls is None:
+            return self
+        for each in cls.__mro__:
+            found = vars(each).get(self.name, _MISSING)
+            if found is self.switch:
+                return self.counterpart
+            if found is not _MISSING:
+                return found.__get__(None, cls) if hasattr(type(found), "__get__") else found
+        raise AttributeError(f"type object {cls.__name__!r} has no attribute {self.name!r}")
+
+    def __set__(self, cls: type, value: Any) -> None:
+        value = self.switch if value is self.counterpart and cls is torch.Tensor else value
+        if self._is_operator():
+            self._past(lambda: type.__setattr__(cls, self.name, value))
+        else:
+            _change_type(cls, self.name, value)
+
+    def __delete__(self, cls: type) -> None:
+        if self._is_operator() or self.name not in vars(cls):  # which is an error
+            self._past(lambda: type.__delattr__(cls, self.name))
+        else:
+            _change_type(cls, self.name, _MISSING)
+
+    def _is_operator(self) -> bool:
+        """Whether Python keeps what a class has under the name in a second place: `__add__`, which `+` looks for there."""
+        return self.name.startswith("__")
+
+    def _past(self, change: Callable[[], None]) -> None:
+        """Changes a class as if nothing stood here."""
+        with _lock:
+            _change_type(_METACLASS, self.name, _MISSING)
+            try:
+                change()
+            finally:
+                _change_type(_METACLASS, self.name, self)
+
+
+def _change_type(cls: type, name: str, value: Any) -> None:
+    """Has a type hold `value` under a name, nothing where that is `_MISSING`: past its metaclass, and where it is written in C, whose dict
+    Python shows without letting anybody change it."""
+    names: dict[str, Any] = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
+    was = names.get(name)
+    if value is _MISSING:
+        names.pop(name, None)
+    else:
+        names[name] = value
+    # bytecode of any thread remembers what it found in a type, without holding it, until the type says that it was changed
+    _type_modified(cls)
+    del was
+
+
+_type_modified: Callable[[type], None] = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("PyType_Modified", ctypes.pythonapi))
+
+
+def _put(cls: type, name: str, value: Any) -> None:
+    was = vars(cls).get(name, _MISSING)
+    if not isinstance(was, (_Method, _Function)):
+        _in_types.append((cls, name, was))
+        _change_type(cls, name, value)
+
+
+def _ask(module: types.ModuleType, name: str, original: Any) -> None:
+    if module not in _asked:
+        _asked.append(module)
+        module.__class__ = type("module", (type(module),), {"__slots__": ()})
+    setattr(type(module), name, _Defined(name, original))
+
+
+def _restore() -> None:
+    with _lock:
+        while _in_types:
+            _change_type(*_in_types.pop())
+        while _asked:
+            module = _asked.pop()
+            module.__class__ = type(module).__bases__[0]
+        for each in (_places, _counterparts, _tables):
+            each.clear()

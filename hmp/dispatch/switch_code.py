@@ -1,0 +1,329 @@
+"""The code of switches, written for one builtin's parameters and one way of looking at them.
+
+Where nothing is to be cast a switch reads dtypes and calls the op; what is ordinary it casts by itself; all else is the wrapper's.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from ..caches import cast_cache
+from ..casting import FINITE_MAX, tensor_casts
+from ..context import state
+from ..ops import ALIASES, Parameter, Signature, op_facts
+from ..wrapping import CallRule
+
+Glance = Literal["", "plain", "dtype", "same", "number", "wide", "written", "norm", "attention"]
+
+
+class _NotGiven:
+    """Stands for an argument that a call did not give. Its dtype is none that a tensor has."""
+
+    dtype = None
+
+    def __repr__(self) -> str:
+        return "..."
+
+
+NOT_GIVEN = _NotGiven()
+
+
+class Look(NamedTuple):
+    """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
+
+    With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.
+    """
+
+    glance: Glance
+    dtype: torch.dtype | None = None
+    casts: Literal["", "CAST", "CAST_PRODUCT_INPUT"] = ""
+
+
+PLAIN, NO_LOOK = Look("plain"), Look("")
+
+
+def look_for(rule: CallRule) -> Look:
+    """The look that tells, for a call under `rule`, that there is nothing to do but calling the op."""
+    dtype = {"bf16": rule.low, "fp32": torch.float32}.get(rule.kind)
+    if dtype is not None and (rule.no_kernel or rule.no_backward_kernel) and dtype is not torch.float32:
+        return NO_LOOK
+    if rule.op in ("batch_norm", "layer_norm", "group_norm"):
+        # on the promote list a wide weight widens the input
+        return NO_LOOK if rule.kind == "promote" else Look("norm", dtype)
+    if rule.op == "scaled_dot_product_attention":
+        return Look("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_LOOK
+    if rule.kind == "guard":
+        return Look("number")
+    if rule.kind in ("fill", "mask_in_place", "guard_in_place"):
+        return Look("wide")  # nothing overflows float32
+    if rule.op == "setitem":
+        return Look("written")
+    if dtype is not None:
+        care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.arithmetic or rule.fill
+        return Look("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
+    if rule.kind in ("promote", "first") and not rule.arithmetic and not rule.fill:
+        return Look("same")
+    return NO_LOOK
+
+
+def elsewhere(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
+    """What is called for torch's function `key` under `here`, which is not the process's casts."""
+    found: Callable[..., Any] = (here.now or state.settled(here)).table.get(key, op)
+    return found
+
+
+def given(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """A call as it was made, of the values of all parameters: positional arguments as far as they go, the others by name."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+    defaults = 0  # at the end of args: left out, for numpy's name of the parameter may be given
+    for parameter, value in zip(signature.parameters, values, strict=True):
+        is_default = value is NOT_GIVEN or _is_default(value, parameter)
+        if is_default and (value is NOT_GIVEN or parameter.holds == "absent"):
+            continue
+        if not parameter.by_keyword and not kwargs and signature.parameters[len(args)] is parameter:
+            args.append(value)
+            defaults = defaults + 1 if is_default else 0
+        elif not is_default:
+            kwargs[parameter.name] = value
+    return args[: len(args) - defaults], kwargs
+
+
+def _is_default(value: Any, parameter: Parameter) -> bool:
+    return isinstance(value, (int, float, str, type(None))) and repr(value) == parameter.default
+
+
+_SIGNATURES: list[Signature] = []  # those that switches were made for; generated code refers to them by number
+NAMES: dict[str, Any] = {
+    "live": state.live, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off, "elsewhere": elsewhere,
+    "given": given, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "float32": torch.float32,
+    "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
+    "SIGNATURES": _SIGNATURES,
+    "FOCUS": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
+    "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
+}  # fmt: skip
+
+
+@functools.cache
+def maker(signature: Signature | None, look: Look, regional: bool = False) -> Callable[..., Any]:
+    """_key, _op, _cast → a switch. All switches of a signature close over the same names, so that their code can be exchanged."""
+    return _maker(_any_call(look, regional) if signature is None else _known_call(signature, look, regional))
+
+
+def _maker(switch: list[str]) -> Callable[..., Any]:
+    lines = ["def make(_key, _op, _cast):", *("    " + line for line in switch)]
+    lines += ["        if 0: _key, _op, _cast", "    return hmp_switch"]
+    found: dict[str, Any] = {}
+    exec(compile("\n".join(lines), "<hmp>", "exec"), NAMES, found)
+    made: Callable[..., Any] = found["make"]
+    return made
+
+
+# The code of a switch that was not called yet under the casts that are in force.
+FIRST_CALL: types.CodeType = _maker(
+    ["def hmp_switch(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]
+)(None, None, None).__code__  # fmt: skip
+
+
+# What the context holds is the process's casts off or on, or a stretch of them.
+_IS_OFF = "here is OFF or here is not PROCESS and here.now is OFF"
+_IS_ELSEWHERE = "here is not PROCESS and here.now is not PROCESS"
+
+
+def _any_call(look: Look, regional: bool) -> list[str]:
+    target = "_op" if look == PLAIN else "_cast"
+    elsewhere = "return elsewhere(here, _key, _op)(*args, **kwargs)"
+    if regional:
+        state = [
+            "    if not live:",
+            "        return _op(*args, **kwargs)",
+            "    here = get()",
+            "    if here is not FOCUS and here.now is not FOCUS:",
+            f"        {elsewhere}",
+        ]
+    else:
+        off = [f"        if {_IS_OFF}:", "            return _op(*args, **kwargs)"]
+        state = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", f"            {elsewhere}"]
+    return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
+
+
+def _known_call(signature: Signature, look: Look, regional: bool = False) -> list[str]:
+    parameters = signature.parameters
+    if signature not in _SIGNATURES:
+        _SIGNATURES.append(signature)
+    remade = f"args, kwargs = given(SIGNATURES[{_SIGNATURES.index(signature)}], ({', '.join(p.name for p in parameters)},))"
+    header = ", ".join(f"{p.name}={p.default or 'NOT_GIVEN'}" for p in parameters)
+    complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
+
+    def usual_calls(target: str, indent: str, tests: list[str], cast: bool = False) -> list[str]:
+        """Returns from the call where it is a usual one; with `cast`, of what was cast."""
+        lines = [] if cast else [f"{indent}if {' and '.join([*tests, *_nothing_rare(signature)]) or True}:"]
+        indent = indent if cast else indent + "    "
+        for test, names in _usual_calls(signature):
+            values = [p.name + ("_cast" if cast and _is_cast(p) else "") for p in names]
+            call = ", ".join(f"{p.name}={value}" if p.by_keyword else value for p, value in zip(names, values, strict=True))
+            returned = f"return {target}({call})"
+            lines += [f"{indent}if {test}:", f"{indent}    {returned}"] if test else [indent + returned]
+        return lines
+
+    def asking(indent: str) -> list[str]:
+        called = usual_calls("cast", indent, complete)
+        return [f"{indent}cast = elsewhere(here, _key, _op)", *called, f"{indent}{remade}", f"{indent}return cast(*args, **kwargs)"]
+
+    def answered(indent: str) -> list[str]:
+        found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
+        return [indent + line for line in (remade, found, "if found is GIVEN_UP: raise", "return found")]
+
+    plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
+    if regional:
+        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
+    else:
+        off = [f"        if {_IS_OFF}:", *usual_calls("_op", "            ", complete)]
+        asked = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
+    lines = [f"def hmp_switch({header}):", *asked]
+    if look == PLAIN:
+        return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]
+    condition = _condition(signature, look)
+    if condition:
+        lines += [
+            "    try:",
+            *usual_calls("_op", "        ", [condition]),
+            "    except AttributeError as error:",
+            "        if error.__traceback__.tb_next is not None: raise",
+            "    except RuntimeError as error:",
+            *answered("        "),
+        ]
+    if condition and look.casts:
+        lines += [
+            "    try:",
+            f"        cast = {' and '.join([*complete, *_nothing_rare(signature)]) or True}",
+            "        if cast:",
+            *_casts(signature, look, "            "),
+            "    except AttributeError as error:",
+            "        if error.__traceback__.tb_next is not None: raise",
+            "        cast = False",
+            "    if cast:",
+            "        try:",
+            *usual_calls("_op", "            ", [], cast=True),
+            "        except RuntimeError as error:",
+            *answered("            "),
+        ]
+    return [*lines, *usual_calls("_cast", "    ", complete), f"    {remade}", "    return _cast(*args, **kwargs)"]
+
+
+def _is_cast(parameter: Parameter) -> bool:
+    """Whether what the parameter holds is cast here; a mask is cast by the wrapper, saturating (R12)."""
+    return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
+
+
+def _casts(signature: Signature, look: Look, indent: str) -> list[str]:
+    """Casts the tensors that are no others than ordinary ones; `cast` is false where there is one that is."""
+    to = str(look.dtype).removeprefix("torch.")
+    others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
+    lines = []
+    for p in signature.usual:
+        if p.name == "attn_mask":
+            taken = f"is bool_ or dtype is {to}"
+            lines += [f"{indent}cast = cast and (attn_mask is None or (dtype := attn_mask.dtype) {taken})"]
+        if not _is_cast(p):
+            continue
+        absent = f"{p.name} is not None and " if p.holds == "tensor?" else ""
+        lines += [
+            f"{indent}if {absent}(dtype := {p.name}.dtype) is not {to}:",
+            f"{indent}    if ((kind := type({p.name})) is Tensor or kind is Parameter) and ({others}):",
+            f"{indent}        {p.name}_cast = {look.casts}({p.name}, {to})",
+            f"{indent}    else:",
+            f"{indent}        cast = False",
+            f"{indent}else:",
+            f"{indent}    {p.name}_cast = {p.name}",
+        ]
+    return lines
+
+
+def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]]:
+    """What usual calls give, with Python source that is true for it, "" for always."""
+    required = tuple(p for p in signature.usual if not p.optional)
+    optional = [p for p in signature.usual if p.optional]
+    if not optional:
+        return [("", required)]
+    none = [f"{optional[0].name} is NOT_GIVEN", *(f"{p.name} is {p.default}" for p in optional[1:])]
+    return [(f"{optional[0].name} is not NOT_GIVEN", signature.usual), (" and ".join(none), required)]
+
+
+def _nothing_rare(signature: Signature) -> list[str]:
+    """Python source that is true where no parameter is given that is rarely given.
+
+    The first one catches calls with too many arguments. numpy's name for a parameter that must be given need not be looked at: a call
+    that gives both is one that torch refuses.
+    """
+    named = {alias for p in signature.usual if not p.default and not p.optional for alias in ALIASES.get(p.name, ())}
+    return [f"{p.name} is {p.default or 'NOT_GIVEN'}" for i, p in enumerate(signature.rare) if i == 0 or p.name not in named]
+
+
+def _condition(signature: Signature, look: Look) -> str:
+    """Python source that is true where nothing is to be cast; "" where no look tells."""
+    dtype = str(look.dtype).removeprefix("torch.")
+    usual = signature.usual
+    missing = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
+    if look.glance == "wide":
+        return " and ".join([f"{usual[0].name}.dtype is float32", *missing])
+    if look.glance == "written":
+        into, value = usual[0].name, usual[-1].name
+        number = f"(kind := type({value})) is float or kind is int or kind is bool"
+        taken = f"(({number}) or {value}.dtype is dtype)"
+        return " and ".join([f"((dtype := {into}.dtype) is float32 or dtype is int64 or dtype is bool_)", taken, *missing])
+    if look.glance == "norm":
+        return " and ".join([*_norm_condition(signature, look), *missing])
+    tests = []
+    first = ""
+    for p in usual:
+        if p.holds == "tensors":
+            return ""
+        if look.glance == "number":
+            if p.holds == "tensor":
+                tests.append(f"(type({p.name}) is Tensor or type({p.name}) is Parameter)")
+            elif p.holds == "number":
+                tests.append(f"(type({p.name}) is Tensor or type({p.name}) is Parameter or {_small_number(p.name)})")
+            continue
+        if look.glance == "same":
+            is_it = f"{p.name}.dtype is " + (first or "(dtype := ...)")
+            if p.holds in ("tensor", "tensor?", "number") and not first:
+                tests.append(f"(dtype := {p.name}.dtype) is not None")
+                first = "dtype"
+                continue
+        else:
+            is_it = f"{p.name}.dtype is {dtype}"
+        if look.glance == "attention" and p.name == "attn_mask":
+            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype})")
+        elif p.holds == "tensor":
+            tests.append(is_it)
+        elif p.holds == "tensor?":
+            tests.append(f"({p.name} is None or {is_it})")
+        elif p.holds == "number":
+            tests.append(f"({is_it} if (kind := type({p.name})) is Tensor or kind is Parameter else {_small_number(p.name)})")
+    return " and ".join(tests + missing)
+
+
+def _small_number(name: str) -> str:
+    return f"(type({name}) is float or type({name}) is int) and -LIMIT <= {name} <= LIMIT"
+
+
+def _norm_condition(signature: Signature, look: Look) -> list[str]:
+    """The input is as it is to be, and the rest is absent, or all of it in that dtype, or all in float32 where a kernel takes that."""
+    state = [p.name for p in signature.usual if p.holds == "tensor?"]
+    first, *others = state
+    rest = "".join(f" and ({n} is None or {n}.dtype is held)" for n in others)
+    absent = " and ".join(f"{n} is None" for n in state)
+    given = signature.usual[0].name
+    if look.dtype is None:  # unlisted: the input is as it is, where it is low or float32
+        wanted, of_input = "dtype", f"((dtype := {given}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
+    else:
+        wanted = str(look.dtype).removeprefix("torch.")
+        of_input = f"{given}.dtype is {wanted}"
+    mixed = f"(held := {first}.dtype) is {wanted} or held is float32 and {given}.is_cpu"
+    return [of_input, f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})"]

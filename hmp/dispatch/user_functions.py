@@ -1,0 +1,99 @@
+"""Users' own functions that take part: decorated ones, and those that `hmp.register` names."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, ParamSpec, TypeVar
+
+from ..context import state
+from ..errors import HmpError
+from ..lists import CASTS, Cast
+from ..ops import NAMESPACES, Site, function_site
+from ..wrapping import CallRule, op_wrap, user_rule
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_registered: dict[tuple[int, str], tuple[Site, Cast]] = {}
+_changes = 0
+
+
+def registered() -> Iterator[tuple[Site, Cast]]:
+    """The sites that users registered, with the cast they asked for."""
+    return iter(tuple(_registered.values()))
+
+
+def add(owner: Any, name: str, cast: Cast) -> Site:
+    """Remembers `owner.name` as an op of the user's. HmpError for what is no function or no cast."""
+    if cast not in CASTS:
+        raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
+    where = getattr(owner, "__name__", type(owner).__name__)
+    if any(owner is namespace for _, namespace, _ in NAMESPACES):
+        raise HmpError(f"{where}.{name} is torch's own; put {name!r} on a list of the policy instead of registering it")
+    site = function_site(owner, name, where, f"{where}.{name}")
+    if site is None:
+        raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    global _changes
+    _changes += 1
+    _registered[(id(owner), name)] = (site, cast)
+    return site
+
+
+def changes() -> int:
+    """How often something was registered: compiled code is guarded on it."""
+    return _changes
+
+
+def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
+    if isinstance(function, (staticmethod, classmethod)):
+        return type(function)(_decorated(function.__func__, cast))
+    if inspect.isclass(function) or not callable(function):
+        raise HmpError(f"hmp.{cast}_function decorates functions; {function!r} is none")
+    name = f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', repr(function))}"
+    by_policy: dict[Any, Callable[..., Any]] = {}
+
+    @functools.wraps(function)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
+        policy = state.policy_here()
+        if policy is None:
+            return function(*args, **kwargs)
+        low = policy.dtype
+        if low not in by_policy:
+            by_policy[low] = op_wrap(function, user_rule(function, name, cast, low))
+        return by_policy[low](*args, **kwargs)  # type: ignore[no-any-return]
+
+    _rules[wrapper] = lambda low: user_rule(function, name, cast, low)
+    return wrapper
+
+
+# Decorated function → the low dtype → its rule.
+_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], CallRule]] = weakref.WeakKeyDictionary()
+
+
+def decorated() -> list[Any]:
+    """The functions that have one of hmp's decorators."""
+    return list(_rules)
+
+
+def rule_of(function: Any, low: Any) -> CallRule:
+    """The rule for a decorated function."""
+    return _rules[function](low)
+
+
+def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the BF16 list: where casts are on its castable inputs come in the low dtype, and what it calls
+    inside is not cast again."""
+    return _decorated(function, "bf16")
+
+
+def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the FP32 list: where casts are on its castable inputs come in float32."""
+    return _decorated(function, "fp32")
+
+
+def promote_function(function: Callable[P, R]) -> Callable[P, R]:
+    """`function` as one op on the promote list: where casts are on its castable inputs come in the widest dtype among them."""
+    return _decorated(function, "promote")

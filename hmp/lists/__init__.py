@@ -1,0 +1,28 @@
+"""Text becomes a policy."""
+
+from . import scopes, spelling
+from .entries import AUTOCAST, CASTS, EVERY_OP, Cast, Rule, parse_list, read_list
+from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
+from .presets import policies
+from .scopes import exactness, plain_path
+from .spelling import resolve
+
+__all__ = [
+    "AUTOCAST",
+    "CASTS",
+    "DEFAULT",
+    "DTYPE_FILE",
+    "EVERY_OP",
+    "Cast",
+    "Policy",
+    "Rule",
+    "as_policy",
+    "exactness",
+    "parse_list",
+    "plain_path",
+    "policies",
+    "read_list",
+    "resolve",
+    "scopes",
+    "spelling",
+]

@@ -1,0 +1,60 @@
+"""The presets that ship with hmp: their names, their folders, and what a name stands for here."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+import torch
+
+from ..observing import log
+from ..torch_private import release
+
+# Names without a folder: torch.autocast's lists for a device, of the torch release that is installed.
+_OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
+_OF_THIS_DEVICE = "autocast"
+# The devices that autocast has other lists for than for the CPU, and those lists. XPU's are CUDA's but for cuDNN's own ops.
+_ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
+
+
+def home() -> Path:
+    """The folder that holds a folder for each preset: inside the package in a wheel, beside it in a checkout or an editable install."""
+    inside = Path(__file__).parents[1] / "op_lists"
+    return inside if inside.is_dir() else Path(__file__).parents[2] / "op_lists"
+
+
+def policies() -> list[str]:
+    """The names of the presets that ship with hmp, sorted."""
+    return sorted([*_folders(), *_OF_THIS_TORCH, _OF_THIS_DEVICE])
+
+
+def meaning(preset: str) -> str:
+    """The preset that a name stands for here: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
+    if preset == _OF_THIS_DEVICE:
+        preset = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
+    return _frozen(preset, torch.__version__) if preset in _OF_THIS_TORCH else preset
+
+
+def folder(preset: str) -> Path:
+    """The folder with the lists of a preset."""
+    return home() / meaning(preset)
+
+
+def _folders() -> list[str]:
+    return [path.name for path in home().iterdir() if (path / "bf16.txt").is_file()]
+
+
+def _available(kind: str) -> bool:
+    found = getattr(getattr(torch, kind, None), "is_available", None)
+    return found is not None and bool(found())
+
+
+@functools.cache
+def _frozen(preset: str, version: str) -> str:
+    """The lists of that torch release; where they are not kept, those of the nearest older release, else of the oldest, with a warning."""
+    kept = sorted((release(name), name) for name in _folders() if name.startswith(preset + "@"))
+    wanted = release(version)
+    found, name = max((entry for entry in kept if entry[0] <= wanted), default=kept[0])
+    if found != wanted:
+        log.warning("hmp keeps no autocast lists of torch %s; %s stands for %s here", version, preset, name)
+    return name

@@ -1,0 +1,139 @@
+"""A name as somebody spells it becomes the ids of ops: what lists, `explain()` and the command line are given."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import OpListError
+from ..observing import log
+from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, sites_of, takes_tensor
+from ..patching import cache
+from .entries import AUTOCAST, EVERY_OP, Rule
+from .presets import home
+
+_PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
+
+
+def _user_site(name: str) -> Site | None:
+    """The site of a user's own function that a dotted name leads to, importing its module; None where it leads nowhere."""
+    parts = name.split(".")
+    for cut in range(len(parts) - 1, 0, -1):
+        module_name = ".".join(parts[:cut])
+        try:
+            owner: Any = importlib.import_module(module_name)
+        except ModuleNotFoundError as error:
+            if error.name is not None and (module_name == error.name or module_name.startswith(error.name + ".")):
+                continue
+            raise
+        for part in parts[cut:-1]:
+            owner = getattr(owner, part, None)
+        if any(owner is namespace for _, namespace, _ in NAMESPACES):
+            return None  # torch.save is no op, and no user's function either
+        return function_site(owner, parts[-1], ".".join(parts[:-1]), name)
+    return None
+
+
+@cache.cached
+def _known(name: str) -> tuple[str, ...]:
+    """The ids that a spelling stands for; () for a name that only another torch or ATen knows; KeyError for none."""
+    for prefix in _PREFIXES:
+        if name.startswith(prefix):
+            name = name.removeprefix(prefix)
+            break
+    if name.startswith("__") and name.endswith("__"):
+        name = op_id(name, "")
+    elif name in ("idiv", "rdiv"):
+        name = op_facts.DUNDER_OPS[name]
+    overloaded = name.partition(".")[0]
+    for spelling in dict.fromkeys((name, overloaded)):
+        itself = (spelling,) if _is_op(spelling) else ()
+        if itself or spelling in op_facts.ATEN_SPELLINGS:
+            return op_facts.ATEN_SPELLINGS.get(spelling, ()) + itself
+        for _, _, prefix in NAMESPACES:
+            namespace = prefix.rstrip(".")
+            for candidate in (prefix + spelling, prefix + spelling.removeprefix(namespace + "_")) if prefix else ():
+                if _is_op(candidate):
+                    return (candidate,)
+    for spelling in (name, overloaded):
+        if spelling in op_facts.FOREIGN or spelling in aten_names() or spelling.removesuffix("_backward") in aten_names():
+            return ()
+    raise KeyError(name)
+
+
+def _is_op(name: str) -> bool:
+    """Whether `name` is the id of an op: torch has functions that are none, such as torch.save."""
+    found = sites_of(name)
+    if any(site.owner is not torch for site in found):
+        return True
+    return any(
+        site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(torch._C._jit_get_schemas_for_operator("aten::" + name))
+        for site in found
+    )
+
+
+def resolve(rule: Rule) -> tuple[str, ...]:
+    """The ids of the ops that the rule's name stands for; a user's own function keeps its dotted name.
+
+    Raises OpListError with path, line and the nearest real name where nothing knows the name. A name that only another
+    torch release, ATen or Habana's compiler knows gives () and one warning.
+    """
+    if rule.name == EVERY_OP:
+        return (EVERY_OP,)
+    if rule.is_autocasts and rule.cast != "bf16":
+        raise OpListError(f"{rule.name!r} is no name for a {rule.cast} list; torch.autocast decides what it casts to", rule.path, rule.line)
+    try:
+        ids = _known(rule.name.removesuffix(AUTOCAST))
+    except KeyError:
+        if "." in rule.name and _user_site(rule.name) is not None:
+            return (rule.name,)
+        raise _unknown(rule) from None
+    if not ids:
+        _warn_skipped(rule)
+    return ids
+
+
+def user_site(name: str) -> Site:
+    """The site of the user's own function `name`, a dotted path that `resolve` accepted."""
+    site = _user_site(name)
+    if site is None:
+        raise OpListError(f"{name!r} cannot be found any more; import the module that defines it")
+    return site
+
+
+def _unknown(rule: Rule) -> OpListError:
+    name = rule.name.removeprefix("torch.")
+    near = nearest(name.removesuffix(AUTOCAST))
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
+    what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
+    return OpListError(f"{rule.name!r} is {what}; {hint}", rule.path, rule.line)
+
+
+def nearest(name: str) -> list[str]:
+    """Up to three ids of ops that look like `name`, best first."""
+    names = [op for op in every_op() if not op.endswith("_")]
+    return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+
+
+_warned: set[tuple[str | None, str]] = set()
+
+
+def _warn_skipped(rule: Rule) -> None:
+    if (rule.path, rule.name) in _warned:
+        return
+    _warned.add((rule.path, rule.name))
+    where = f"{rule.path}:{rule.line}: " if rule.path else ""
+    # hmp's own lists name what any release has: that is no news for a user of another one
+    own = rule.path is not None and Path(rule.path).is_relative_to(home())
+    log.log(
+        logging.DEBUG if own else logging.WARNING,
+        "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
+        where,
+        rule.name,
+        torch.__version__,
+    )

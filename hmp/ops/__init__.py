@@ -1,0 +1,30 @@
+"""What torch has: ops, where they stand, what they are also called, and their parameters."""
+
+from . import op_facts, sites
+from .composites import calling
+from .op_facts import STRUCTURE
+from .parameter_names import parameters
+from .signatures import ALIASES, Parameter, Signature, signature_of
+from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, sites_of, takes_tensor
+
+__all__ = [
+    "ALIASES",
+    "NAMESPACES",
+    "PYTHON_OPS",
+    "STRUCTURE",
+    "Parameter",
+    "Signature",
+    "Site",
+    "ancestry",
+    "aten_names",
+    "calling",
+    "every_op",
+    "function_site",
+    "op_facts",
+    "op_id",
+    "parameters",
+    "signature_of",
+    "sites",
+    "sites_of",
+    "takes_tensor",
+]

@@ -1,0 +1,122 @@
+"""Which ops the Python code of a torch function calls: whether it needs casts off inside (R8)."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import types
+from collections.abc import Collection, Iterator
+from typing import Any
+
+from ..patching import cache, patches
+from . import op_facts, sites
+from .sites import Site
+
+_OPERATORS = {"+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod", "**": "pow", "@": "matmul"}
+_COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+
+
+def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
+    """The ops that are Python code of torch, not in `decided`, and call one of the names in `changed`: one op, one decision (R8)."""
+    for site in _python_ops():
+        function: Any = site.original
+        if function not in decided and not names_called(function).isdisjoint(changed):
+            yield site
+
+
+@cache.cached
+def _python_ops() -> tuple[Site, ...]:
+    """The ops that are Python code of torch."""
+    found = []
+    for where, owner, _ in sites.NAMESPACES:
+        held = vars(owner)
+        # of a module only the functions: asking for each of its names takes ten times as long
+        names = (
+            sorted(n for n, v in held.items() if isinstance(v, types.FunctionType)) if isinstance(owner, types.ModuleType) else dir(owner)
+        )
+        for attribute in names:
+            if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
+                continue
+            function = held[attribute] if attribute in held else getattr(owner, attribute, None)
+            if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
+                found.append(Site(owner, attribute, function, where, attribute))
+    return tuple(found)
+
+
+@cache.cached
+def names_called(function: types.FunctionType) -> frozenset[str]:
+    """The attribute and function names, dunders of operators included, that running `function` may look up.
+
+    Follows the helpers that it reaches by name in its own module and through its closure. Too many names rather than too few.
+    """
+    names: set[str] = set()
+    todo = [function]
+    done: set[types.FunctionType] = set()
+    while todo:
+        current = todo.pop()
+        if current not in done:
+            done.add(current)
+            used, helpers = _used_by(current)
+            names |= used
+            todo += helpers
+    return frozenset(names)
+
+
+@cache.cached
+def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
+    """The names in the function itself, and the functions of its own module and its closure that it reaches."""
+    names = _names_in(patches.code_of(function))
+    found = [function.__globals__[name] for name in names & function.__globals__.keys()]
+    helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
+    cells = [cell.cell_contents for cell in function.__closure__ or ()]
+    return names, (*helpers, *(c for c in cells if isinstance(c, types.FunctionType)))
+
+
+@functools.cache
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    names = set(code.co_names)
+    instructions = code.co_code
+    opcodes, arguments = instructions[::2], instructions[1::2]
+    for opcode in _OPCODES:
+        position = opcodes.find(opcode)
+        while position >= 0:
+            names.update(_dunders(opcode, arguments[position]))
+            position = opcodes.find(opcode, position + 1)
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            names |= _names_in(constant)
+    return frozenset(names)
+
+
+@functools.cache
+def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
+    """The methods of Tensor that an instruction may call."""
+    name = dis.opname[opcode]
+    if name == "BINARY_OP":  # Python 3.11 and later; the argument says which operator
+        symbol = dis._nb_ops[argument][1]  # type: ignore[attr-defined]
+    elif name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: an instruction for each
+        kind, _, word = name.partition("_")
+        symbol = _WORDS.get(word, "") + ("=" if kind == "INPLACE" else "")
+    elif name == "COMPARE_OP":
+        return _COMPARISONS
+    else:
+        return {"UNARY_NEGATIVE": ("__neg__",), "STORE_SUBSCR": ("__setitem__",)}.get(name, ())
+    if symbol.startswith("["):
+        return ("__getitem__",)
+    op = _OPERATORS.get(symbol.removesuffix("="))
+    if op is None:
+        return ()
+    # 2.0 / x reaches the reflected method
+    return (f"__i{op}__", f"__{op}__") if symbol.endswith("=") else (f"__{op}__", f"__r{op}__")
+
+
+_WORDS = {
+    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
+    "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
+}  # fmt: skip
+# The instructions that _dunders knows.
+_OPCODES = tuple(
+    opcode
+    for opcode, name in enumerate(dis.opname[:256])
+    if name.startswith(("BINARY_", "INPLACE_")) or name in ("COMPARE_OP", "UNARY_NEGATIVE", "STORE_SUBSCR")
+)

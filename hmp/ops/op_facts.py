@@ -1,0 +1,366 @@
+"""What is known of op names: synonyms, other spellings, and what torch does with mixed dtypes. Data; measured on torch 2.13.
+
+A fact that depends on the torch release belongs here or in sites.py and nowhere else.
+"""
+
+from __future__ import annotations
+
+from ..torch_private import TORCH
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Exact synonyms: same arguments, same result. They follow the one that is listed, the first of the group first. The twins in
+# torch.special of the same name (special.softmax) are not written down.
+SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
+    tuple(line.split())
+    for line in """
+    mul multiply
+    div divide true_divide truediv
+    sub subtract
+    mm dsmm spmm
+    sspaddmm saddmm
+    hspmm hsmm
+    grouped_mm _grouped_mm
+    abs absolute
+    neg negative
+    fix trunc
+    clamp clip
+    acos arccos
+    acosh arccosh
+    asin arcsin
+    asinh arcsinh
+    atan arctan
+    atanh arctanh
+    atan2 arctan2
+    cat concat concatenate
+    vstack row_stack
+    gt greater
+    ge greater_equal
+    lt less
+    le less_equal
+    ne not_equal
+    outer ger
+    inverse linalg.inv
+    matmul linalg.matmul
+    det linalg.det
+    slogdet linalg.slogdet
+    matrix_power linalg.matrix_power
+    diagonal linalg.diagonal
+    movedim moveaxis
+    positive pos
+    transpose swapaxes swapdims
+    orgqr linalg.householder_product
+    pinverse linalg.pinv
+    igamma special.gammainc
+    igammac special.gammaincc
+    digamma special.psi
+    lgamma special.gammaln
+    mvlgamma special.multigammaln
+    erfinv special.erfinv
+    sigmoid special.expit
+    i0 special.i0
+    remainder mod
+    floor_divide floordiv
+    grid_sample grid_sampler
+    interpolate upsample
+    logsigmoid log_sigmoid
+    """.strip().splitlines()
+)
+SYNONYMS: dict[str, tuple[str, ...]] = {
+    name: tuple(other for other in group if other != name) for group in SYNONYM_GROUPS for name in group
+}
+
+# Dunder methods of Tensor whose op has another name; the others drop their underscores (`__add__` is add).
+DUNDER_OPS: dict[str, str] = {"div": "truediv", "idiv": "itruediv", "rdiv": "rtruediv"}
+# `__radd__` is the op radd and `__iadd__` is iadd; both follow add.
+BINARY_DUNDERS = _names("add sub mul truediv floordiv mod pow matmul")
+DUNDERS: tuple[str, ...] = tuple(f"__{prefix}{name}__" for name in sorted(BINARY_DUNDERS) for prefix in ("", "r", "i")) + tuple(
+    f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split()
+)
+
+# ATen's names for what Python calls otherwise. Overload names (`.Tensor_Scalar`) are dropped before the look-up.
+ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
+    "_convolution": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
+    "convolution_overrideable": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
+    "_softmax": ("softmax",),
+    "_log_softmax": ("log_softmax",),
+    "cross_entropy_loss": ("cross_entropy",),
+    "nll_loss2d": ("nll_loss",),
+    "nll_loss_nd": ("nll_loss",),
+    "nll_loss_forward": ("nll_loss",),
+    "nll_loss2d_forward": ("nll_loss",),
+    "smooth_l1_loss_forward": ("smooth_l1_loss",),
+    "multilabel_margin_loss_forward": ("multilabel_margin_loss",),
+    "max_pool1d_with_indices": ("max_pool1d",),
+    "max_pool2d_with_indices": ("max_pool2d",),
+    "max_pool3d_with_indices": ("max_pool3d",),
+    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
+    "_adaptive_avg_pool3d": ("adaptive_avg_pool3d",),
+    "_embedding_bag": ("embedding_bag",),
+    "_ctc_loss": ("ctc_loss",),
+    "_cdist_forward": ("cdist",),
+    "_pdist_forward": ("pdist",),
+    "_batch_norm_impl_index": ("batch_norm",),
+    "_native_batch_norm_legit": ("batch_norm",),
+    "native_batch_norm": ("batch_norm",),
+    "cudnn_batch_norm": ("batch_norm",),
+    "native_layer_norm": ("layer_norm",),
+    "native_group_norm": ("group_norm",),
+    "native_dropout": ("dropout",),
+    "_fused_dropout": ("dropout",),
+    "_scaled_dot_product_flash_attention": ("scaled_dot_product_attention",),
+    "_scaled_dot_product_efficient_attention": ("scaled_dot_product_attention",),
+    "_native_multi_head_attention": ("scaled_dot_product_attention",),
+    "_index_put_impl_": ("index_put",),
+    "_cat": ("cat",),
+    "_stack": ("stack",),
+    "_trilinear": ("bilinear",),
+    "_weight_norm": ("weight_norm",),
+    "mkldnn_linear": ("linear",),
+    "mkldnn_convolution": ("conv1d", "conv2d", "conv3d"),
+    "mkldnn_rnn_layer": ("lstm",),
+    "_thnn_fused_lstm_cell": ("lstm_cell",),
+    "_thnn_fused_gru_cell": ("gru_cell",),
+    "grid_sampler_2d": ("grid_sample",),
+    "grid_sampler_3d": ("grid_sample",),
+    "upsample_nearest1d": ("interpolate",),
+    "upsample_nearest2d": ("interpolate",),
+    "upsample_nearest3d": ("interpolate",),
+    "upsample_linear1d": ("interpolate",),
+    "upsample_bilinear2d": ("interpolate",),
+    "upsample_bicubic2d": ("interpolate",),
+    "upsample_trilinear3d": ("interpolate",),
+    "_linalg_svd": ("linalg.svd",),
+    "_linalg_eigh": ("linalg.eigh",),
+    "_linalg_det": ("linalg.det",),
+    "_linalg_solve_ex": ("linalg.solve_ex",),
+}
+
+# Names that this torch does not have but another release of torch, ATen's backward half or Habana's compiler knows.
+FOREIGN = _names(
+    """
+    embedding_bag_sum_fwd embedding_bag_sum_bwd embedding_bag_sum embedding_bag_preproc kv_reduce_sum sparse_segment_sum
+    fused_norm fused_clip_norm optimizer_adamw optimizer_sgd optimizer_lamb custom_foreach_add_ roi_align nms batched_nms
+    deform_conv2d gels symeig eig lstsq solve matrix_rank cumulative_max irfft rfft ifft stft_legacy sum_to_size_ lu_unpack_
+    bucketize_ pdist_ gru_impl frac_gradient addcdiv_legacy triangular_solve_legacy max_unpool_2d fused_dropout
+    linalg.polar
+    linalg.matrix_sqrth scaled_mm _scaled_mm grouped_mm _grouped_mm rms_norm fused_rms_norm _fused_rms_norm linear_cross_entropy swiglu
+    fused_sdpa sdpa_recomp_fwd sdpa_recomp_bwd rotary_pos_embedding rope optimizer_lars optimizer_ema cast cast_f32_to_bf16
+    cast_bf16_to_f32 hpu_cast permute_copy_hpu instance_norm_backward as_strided_lazy strided_view slice_insert dropout_backward
+    """
+)
+
+# --- dtypes ---------------------------------------------------------------------------------------------------------------
+
+# Ops whose meaning is a dtype, or that only hand storage or metadata around: never cast, whatever a list says (R7). Indexing is one
+# for another reason: a class whose `__getitem__` was ever set counts as a sequence from then on, its 0-dim tensors too, and
+# torch.tensor([loss, loss]) asks them for their length.
+DTYPE_OPS = _names(
+    """
+    to type type_as copy result_type can_cast promote_types view_as expand_as reshape_as resize_as set set_ float half bfloat16
+    double int long short char byte bool cfloat cdouble chalf cpu cuda xpu hpu numpy item tolist data_ptr is_floating_point
+    is_complex is_same_size is_nonzero numel dim size stride storage_offset requires_grad_ retain_grad share_memory_ pin_memory
+    getitem is_pinned is_shared is_contiguous is_set_to is_inference is_coalesced is_distributed record_stream apply map map2 backward
+    """
+)
+
+# Views: a cast turns their result into a copy (R10). Never meant by `*`.
+VIEWS = _names(
+    """
+    adjoint as_strided broadcast_to ccol_indices chunk coalesce col_indices conj contiguous crow_indices detach diagonal dsplit
+    expand expand_as flatten getitem hsplit imag indices moveaxis movedim narrow permute positive pos ravel real reshape
+    reshape_as resolve_conj resolve_neg row_indices select slice_inverse split split_with_sizes squeeze swapaxes swapdims t
+    tensor_split transpose unbind unflatten unfold unsqueeze unsafe_chunk unsafe_split values view view_as view_as_complex
+    view_as_real vsplit atleast_1d atleast_2d atleast_3d broadcast_tensors meshgrid
+    """
+)
+
+# Results that share memory with an input, always or for some arguments. (An identity such as dropout's in eval is no view: code
+# that trains cannot rely on it.)
+ALIASING = VIEWS | _names("einsum")
+
+# What `*` leaves alone besides: results that hold no rounding, makers of new tensors and changes of layout.
+NOT_COMPUTED = _names(
+    """
+    clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
+    as_masked_tensor masked_tensor sparse_coo_tensor sparse_compressed_tensor sparse_csr_tensor sparse_csc_tensor
+    sparse_bsr_tensor sparse_bsc_tensor spdiags to_sparse to_sparse_csr to_sparse_csc to_sparse_bsr to_sparse_bsc to_dense
+    to_mkldnn to_padded_tensor sparse_mask flatten_dense_tensors unflatten_dense_tensors from_file range pad_sequence
+    quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel dequantize
+    new_tensor new_empty_strided empty_permuted as_tensor tensor from_numpy frombuffer is_tensor is_storage setitem numpy_T
+    """
+)
+
+# Joins: a 0-dim tensor counts when the widest dtype is looked for, as in torch (R3).
+JOINS = _names("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag")
+
+_PROMOTING = _names(
+    """
+    eq ne lt le gt ge less less_equal greater greater_equal not_equal equal isin bucketize searchsorted
+    logical_and logical_or logical_xor
+    l1_loss mse_loss smooth_l1_loss pairwise_distance
+    stft istft diff linspace float_power
+    add radd sub subtract rsub mul rmul multiply div divide true_divide truediv floor_divide floordiv fmod remainder mod pow
+    atan2 arctan2 hypot copysign nextafter logaddexp logaddexp2 xlogy igamma igammac maximum minimum fmax fmin max min
+    clamp clip clamp_min clamp_max where addcmul addcdiv outer ger kron dist
+    rfloordiv rmod rpow
+    special.xlog1py special.xlogy special.gammainc special.gammaincc special.zeta
+    special.chebyshev_polynomial_t special.chebyshev_polynomial_u special.chebyshev_polynomial_v special.chebyshev_polynomial_w
+    special.shifted_chebyshev_polynomial_t special.shifted_chebyshev_polynomial_u special.shifted_chebyshev_polynomial_v
+    special.shifted_chebyshev_polynomial_w special.hermite_polynomial_h special.hermite_polynomial_he
+    special.laguerre_polynomial_l special.legendre_polynomial_p
+    """
+)
+# torch 2.7 promotes it forward, and raises backward.
+_MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
+# torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
+PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
+
+# Of these the derivative computes a part in the narrower dtype: on a promote list they are cast, so that gradients are right too.
+NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow special.xlog1py")
+
+# Mixed inputs raise in torch, forward or backward: unlisted, these follow their first castable input (R7).
+MIXED_RAISES = _names(
+    """
+    huber_loss
+    cross linalg.cross cdist grid_sample grid_sampler grid_sampler_2d grid_sampler_3d
+    index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add scatter_reduce
+    cholesky_solve lu_solve triangular_solve ormqr orgqr linalg.solve linalg.solve_ex linalg.solve_triangular linalg.tensorsolve
+    linalg.lu_solve linalg.ldl_solve linalg.lstsq linalg.householder_product
+    multi_margin_loss nll_loss cross_entropy binary_cross_entropy embedding_bag
+    addmm mm bmm mv dot matmul rmatmul linear conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    addbmm addmv baddbmm bilinear chain_matmul conv_tbc convolution einsum inner tensordot vdot linalg.matmul linalg.multi_dot
+    linalg.vecdot scaled_dot_product_attention sparse.mm sparse.addmm sparse.sampled_addmm smm hspmm sspaddmm
+    linear_cross_entropy svd_lowrank pca_lowrank grouped_mm _grouped_mm
+    fractional_max_pool2d fractional_max_pool3d
+    lerp heaviside prelu polar complex isclose allclose binomial fake_quantize_per_channel_affine
+    lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    meshgrid cartesian_prod quantile nanquantile histogram histogramdd
+    """
+)
+# Of these some mixtures are accepted, depending on shapes: torch is asked first.
+MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
+# Of those it is the kernels that refuse: with fake and meta tensors, which a compiler traces with, torch takes every mixture.
+REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist"}
+# Forward promotes, and backward raises for some mixtures: promoted before the call.
+MIXED_BACKWARD_RAISES = _names("addr") | _MSE_LOSS
+
+# In-place ops that raise on mixed inputs, forward or backward: the others become the first one's dtype (R5). All other ones
+# torch computes mixed.
+MIXED_INPLACE_RAISES = _names(
+    """
+    addmm addmv addbmm addr baddbmm lerp heaviside index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add
+    scatter_reduce map map2 setitem
+    """
+)
+
+# Results that never share memory with an input: an input that was cast before is not cast again. Of recurrent nets the weights are not.
+PRODUCTS = _names(
+    """
+    linear matmul rmatmul mm bmm mv dot addmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
+    bilinear scaled_dot_product_attention
+    """
+)
+RECURRENT = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+
+# --- kernels --------------------------------------------------------------------------------------------------------------
+
+_EVERY_DEVICE = _names(
+    """
+    cholesky linalg.cholesky linalg.cholesky_ex cholesky_inverse cholesky_solve geqrf linalg.cond linalg.det logdet linalg.slogdet
+    linalg.eig linalg.eigh linalg.eigvals linalg.eigvalsh linalg.householder_product linalg.inv linalg.inv_ex ormqr
+    linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq lu linalg.lu linalg.lu_factor linalg.lu_factor_ex lu_solve
+    linalg.lu_solve linalg.matrix_rank linalg.matrix_sqrth linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
+    triangular_solve svd linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vander pca_lowrank svd_lowrank lobpcg
+    cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
+    fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn
+    fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn
+    special.airy_ai special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.chebyshev_polynomial_t
+    special.chebyshev_polynomial_u special.chebyshev_polynomial_v special.chebyshev_polynomial_w special.erfcx
+    special.hermite_polynomial_h special.hermite_polynomial_he special.laguerre_polynomial_l special.legendre_polynomial_p
+    special.log_ndtr special.modified_bessel_i0 special.modified_bessel_i1 special.modified_bessel_k0 special.modified_bessel_k1
+    special.ndtri special.scaled_modified_bessel_k0 special.scaled_modified_bessel_k1 special.shifted_chebyshev_polynomial_t
+    special.shifted_chebyshev_polynomial_u special.shifted_chebyshev_polynomial_v special.shifted_chebyshev_polynomial_w
+    special.spherical_bessel_j0 special.zeta
+    """
+)
+# Device type ("*" for any), low dtypes, the ops that have no kernel there (R11). CPU was measured; the other
+# devices' are what torch's own tests expect. A power-of-two FFT in float16 exists on CUDA, and gives complex32, which hardly
+# anything takes.
+NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
+    ("*", "bfloat16 float16", _EVERY_DEVICE),
+    ("*", "bfloat16", _names("complex view_as_complex")),
+    ("cpu", "bfloat16 float16", _names(
+        "avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss smm sspaddmm"
+    )),
+    ("cpu", "float16", _names("rrelu rrelu_with_noise")),
+    *((("cpu", "bfloat16 float16", _names("trace")),) if TORCH < (2, 13) else ()),
+    ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
+)  # fmt: skip
+# The forward has a kernel and the backward none: no kernel where a gradient is needed. torch 2.15 has them all.
+NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
+    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if TORCH < (2, 15) else ()
+)
+# For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
+KERNEL_BY_ARGUMENTS = _names(
+    "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
+)
+# Ops that draw random numbers: a failed run has drawn some already, so they are never run again (R11).
+RANDOM = _names(
+    """
+    dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout bernoulli binomial
+    multinomial normal poisson rrelu rrelu_with_noise gumbel_softmax fractional_max_pool2d fractional_max_pool3d
+    scaled_dot_product_attention multi_head_attention_forward lstm gru rnn_tanh rnn_relu svd_lowrank pca_lowrank lobpcg
+    rand_like randn_like randint_like _standard_gamma _sample_dirichlet
+    """
+)
+
+# --- arguments ------------------------------------------------------------------------------------------------------------
+
+# Arguments that no rule casts: written to by the op.
+KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
+    "rrelu_with_noise": _names("noise"),
+    "batch_norm_update_stats": _names("running_mean running_var"),
+    "batch_norm_gather_stats": _names("running_mean running_var"),
+    "batch_norm_gather_stats_with_counts": _names("running_mean running_var"),
+    "fused_moving_avg_obs_fake_quant": _names("observer_on fake_quant_on running_min running_max scale zero_point"),
+}
+NORMS = _names(
+    """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm
+    miopen_batch_norm _native_batch_norm_legit"""
+)
+# Device types whose kernels take a low-dtype input with float32 weights; elsewhere the weights are cast as well.
+MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
+
+# R12. Fills and bounds: a finite scalar beyond the tensor's dtype becomes its finite extreme.
+FILLS = _names(
+    """
+    masked_fill where full_like new_full clamp clip clamp_min clamp_max pad constant_pad_nd threshold fill index_fill
+    fill_diagonal hardtanh setitem
+    """
+)
+# Arithmetic: with a scalar beyond the low dtype it is computed in float32 and saturates.
+ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
+# The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not. So are sums where the low dtype is
+# float16, whose largest number, 65504, is within reach of `scores - 1e9`.
+GUARDED_ARITHMETIC = _names("mul rmul multiply")
+GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
+# Operands that need no gradient (masks) are cast saturating; a mask may be multiplied by another one.
+MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put mul rmul multiply")
+# These get scores that a mask has been added to: cast saturating whether they need a gradient or not.
+SCORE_TAKERS = _names("softmax log_softmax softmin logsumexp _softmax _log_softmax gumbel_softmax")
+MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
+
+# Of torch.nn.functional's Python functions those that only call the builtin of the same name: their inputs are cast there.
+FORWARDERS = _names(
+    """batch_norm celu dropout elu group_norm hardswish layer_norm leaky_relu log_softmax mish relu relu6 selu sigmoid silu softmax
+    tanh"""
+)
+
+# Python code of torch that is structure and not an op: what it calls is decided op by op (R8).
+STRUCTURE = _names(
+    "multi_head_attention_forward boolean_dispatch handle_torch_function backward register_hook register_post_accumulate_grad_hook"
+)

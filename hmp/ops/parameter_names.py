@@ -1,0 +1,46 @@
+"""What the positional parameters of torch's functions are called: read off their code, torch's source or ATen's schemas."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..patching import patches
+from .sites import PYTHON_OPS
+
+
+@functools.cache
+def _declared_in_functional() -> dict[str, tuple[str, ...]]:
+    """The positional parameters of torch.nn.functional's Python functions, read from its source, whoever has patched them."""
+    tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    return {f.name: tuple(a.arg for a in (*f.args.posonlyargs, *f.args.args)) for f in functions}
+
+
+def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
+    """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
+    if isinstance(original, types.FunctionType):
+        code = patches.code_of(original)
+        if code.co_argcount:
+            return code.co_varnames[: code.co_argcount]
+        if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
+            return _declared_in_functional()[op]  # somebody's (*args, **kwargs) stands below hmp for torch's own function
+    return _parameters_in_schemas(op)
+
+
+@functools.cache
+def _parameters_in_schemas(op: str) -> tuple[str, ...]:
+    longest: tuple[str, ...] = ()
+    for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
+        names = tuple(a.name for a in schema.arguments if not a.kwarg_only)
+        if len(names) > len(longest) and "Dimname" not in str(schema):
+            longest = names
+    # Python calls the first argument of a function `input` where ATen says `self`
+    return tuple("input" if name == "self" else name for name in longest)

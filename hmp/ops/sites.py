@@ -1,0 +1,279 @@
+"""Where an op can be called: a name from a list becomes the places in torch that it stands for.
+
+An op's id is its public name (`mul`, `linalg.solve`); dunders and in-place forms have ids of their own (`rmul`, `imul`,
+`mul_`) that follow it.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Callable, Container, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from ..patching import cache
+from . import op_facts
+
+# (how it is written, the owner, the prefix of its ops' ids)
+NAMESPACES: tuple[tuple[str, Any, str], ...] = (
+    ("torch", torch, ""),
+    ("torch.nn.functional", F, ""),
+    ("torch.Tensor", torch.Tensor, ""),
+    ("torch._C._nn", torch._C._nn, ""),
+    ("torch._VF", torch._VF, ""),
+    ("torch.special", torch.special, "special."),
+    ("torch.linalg", torch.linalg, "linalg."),
+    ("torch.fft", torch.fft, "fft."),
+    ("torch.sparse", torch.sparse, "sparse."),
+    ("torch.masked", torch.masked, "masked."),
+    ("torch.signal.windows", torch.signal.windows, "signal.windows."),
+)
+# Where the builtins of some of them stand too, under names such as linalg_multi_dot and _sparse_mm.
+_BINDINGS: tuple[tuple[str, Any, str], ...] = tuple(
+    (f"torch._C._{name}", getattr(torch._C, f"_{name}"), f"{name}.")
+    for name in ("linalg", "special", "fft", "sparse")
+    if hasattr(torch._C, f"_{name}")
+)
+# The modules of torch whose public Python functions are ops.
+PYTHON_OPS = frozenset(
+    """torch.nn.functional torch._tensor torch.functional torch._lowrank torch._lobpcg torch._jit_internal torch.masked._ops
+    torch.signal.windows.windows""".split()
+)
+
+
+@dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
+class Site:
+    """One place where an op can be called: `owner.attribute`, what stands there, and the op's id."""
+
+    owner: Any
+    attribute: str
+    original: Callable[..., Any]
+    where: str
+    op: str
+
+    @property
+    def in_place(self) -> bool:
+        """Whether every call writes into the first argument."""
+        return self.op.endswith("_") or self.op == "setitem" or (self.attribute.startswith("__i") and base_of(self.op) != self.op)
+
+    @property
+    def python(self) -> bool:
+        """Whether the op is Python code of torch, which may call other ops."""
+        return isinstance(self.original, types.FunctionType)
+
+    def __str__(self) -> str:
+        return f"{self.where}.{self.attribute}"
+
+
+@cache.cached
+def base_of(op: str) -> str:
+    """The op that `op` follows unless listed itself: mul for rmul, imul and mul_, softmax for special.softmax; else itself."""
+    if op.endswith("_"):
+        return op[:-1]
+    if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
+        return op[1:]
+    namespace, _, name = op.rpartition(".")
+    if namespace in ("special", "linalg", "sparse") and _sites_by_id(name):
+        return name
+    return op
+
+
+@cache.cached
+def synonyms(op: str) -> tuple[str, ...]:
+    """The ops that are exactly `op` under another name, the twin in torch.special included."""
+    namespace, _, name = op.rpartition(".")
+    twin = ("special." + op) if not namespace else name if namespace == "special" else ""
+    known = op_facts.SYNONYMS.get(op, ())
+    return (*known, twin) if twin and twin not in known and _sites_by_id(twin) and _sites_by_id(op) else known
+
+
+@cache.cached
+def namesakes(op: str) -> tuple[str, ...]:
+    """The other names of a function of torch's that `op` names: no list can tell `torch.dsmm` from `torch.mm`."""
+    named = {site.original for site in _sites_by_id(op)}
+    return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in _sites_by_id(each)))
+
+
+@cache.cached
+def ancestry(op: str) -> tuple[str, ...]:
+    """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
+    line = [op]
+    if base_of(op) != op:
+        line.append(base_of(op))
+        line += [b for b in (base_of(line[-1]),) if b not in line]
+    for name in tuple(line):
+        line += [s for s in synonyms(name) if s not in line]
+    return tuple(line)
+
+
+def op_id(attribute: str, prefix: str) -> str:
+    if attribute.startswith("__") and attribute.endswith("__"):
+        bare = attribute[2:-2]
+        return op_facts.DUNDER_OPS.get(bare, bare)
+    return prefix + attribute
+
+
+@functools.cache
+def _dunders_by_op() -> dict[str, tuple[str, ...]]:
+    found: dict[str, tuple[str, ...]] = {}
+    for attribute in op_facts.DUNDERS:
+        op = op_id(attribute, "")
+        found[op] = (*found.get(op, ()), attribute)
+    return found
+
+
+_OF_VF = vars(type(torch._C._VariableFunctions))
+# What getattr() finds on Tensor besides what is in a class of torch's.
+_OF_OBJECTS = frozenset((*dir(object), *dir(type(torch.Tensor))))
+
+
+def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
+    """What `owner.attribute` is, when it is a function of torch's."""
+    # most names are in none of the places that they are looked for in, which getattr() is slow to say
+    if isinstance(owner, types.ModuleType):
+        found = owner.__dict__.get(attribute)
+        if found is None and owner is torch._VF and attribute in _OF_VF:
+            found = getattr(torch._C._VariableFunctions, attribute)
+    elif attribute in owner.__dict__ or attribute in torch._C.TensorBase.__dict__:
+        found = getattr(owner, attribute, None)
+    else:
+        # methods that every Python object has (`__eq__` of `type`) are no sites
+        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(torch._C.TensorBase, attribute) else None
+    return None if found is None or not callable(found) or isinstance(found, type) else found
+
+
+_looked_up: dict[str, tuple[Site, ...]] = {}
+cache.on_change(_looked_up.clear)
+
+
+def _sites_by_id(op: str) -> tuple[Site, ...]:
+    if op not in _looked_up:
+        _looked_up[op] = _look_up(op)
+    return _looked_up[op]
+
+
+@functools.cache
+def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
+    return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
+
+
+@functools.cache
+def _names_in(namespace: str) -> tuple[Container[str], ...]:
+    """The names that there are in a namespace, and some more, as they are at each moment."""
+    found: list[Container[str]] = []
+    for _, owner in _namespaces(namespace):
+        found.append(vars(owner))
+        found += [vars(torch._C.TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch._VF else []
+    return tuple(found)
+
+
+def _look_up(op: str) -> tuple[Site, ...]:
+    namespace, _, name = op.rpartition(".")
+    for names in _names_in(namespace):
+        if name in names:
+            break
+    else:
+        if op not in _dunders_by_op():
+            return ()  # most of the names that may follow from another's are none
+    sites = []
+    for where, owner in _namespaces(namespace):
+        attributes = [name]
+        if owner is torch.Tensor:
+            attributes += _dunders_by_op().get(op, ())
+        for attribute in attributes:
+            original = _lookup(owner, attribute)
+            if original is not None:
+                sites.append(Site(owner, attribute, original, where, op))
+    for where, owner, prefix in _BINDINGS:
+        for attribute in (f"{namespace}_{name}", f"_{namespace}_{name}", f"_{name}") if prefix == namespace + "." else ():
+            original = _lookup(owner, attribute)
+            if original is not None and any(original is site.original for site in sites):
+                sites.append(Site(owner, attribute, original, where, op))
+    return tuple(sites)
+
+
+def sites_of(op: str) -> tuple[Site, ...]:
+    """The places of the op with exactly this id, in-place forms and dunders with ids of their own not included."""
+    return _sites_by_id(op)
+
+
+def refresh() -> None:
+    """Looks torch up anew where somebody else has patched it meanwhile. For while hmp has nothing patched."""
+    if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
+        cache.forget()
+    cache.look(_owners())
+
+
+@functools.cache
+def _owners() -> tuple[Any, ...]:
+    """Where ops stand, and the helpers of those that are written in Python."""
+    modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
+    return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *_BINDINGS)), torch._C.TensorBase, *modules)))
+
+
+@cache.cached
+def relatives(op: str) -> tuple[str, ...]:
+    """The ids that follow `op` when they are not listed themselves: dunders, in-place form, namespaced twins, synonyms' too."""
+    found = []
+    for name in (op, *synonyms(op)):
+        if name != op and name not in found:
+            found.append(name)
+        derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
+        found += [d for d in derived if d not in found and _sites_by_id(d) and base_of(d) == name]
+    return tuple(found)
+
+
+@cache.cached
+def every_op() -> tuple[str, ...]:
+    """The ids of all ops of torch that take a tensor: what `*` chooses from, and where nearest names are looked for."""
+    found: dict[str, None] = {}
+    aten = aten_names()
+    for _, owner, prefix in NAMESPACES:
+        for attribute in dir(owner):
+            dunder = attribute in op_facts.DUNDERS
+            if attribute.startswith("_") and not dunder:
+                continue
+            function = _lookup(owner, attribute)
+            if function is None:
+                continue
+            op = op_id(attribute, prefix)
+            known_as = (op.replace(".", "_"), *op_facts.SYNONYMS.get(op, ()))
+            python = isinstance(function, types.FunctionType) and owner is not torch.Tensor and function.__module__ in PYTHON_OPS
+            if not aten.isdisjoint(known_as) or prefix or python or dunder:
+                found[op] = None
+    return tuple(sorted(found))
+
+
+@functools.cache
+def aten_names() -> frozenset[str]:
+    """The names of ATen's ops that take a tensor."""
+    schemas = (s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::"))
+    return frozenset(s.name.removeprefix("aten::") for s in schemas if takes_tensor([s]))
+
+
+def starred() -> Iterator[str]:
+    """The ops that `*` stands for: all but views, dtype ops and makers of new tensors. In-place forms follow R5 and are left out."""
+    left_out = op_facts.DTYPE_OPS | op_facts.VIEWS | op_facts.NOT_COMPUTED | op_facts.STRUCTURE
+    for op in every_op():
+        last = op.rpartition(".")[2]
+        if op not in left_out and last not in left_out and not op.endswith("_") and not last.startswith(("is_", "rand", "register_")):
+            yield op
+
+
+def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:
+    """The site of a user's function, the one behind a static or class method included; None for what is no function."""
+    found = inspect.getattr_static(owner, attribute, None)
+    if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
+        found = None  # an instance's method is its own affair: not the function that all instances share
+    found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
+    return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
+
+
+def takes_tensor(schemas: Iterable[Any]) -> bool:
+    return any("Tensor" in str(argument.type) for schema in schemas for argument in schema.arguments)

@@ -1,0 +1,25 @@
+"""Reversible patches: what is put in the place of something of torch's, and taken away again. Knows nothing of casts."""
+
+from . import cache, heap, partials, patches, references, stand_ins
+from .heap import alone, subclasses, unfrozen
+from .references import SKIPPED
+from .stand_ins import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, is_switch, stands_in
+
+__all__ = [
+    "SKIPPED",
+    "ComparisonCounterpart",
+    "Counterpart",
+    "MethodCounterpart",
+    "alone",
+    "cache",
+    "compares",
+    "heap",
+    "is_switch",
+    "partials",
+    "patches",
+    "references",
+    "stand_ins",
+    "stands_in",
+    "subclasses",
+    "unfrozen",
+]

@@ -1,0 +1,288 @@
+"""Puts functions in the place of torch's, remembers what was there, and puts it back in reverse.
+
+Functions written in Python keep their object: only their `__code__` is exchanged, so that names taken earlier, pickles and
+tables keyed by function go on working. Builtins and methods are rebound on their owner.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Literal
+
+from ..errors import HmpError
+
+_MISSING = object()
+_PLACE = "the function in place"
+
+_swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
+_rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
+_undo: list[Callable[[], None]] = []
+_plain: dict[types.FunctionType, types.FunctionType] = {}
+
+
+def installed() -> bool:
+    """Whether anything is patched."""
+    return bool(_swapped or _rebound or _undo)
+
+
+def plain(function: Any) -> Any:
+    """`function` as torch has it, whatever is in its place now: for a Python function a copy that no patch reaches."""
+    if not isinstance(function, types.FunctionType):
+        return function
+    if function not in _plain:
+        copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        copy.__kwdefaults__ = function.__kwdefaults__
+        _plain[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
+    return _plain[function]
+
+
+def code_of(function: types.FunctionType) -> types.CodeType:
+    """The code of `function` as torch has it."""
+    return _swapped[function][0] if function in _swapped else function.__code__
+
+
+def swap(function: Any, target: Callable[..., Any]) -> None:
+    """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing.
+
+    HmpError where its code would become another kind of function's: Python 3.13 deprecates that.
+    """
+    if function in _swapped:
+        return
+    plain(function)
+    old = function.__code__
+    new = _calling(old, target)
+    if (old.co_flags ^ new.co_flags) & _KINDS:
+        raise HmpError(
+            f"{_name(function)}: a {_kind(old)} function cannot be given the code of a {_kind(new)} function; torch is left as it "
+            "was. Please report it with the versions of Python and torch"
+        )
+    _swapped[function] = (old, new)  # first: restore() knows it whenever this is interrupted
+    try:
+        function.__code__ = new
+    except BaseException:
+        del _swapped[function]
+        raise
+
+
+def bodies() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """The functions that call something else now, and the code that each had before."""
+    for function, (old, _) in _swapped.items():
+        yield function, old
+
+
+def swapped(function: Any) -> bool:
+    """Whether `function` calls something else already."""
+    return function in _swapped
+
+
+def rebind(owner: Any, name: str, value: Any) -> None:
+    """Sets `owner.name` until `restore()`. A second rebinding of the same name does nothing."""
+    place = (id(owner), name)
+    if place in _rebound:
+        return
+    # from the owner's own __dict__: what was inherited is deleted again, not set
+    old = vars(owner).get(name, _MISSING)
+    _rebound[place] = (owner, name, old, value)
+    try:
+        setattr(owner, name, value)
+    except BaseException:
+        del _rebound[place]
+        raise
+
+
+def rebound(owner: Any, name: str) -> bool:
+    """Whether `owner.name` is rebound already."""
+    return (id(owner), name) in _rebound
+
+
+def replace(owner: Any, name: str, value: Any) -> None:
+    """Has `value` stand where `rebind` has put something, until `restore()`. What somebody else put on top of that stays."""
+    place = (id(owner), name)
+    if place in _rebound and vars(owner).get(name) is _rebound[place][3]:
+        _rebound[place] = (*_rebound[place][:3], value)
+        setattr(owner, name, value)
+
+
+def originals() -> dict[int, Any]:
+    """What stood in the places of what was put there: by the id of that function or property, what its owner gave then."""
+    found: dict[int, Any] = {}
+    for owner, name, old, value in list(_rebound.values()):
+        if old is _MISSING and isinstance(owner, type):
+            was = getattr(super(owner, owner), name, _MISSING)  # inherited
+        else:
+            was = old.__get__(None, owner) if isinstance(old, (staticmethod, classmethod)) else old
+        if was is not _MISSING:
+            found[id(getattr(value, "__func__", value))] = was
+    return found
+
+
+def on_restore(undo: Callable[[], None]) -> None:
+    """Has `undo` called by `restore()`: for hooks that torch itself offers."""
+    _undo.append(undo)
+
+
+def restore() -> None:
+    """Puts back everything that was replaced, last first. What somebody else put on top stays, with a warning."""
+    foreign: list[str] = []
+    while _undo:
+        _undo.pop()()
+    while _rebound:
+        _, (owner, name, old, value) = _rebound.popitem()
+        found = vars(owner).get(name, _MISSING)
+        if found is old:
+            continue  # somebody has put it back already
+        if found is not value:
+            foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
+        elif old is _MISSING:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, old)
+    while _swapped:
+        function, (old_code, new_code) = _swapped.popitem()
+        if function.__code__ is new_code:
+            function.__code__ = old_code
+        elif function.__code__ is not old_code:
+            foreign.append(_name(function))
+    _plain.clear()
+    for where in foreign:  # last: a warning may be an error
+        _warn_foreign(where)
+
+
+def _name(function: types.FunctionType) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
+
+
+def _warn_foreign(where: str) -> None:
+    warnings.warn(
+        f"{where} was patched by somebody else on top of hmp; that patch is left standing, and hmp's wrapper below it does "
+        "nothing any more. Undo patches in the reverse order of their making",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+_KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
+_Kind = Literal["plain", "generator", "coroutine", "asynchronous generator"]
+# What a function of that kind is defined with, and does with TARGET(its arguments) in the place of CALL.
+_BODIES: dict[_Kind, tuple[str, str]] = {
+    "plain": ("def", "return CALL"),
+    "generator": ("def", "return (yield from CALL)"),
+    "coroutine": ("async def", "return await CALL"),
+    "asynchronous generator": (
+        "async def",
+        """
+        hmp_steps = CALL
+        hmp_step = hmp_steps.__anext__()
+        try:
+            while True:
+                try:
+                    hmp_item = await hmp_step
+                except StopAsyncIteration:
+                    return
+                try:
+                    hmp_step = hmp_steps.asend((yield hmp_item))
+                except GeneratorExit:
+                    raise
+                except BaseException as hmp_error:
+                    hmp_step = hmp_steps.athrow(hmp_error)
+        finally:
+            await hmp_steps.aclose()""",
+    ),
+}
+
+
+def _kind(code: types.CodeType) -> _Kind:
+    if code.co_flags & inspect.CO_ASYNC_GENERATOR:
+        return "asynchronous generator"
+    if code.co_flags & inspect.CO_COROUTINE:
+        return "coroutine"
+    return "generator" if code.co_flags & inspect.CO_GENERATOR else "plain"
+
+
+_Shape = tuple[int, int, int, str, int, _Kind]
+
+# The shapes that torch's functions have where they are swapped first: written in one go, which takes a third of the time.
+_USUAL: tuple[_Shape, ...] = (
+    *((n, 0, 0, "", 0, "plain") for n in (*range(9), 10, 11, 14)),
+    *((p, 0, k, "", 0, "plain") for p, ks in ((1, (1, 5, 6, 7)), (2, (2, 3, 9, 13)), (3, (1, 3, 4, 6, 13))) for k in ks),
+    *((0, 0, 0, "*args **kwargs", n, "plain") for n in range(1, 6)),
+    *((p, 0, 0, "*args **kwargs", n, "plain") for p, n in ((1, 1), (1, 2), (2, 0))),
+    *((p, 0, k, rest, 0, "plain") for p, k, rest in ((0, 0, "*args "), (3, 0, "*args "), (0, 1, "*args "), (0, 8, "*args "))),
+    (3, 0, 0, "**kwargs", 0, "plain"), (6, 0, 0, "*args **kwargs", 0, "generator"),
+)  # fmt: skip
+_templates: dict[_Shape, types.CodeType] = {}
+
+
+def _template(shape: _Shape) -> types.CodeType:
+    """The code of a function of that shape: how many parameters there are, how many of them by position only, how many by keyword only,
+    "*" and "**" where it takes any more, how many names it closes over, and its kind. It returns TARGET(its arguments)."""
+    if shape not in _templates:
+        shapes = list(dict.fromkeys((*(() if _templates else _USUAL), shape)))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
+            module = compile("".join(_source(*each) for each in shapes), "<hmp>", "exec")
+        for each, enclosing in zip(shapes, (c for c in module.co_consts if isinstance(c, types.CodeType)), strict=True):
+            _templates[each] = next(c for c in enclosing.co_consts if isinstance(c, types.CodeType))
+    return _templates[shape]
+
+
+def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind: _Kind) -> str:
+    """Parameters are called p0, p1, k0, args, kwargs, and the names that are closed over f0, f1: few templates serve all functions.
+
+    They are really closed over: a code object that is merely given free variables has no cells in its frames, and whoever
+    looks at their locals (a debugger, a traceback) crashes the interpreter.
+    """
+    arguments = [f"p{i}" for i in range(positional)]
+    call = list(arguments)
+    if only:
+        arguments.insert(only, "/")
+    if "*args" in rest.split():
+        arguments.append("*args")
+        call.append("*args")
+    elif keyword:
+        arguments.append("*")
+    arguments += [f"k{i}" for i in range(keyword)]
+    call += [f"k{i}=k{i}" for i in range(keyword)]
+    if "**kwargs" in rest.split():
+        arguments.append("**kwargs")
+        call.append("**kwargs")
+    names = [f"f{i:03}" for i in range(free)]  # a code object has them sorted
+    outer = "".join(f"    {variable} = None\n" for variable in names)
+    closing = f"        if 0: {', '.join(names)}\n" if names else ""
+    define, body = _BODIES[kind]
+    body = body.replace("CALL", f"{_PLACE!r}({', '.join(call)})")
+    return f"def outer():\n{outer}    {define} function({', '.join(arguments)}):\n{closing}        {body}\n"
+
+
+def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
+    """A code object of the kind of `code` that takes what `code` takes and returns `target(...)` of it."""
+    rest = ("*args " if code.co_flags & inspect.CO_VARARGS else "") + ("**kwargs" if code.co_flags & inspect.CO_VARKEYWORDS else "")
+    positional, keyword = code.co_argcount, code.co_kwonlyargcount
+    template = _template((positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars), _kind(code)))
+    parameters = positional + keyword + len(rest.split())
+    keywords = {f"k{i}": name for i, name in enumerate(code.co_varnames[positional : positional + keyword])}
+
+    def constant(value: Any) -> Any:
+        if isinstance(value, tuple):  # the keywords of a call
+            return tuple(map(constant, value))
+        return target if value == _PLACE else keywords.get(value, value)
+
+    named: dict[str, Any] = {}
+    if sys.version_info >= (3, 11):
+        named["co_qualname"] = code.co_qualname
+    return template.replace(
+        **named,
+        co_consts=tuple(map(constant, template.co_consts)),
+        co_flags=template.co_flags | code.co_flags & inspect.CO_ITERABLE_COROUTINE,
+        co_varnames=code.co_varnames[:parameters] + template.co_varnames[parameters:],
+        co_freevars=code.co_freevars,
+        # so that inspect.getsource, and torch.jit.script with it, still find torch's own text
+        co_filename=code.co_filename,
+        co_firstlineno=code.co_firstlineno,
+        co_name=code.co_name,
+    )

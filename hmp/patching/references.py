@@ -1,0 +1,257 @@
+"""Names that took a builtin of torch before it was patched are bound to what stands in its place, and back on restore.
+
+A function of torch that is written in Python needs none of this: it keeps its object (see patches). A builtin is another object while
+it is patched, and whoever holds it calls torch past hmp: `from torch import matmul`, a table {"tanh": torch.tanh}, a class attribute, a
+default argument, a closure, a module's `self.activation`.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from . import partials, patches
+from .heap import unfrozen
+from .stand_ins import Counterpart
+
+Switches = Mapping[int, Callable[..., Any]]
+
+# Whose names are left alone: torch looks its own up anew, and the standard library holds none.
+SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
+
+
+class Place(NamedTuple):
+    """Where a builtin is held: `key` of `holder`, which is a list, a dict, a class, a function (its defaults) or a cell."""
+
+    holder: Any
+    key: Any
+
+    def held(self) -> Any:
+        """What is held there now; None for nothing."""
+        holder, key = self
+        if isinstance(holder, types.CellType):
+            return holder.cell_contents
+        if isinstance(holder, types.FunctionType):
+            holder = holder.__defaults__ or ()
+        if isinstance(holder, (tuple, list)):
+            return holder[key] if key < len(holder) else None
+        return (vars(holder) if isinstance(holder, type) else holder).get(key)
+
+    def put(self, value: Any) -> None:
+        """Has `value` held there."""
+        holder, key = self
+        if isinstance(holder, types.CellType):
+            holder.cell_contents = value
+        elif isinstance(holder, types.FunctionType):
+            defaults = holder.__defaults__ or ()
+            holder.__defaults__ = (*defaults[:key], value, *defaults[key + 1 :])
+        elif isinstance(holder, type):
+            # a builtin takes no self, a function would
+            setattr(holder, key, staticmethod(value) if isinstance(value, types.FunctionType) else value)
+        else:
+            holder[key] = value
+
+
+def rebind(modules: Iterable[torch.nn.Module], switches: Switches) -> None:
+    """Binds the names of originals (id → switch) to the switches, until patches.restore(); what is not ours by then stays.
+
+    Reached are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; and the attributes of
+    `modules`, with the lists and dicts among them.
+    """
+    rebound: list[tuple[Callable[[], Place | None], Any, Any]] = []
+
+    def bind(place: Place, find: Callable[[], Place | None]) -> None:
+        original = place.held()
+        switch = switches[id(unwrapped(original))]
+        place.put(switch)
+        rebound.append((find, switch, original))
+
+    def undo() -> None:
+        for find, switch, original in rebound:
+            place = find()
+            if place is not None and unwrapped(place.held()) is unwrapped(switch):
+                place.put(original)
+
+    patches.on_restore(undo)  # first: what is bound when something fails is given back too
+    for place in _in_python_modules(switches):
+        bind(place, functools.partial(_itself, place))
+    for module in modules:
+        for place in _in_attributes(module, switches):
+            own = place.holder is vars(module)  # the model is not kept alive
+            bind(place, functools.partial(_attribute, weakref.ref(module), place.key) if own else functools.partial(_itself, place))
+
+
+def _itself(place: Place) -> Place:
+    return place
+
+
+def _attribute(module: weakref.ref[torch.nn.Module], name: str) -> Place | None:
+    found = module()
+    return None if found is None else Place(vars(found), name)
+
+
+def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
+    """Makes the switches among the attributes of a new class static methods, until patches.restore(): a builtin takes no self."""
+    for name, value in list(vars(cls).items()):
+        if is_switch(value):
+            setattr(cls, name, staticmethod(value))
+
+
+def give_back(switches: list[Any], counterparts: list[Any]) -> None:
+    """Whoever took one of these switches or counterparts, which stand nowhere any more, has torch's own function again.
+
+    In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments; another tuple keeps
+    its switch, which does what torch's function does.
+    """
+    inside = {id(unwrapped(counterpart)) for counterpart in counterparts}
+    held = [s for s, count in zip(switches, _references(switches), strict=True) if count > _UNHELD + (id(s) in inside)]
+    held += [c for c, count in zip(counterparts, _references(counterparts), strict=True) if count > _UNHELD]
+    _replace(held, {id(each): each.__wrapped__ for each in held}, [switches, counterparts])
+
+
+def replace(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
+    """Whoever took one of these switches has its counterpart instead, as above, but for the containers `besides`."""
+    # hmp's own: the table of switches, those of its function, and its counterpart; a switch whose call is in progress has more
+    counts = zip(_references(counterparts), counterparts.items(), strict=True)
+    held = [switch for count, (switch, other) in counts if count > _UNHELD + 2 + (other.__func__ is switch)]
+    _replace(held, {id(switch): counterparts[switch] for switch in held}, [*besides, counterparts])
+
+
+def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
+    skipped = {*map(id, besides), id(held)}
+    inside: list[Any] = held
+    for _ in range(3):  # a class holds a dict that holds a static method
+        if not inside:
+            return
+        with unfrozen():
+            holders = gc.get_referrers(*inside)
+        tuples, inside = inside, []
+        for holder in holders:
+            if id(holder) in skipped or holder is tuples or isinstance(holder, Counterpart):
+                continue
+            if isinstance(holder, (tuple, staticmethod)) or (type(holder) is dict and "__module__" in holder):
+                inside.append(holder)  # perhaps a function's default arguments, or the attributes of a class
+            elif isinstance(holder, types.FunctionType):
+                holder.__defaults__ = tuple(others.get(id(value), value) for value in holder.__defaults__ or ()) or None
+            elif isinstance(holder, type):
+                for name, value in list(vars(holder).items()):
+                    other = others.get(id(value), others.get(id(unwrapped(value))))
+                    if other is not None:
+                        is_bare = value is unwrapped(value) or isinstance(value, Counterpart)
+                        setattr(holder, name, other if is_bare or isinstance(other, Counterpart) else staticmethod(other))
+            elif tuples is held:
+                _replace_in(holder, others)
+
+
+def _references(objects: Iterable[Any]) -> list[int]:
+    return list(map(sys.getrefcount, objects))
+
+
+_UNHELD = _references([object()])[0]
+
+
+def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
+    if isinstance(holder, types.CellType):
+        holder.cell_contents = others[id(holder.cell_contents)]
+    elif type(holder) is functools.partial:
+        partials.make_call(holder, others.get(id(holder.func), holder.func))
+    elif isinstance(holder, list):
+        holder[:] = [others.get(id(value), value) for value in holder]
+    elif isinstance(holder, set):
+        found = [value for value in holder if id(value) in others]
+        holder.difference_update(found)
+        holder.update(others[id(value)] for value in found)
+    elif not isinstance(holder, (types.FrameType, type)):
+        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
+        for key, value in list(names.items()):
+            if id(value) in others:
+                names[key] = others[id(value)]
+            if id(key) in others:
+                names[others[id(key)]] = names.pop(key)
+
+
+def unwrapped(value: Any) -> Any:
+    """What a static method calls; any other value as it is."""
+    return value.__func__ if isinstance(value, staticmethod) else value
+
+
+def _in_python_modules(switches: Switches) -> Iterator[Place]:
+    seen: set[int] = set()
+    telling = switches.keys() | _TORCHS
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in SKIPPED or not isinstance(module, types.ModuleType):
+            continue
+        names = vars(module)
+        values = list(names.values())
+        if telling.isdisjoint(map(id, values)):
+            continue  # who writes torch.tanh has torch
+        yield from _in(names, switches)
+        for value in values:
+            if id(value) not in seen:
+                seen.add(id(value))
+                yield from _inside(value, name, switches)
+
+
+# A module that has none of these, nor any builtin that is patched, is taken to have no table of such builtins.
+_TORCHS = frozenset(map(id, (torch, torch.nn, torch.nn.functional, torch.special, torch.linalg, torch.fft)))
+
+
+def _inside(value: Any, module: str, switches: Switches) -> Iterator[Place]:
+    """The places inside a module's global."""
+    kind = type(value)
+    if kind is dict or kind is list:
+        yield from _in(value, switches)
+    elif kind is types.FunctionType:
+        if value.__module__ == module:
+            yield from _in_function(value, switches)
+    elif issubclass(kind, type) and value.__module__ == module:
+        for name, attribute in list(vars(value).items()):
+            # a static or class method, and what hmp itself has put around a constructor
+            attribute = getattr(attribute, "__dict__", {}).get("__wrapped__", unwrapped(attribute))
+            if id(attribute) in switches:
+                yield Place(value, name)
+            elif type(attribute) is types.FunctionType:
+                yield from _in_function(attribute, switches)
+            elif type(attribute) is dict or type(attribute) is list:
+                yield from _in(attribute, switches)
+    elif isinstance(value, dict):
+        yield from _in(value, switches)
+
+
+def _in_function(function: types.FunctionType, switches: Switches) -> Iterator[Place]:
+    if str(function.__globals__.get("__name__")).partition(".")[0] == "hmp":
+        return  # what hmp has put there calls torch's own
+    for i, value in enumerate(function.__defaults__ or ()):
+        if id(value) in switches:
+            yield Place(function, i)
+    if function.__kwdefaults__:
+        yield from _in(function.__kwdefaults__, switches)
+    for cell in function.__closure__ or ():
+        try:
+            if id(cell.cell_contents) in switches:
+                yield Place(cell, None)
+        except ValueError:  # not filled yet
+            continue
+
+
+def _in(container: Any, switches: Switches) -> Iterator[Place]:
+    items = enumerate(container) if isinstance(container, list) else list(dict.items(container))
+    for key, value in items:
+        if id(value) in switches:
+            yield Place(container, key)
+
+
+def _in_attributes(module: torch.nn.Module, switches: Switches) -> Iterator[Place]:
+    attributes = vars(module)
+    if not switches.keys().isdisjoint(map(id, attributes.values())):
+        yield from _in(attributes, switches)
+    for value in list(attributes.values()):
+        if (type(value) is dict or type(value) is list) and value:
+            yield from _in(value, switches)

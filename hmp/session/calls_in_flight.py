@@ -1,0 +1,59 @@
+"""Calls of other threads that are under way: those that casts would catch half-way have ended when the casts come into force.
+
+A Python function of torch's is one op, and what it calls inside is not decided again (R8). That is so where it is called through its
+switch under the casts; a call that began before them has nothing around it that says so.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+import types
+from collections.abc import Collection, Iterator
+
+from ..context import without_casts
+from ..patching import alone, is_switch
+
+# The longest that a conversion waits for other threads: one of them may be waiting for the thread that converts.
+PATIENCE = 5.0
+
+
+def wait_for(codes: Collection[types.CodeType]) -> None:
+    """Returns when every call that other threads are in now, of a function that has one of these codes, has ended.
+
+    But for calls inside a call whose casts are off. Gives up after PATIENCE seconds.
+    """
+    pending = [frame for stack in _stacks() for frame in _unmuted(stack, codes)]
+    give_up = time.monotonic() + PATIENCE
+    while pending and time.monotonic() < give_up:
+        time.sleep(0.0005)
+        running = {id(frame) for stack in _stacks() for frame in stack}  # no other frame has the id of one that is held
+        pending = [frame for frame in pending if id(frame) in running]
+
+
+def _stacks() -> Iterator[list[types.FrameType]]:
+    """What each other thread is in, innermost call first."""
+    own = threading.get_ident()
+    for thread, innermost in sys._current_frames().items():
+        if thread != own:
+            frames: list[types.FrameType] = []
+            frame: types.FrameType | None = innermost
+            while frame is not None:
+                frames.append(frame)
+                frame = frame.f_back
+            yield frames
+
+
+def _unmuted(stack: list[types.FrameType], codes: Collection[types.CodeType]) -> list[types.FrameType]:
+    # a switch that has decided and not called yet; it may still be in what it asks
+    found = [frame for frame in stack[:3] if is_switch(frame.f_code)]
+    for frame in stack:
+        if frame.f_code is _MUTED:
+            found.clear()  # they run inside this one
+        elif frame.f_code in codes:
+            found.append(frame)
+    return found
+
+
+_MUTED: types.CodeType = without_casts(alone).__code__

@@ -1,0 +1,141 @@
+"""A policy becomes casts: its table is made and torch patched for it.
+
+Casts are kept while a mark, a handle or a region holds them, and the latest a while longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from .. import fork_safe
+from ..context import Casts, state
+from ..dispatch import deciding, fx_interpreter, install, switches
+from ..lists import Policy
+from ..patching import cache, patches
+from ..torch_compile import bridge
+from ..torch_hooks import autocast, module_construction, module_state, override_tables, plumbing
+from ..wrapping import Observer, Observers, copied_views, jit_trace
+from .log_observer import LogObserver
+
+lock = fork_safe.RLock()
+observers: list[Observer] = []
+
+# How many policies' casts are kept that nothing uses: a region in a loop finds its own again.
+MOST = 32
+_casts: weakref.WeakValueDictionary[tuple[Policy, bool], Casts] = weakref.WeakValueDictionary()
+_latest: OrderedDict[int, Casts] = OrderedDict()  # by id, least recently used first
+# All that are in use, with whether their decisions are logged: marks, handles and regions hold them.
+_alive: weakref.WeakKeyDictionary[Casts, bool] = weakref.WeakKeyDictionary()
+# They know what they have said. The tables of their policy hold them.
+_log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
+
+
+def of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
+    """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
+    found = _casts.get((policy, is_verbose))
+    if found is None:
+        with lock:
+            found = _casts.get((policy, is_verbose))
+            if found is None:
+                with uncollected():
+                    found = _casts[policy, is_verbose] = _noted(_made(policy, is_verbose), is_verbose)
+                    if not for_process:
+                        switches.renew()
+    _keep(found)
+    return found
+
+
+def within(given: Policy, policy: Policy, application: int, is_verbose: bool = False) -> Casts:
+    """The casts of `policy`, which the scoped lines of `given` make of it for some modules; an object of this application alone."""
+    shared = of(policy, is_verbose)
+    # its own policy, which may be equal to another one and have other lines
+    return _noted(Casts(shared.table, policy, shared.looks, given, application), is_verbose)
+
+
+def _noted(casts: Casts, is_verbose: bool) -> Casts:
+    _alive[casts] = is_verbose
+    return casts
+
+
+def _keep(casts: Casts) -> None:
+    # one step at a time, each of which is atomic: other threads do the same, and the lock is held for as long as a conversion takes
+    _latest[id(casts)] = casts
+    with contextlib.suppress(KeyError):
+        _latest.move_to_end(id(casts))
+        while len(_latest) > MOST:
+            _latest.popitem(last=False)
+
+
+def make_again() -> None:
+    """Has all casts be what is registered and observed now."""
+    fresh: dict[tuple[Policy, bool], Casts] = {}
+    for casts, is_verbose in list(_alive.items()):
+        if casts.policy is not None:
+            made = fresh.get((casts.policy, is_verbose))
+            if made is None:
+                made = fresh[casts.policy, is_verbose] = _made(casts.policy, is_verbose)
+            casts.table, casts.looks = made.table, made.looks
+
+
+def put_out_of_force() -> None:
+    """Has all casts do nothing: threads that are still inside a region of theirs run plain torch from now on."""
+    for casts in list(_alive):
+        casts.table, casts.policy, casts.looks, casts.given = state.NOTHING, None, state.NOTHING, None
+    _alive.clear()
+    _casts.clear()
+    _latest.clear()
+    _log_observers.clear()
+
+
+@contextlib.contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
+    if not gc.isenabled():
+        yield
+        return
+    try:
+        gc.disable()
+        yield
+    finally:
+        gc.enable()
+
+
+def _no_longer_made_to_fit() -> None:
+    state.MADE_TO_FIT = state.NOTHING
+
+
+def _made(policy: Policy, is_verbose: bool) -> Casts:
+    """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
+    decisions = deciding.switched(deciding.decide(policy))
+    told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
+    casts = Casts(
+        deciding.build(decisions, Observers(told) if told else None),
+        policy,
+        {} if told else deciding.Looks(decisions),  # an observer is told of every call
+    )
+    fresh = not patches.installed()
+    try:
+        if fresh:
+            override_tables.fill()
+            plumbing.install()
+            module_state.install()
+            module_construction.install()
+            copied_views.install()
+            jit_trace.install()
+            fx_interpreter.follow()
+            state.MADE_TO_FIT = deciding.MadeToFit()
+            patches.on_restore(_no_longer_made_to_fit)
+            patches.on_restore(cache.forget_foreign)
+        install.install(site for decision in decisions.values() for site in decision.sites)
+        autocast.install()
+        if fresh:
+            bridge.put_in_place()
+    except BaseException:
+        if fresh:
+            patches.restore()
+        raise
+    return casts

@@ -1,0 +1,431 @@
+"""The private parts of torch.compile that hmp touches, and nothing of hmp's own: checked before anything is touched.
+
+Dynamo traces a program symbolically, and asks the torch function modes that are in force for every function, method and operator of
+torch that it meets. Casts enter there, as a mode that exists only while Dynamo traces: nothing is left of it in the compiled code.
+Nothing here decides about casts: that is the bridge's (compile_bridge), which is a module in this file.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ..patching import patches, stand_ins
+
+# What must be there, with the parameters that it must have.
+_EXPECTED = """
+convert_frame.CatchErrorsWrapper.__call__ self frame
+convert_frame.ConvertFrameReturn
+convert_frame.trace_frame code globals locals
+exc.TorchRuntimeError
+guards.GuardBuilder.EQUALS_MATCH
+guards.install_guard
+output_graph.OutputGraph.call_user_compiler self gm example_inputs
+output_graph.OutputGraph.install_global_by_id self prefix value
+source.AttrSource
+source.CallFunctionNoArgsSource
+symbolic_convert.InstructionTranslator.current_tx
+symbolic_convert.InstructionTranslatorBase._load_const self inst
+symbolic_convert.InstructionTranslatorBase.import_source self module_name
+trace_rules.get_tensor_method
+trace_rules.get_torch_obj_rule_map
+variables.base.VariableTracker.build
+variables.base.VariableTracker.realize self
+variables.builder.SourcelessBuilder._type_handlers
+variables.builder.VariableBuilder._type_dispatch
+variables.builtin.BUILTIN_TO_TENSOR_FN_MAP
+variables.builtin.BUILTIN_TO_TENSOR_RFN_MAP
+variables.builtin.populate_builtin_to_tensor_fn_map
+variables.constant.ConstantVariable.create
+variables.ctx_manager.AutocastModeVariable.enter self tx
+variables.ctx_manager.AutocastModeVariable.exit self tx
+variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
+variables.functions.UserFunctionVariable
+variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
+variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
+variables.lists.ListVariable
+variables.lists.TupleVariable
+variables.tensor.all_tensor_attrs
+variables.torch.BaseTorchVariable.__init__ self value
+variables.torch.BaseTorchVariable.create_with_source value source
+variables.torch.TorchInGraphFunctionVariable._get_handlers
+variables.torch.TorchInGraphFunctionVariable.call_function self tx args kwargs
+variables.torch.constant_fold_functions
+variables.torch.get_overridable_functions
+variables.torch_function.SymbolicTorchFunctionState.__init__ self py_stack
+variables.torch_function.SymbolicTorchFunctionState.pop_torch_function_mode self
+variables.torch_function.SymbolicTorchFunctionState.push_torch_function_mode self
+variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx fn types args kwargs
+"""
+
+
+def unknown() -> list[str]:
+    """The names that this torch does not have, or has with other parameters. torch._dynamo must have been imported."""
+    found = []
+    for line in _EXPECTED.strip().splitlines():
+        name, *parameters = line.split()
+        try:
+            value = pkgutil.resolve_name(f"torch._dynamo.{name}")
+            if parameters and list(inspect.signature(value).parameters)[: len(parameters)] != parameters:
+                raise AttributeError(name)
+        except (AttributeError, ImportError):
+            found.append(f"torch._dynamo.{name}")
+    return found
+
+
+@functools.cache
+def _dynamo(module: str) -> Any:
+    return importlib.import_module(f"torch._dynamo.{module}")
+
+
+# --- Dynamo's variables -----------------------------------------------------------------------------------------------------
+
+
+@functools.cache
+def variables() -> types.SimpleNamespace:
+    """Kinds of Dynamo's variables that are hmp's."""
+    VariableTracker = _dynamo("variables.base").VariableTracker
+    Constant = _dynamo("variables.constant").ConstantVariable
+    higher_order = _dynamo("variables.higher_order_ops").TorchHigherOrderOperatorVariable
+
+    class TorchFunctionModeVariable(_dynamo("variables.torch_function").TorchFunctionModeVariable):  # type: ignore[misc]
+        """The mode that hmp is while a frame is traced."""
+
+        def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
+            modes = tx.symbolic_torch_function_state
+            if isinstance(fn, higher_order):
+                # the functions that it is given are user code: traced with the mode in force
+                modes.push_torch_function_mode(self)
+                try:
+                    return fn._call_function(tx, list(args), dict(kwargs))
+                finally:
+                    modes.pop_torch_function_mode()
+            return _bridge.called(tx, fn, list(args), dict(kwargs))
+
+    class Function(VariableTracker):  # type: ignore[misc, valid-type]
+        """A function that the bridge has its own way with: called with the translator and Dynamo's arguments."""
+
+        def __init__(self, value: Any, handler: Any = None, **named: Any) -> None:
+            super().__init__(**named)
+            self.value = value
+            self.handler = handler or _bridge.functions[value]
+
+        @classmethod
+        def create_with_source(cls, value: Any, source: Any) -> Any:
+            return cls(value, source=source)
+
+        def as_python_constant(self) -> Any:
+            return self.value
+
+        def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
+            return self.handler(tx, list(args), dict(kwargs), self.source)
+
+    class Held(VariableTracker):  # type: ignore[misc, valid-type]
+        """An object of hmp's that is handed around and not looked into."""
+
+        def __init__(self, value: Any, **named: Any) -> None:
+            super().__init__(**named)
+            self.value = value
+
+    class Region(_dynamo("variables.ctx_manager").ContextWrappingVariable):  # type: ignore[misc]
+        """A region of hmp's: moves what is in force for the trace, and leaves nothing in the graph."""
+
+        def __init__(self, value: Any, **named: Any) -> None:
+            super().__init__(target_values=[], **named)
+            self.value = value
+
+        def enter(self, tx: Any) -> Any:
+            trace = trace_of(tx)
+            self.before = trace.enter(_bridge.chosen(self.value, trace.here))
+            _settle_tables()  # a policy's first region puts more of torch under hmp
+            return Constant.create(None)
+
+        def exit(self, tx: Any, *args: Any) -> Any:
+            trace_of(tx).enter(self.before)
+            return Constant.create(None)
+
+        def reconstruct_type(self, codegen: Any) -> None:
+            # where Python runs between two graphs, it enters the region that this function gives
+            name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.giving(self.value))
+            codegen.append_output(codegen.create_load_global(name, add=True))
+
+    Autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
+    return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region, Autocast=Autocast)
+
+
+class _Mark(TorchFunctionMode):
+    """Never in force: Dynamo's variable for a mode has one to stand for."""
+
+
+def trace_of(tx: Any) -> Any:
+    """The trace (compile_calls) that Dynamo's translator `tx` is at work on."""
+    return tx.symbolic_torch_function_state.hmp
+
+
+def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> Any:
+    """A Python value as Dynamo has it; guarded on where it is an attribute of what Dynamo found at `source`."""
+    found_at = None if source is None else _dynamo("source").AttrSource(source, attribute)
+    return _dynamo("variables.base").VariableTracker.build(tx, value, found_at)
+
+
+def plain_function(value: types.FunctionType) -> Any:
+    """torch's Python function as Dynamo has a user's, the code its own."""
+    return _dynamo("variables.functions").UserFunctionVariable(patches.plain(value))
+
+
+def named_by(tx: Any, fn: Any, first: Any) -> Any:
+    """torch's function that Dynamo calls as `fn`; for an operator, which export keeps, the method of the first argument behind it."""
+    value = _bridge.original(getattr(fn, "value", getattr(fn, "fn", None)))
+    if not tx.export:
+        return value
+    builtin = _dynamo("variables.builtin")
+    reflected = None if first is None or first.is_tensor() else builtin.BUILTIN_TO_TENSOR_RFN_MAP.get(value)
+    return reflected or builtin.BUILTIN_TO_TENSOR_FN_MAP.get(value, value)
+
+
+@functools.cache
+def refusals() -> tuple[type[BaseException], ...]:
+    """What Dynamo raises where torch refuses a call."""
+    exc = _dynamo("exc")
+    # torch 2.15 and later: one that the program being traced may catch
+    observed = getattr(exc, "FakeTensorObservedException", None)
+    return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
+
+
+def forget_refusal(tx: Any) -> None:
+    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
+    if len(refusals()) > 1:
+        _dynamo("exc").handle_observed_exception(tx)
+
+
+def graph_of(tx: Any) -> Any:
+    """The graph that is being made."""
+    return tx.output.current_tracer.graph
+
+
+def fake_of(variable: Any) -> torch.Tensor:
+    """The fake tensor of a tensor."""
+    found: torch.Tensor = variable.as_proxy().node.meta["example_value"]
+    return found
+
+
+def items_of(variable: Any) -> tuple[type, list[Any]] | None:
+    """list or tuple, and its items; None for what is neither."""
+    lists = _dynamo("variables.lists")
+    kind = {lists.ListVariable: list, lists.TupleVariable: tuple}.get(type(variable))
+    return None if kind is None else (kind, variable.items)
+
+
+def sequence(kind: type, items: list[Any]) -> Any:
+    """A list or a tuple as Dynamo has it."""
+    lists = _dynamo("variables.lists")
+    return (lists.ListVariable if kind is list else lists.TupleVariable)(items)
+
+
+def in_graph(function: Any) -> Any:
+    """torch's function as Dynamo has it."""
+    return _in_graph()(function)
+
+
+def _in_graph() -> Any:
+    return _dynamo("variables.torch").TorchInGraphFunctionVariable
+
+
+def value_of(variable: Any) -> Any:
+    """The Python object behind a variable of Dynamo's: a constant, a function, a module or an object of the user's."""
+    variable = variable.realize()
+    return variable.value if hasattr(variable, "value") else variable.as_python_constant()
+
+
+def called_from(tx: Any) -> str:
+    """The name of the module whose code is being traced."""
+    return str(tx.f_globals.get("__name__") or "")
+
+
+_bridge: Any = None
+_added: list[Any] = []  # what Dynamo's table of functions has of hmp's
+
+
+def install(bridge: Any) -> None:
+    """Puts everything of this module in place, until patches.restore()."""
+    global _bridge
+    _bridge = bridge
+    state = _dynamo("variables.torch_function").SymbolicTorchFunctionState
+    base = _dynamo("variables.torch").BaseTorchVariable
+    autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
+    for function, make in (
+        (_dynamo("convert_frame").CatchErrorsWrapper.__call__, _skipping_own_code),
+        (_dynamo("convert_frame").trace_frame, bridge.muted),
+        (_dynamo("output_graph").OutputGraph.call_user_compiler, _muted_result),
+        (_dynamo("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
+        (state.__init__, _with_trace),
+        (base.__init__, lambda original: lambda self, value, **named: original(self, bridge.original(value), **named)),
+        (base.create_with_source.__func__, _with_original),
+        (autocast.enter, _autocast_entered),
+        (autocast.exit, _autocast_left),
+        (_dynamo("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
+    ):
+        patches.swap(function, make(patches.plain(function)))
+    patches.on_restore(_forget)
+
+
+def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `make` makes of strict export in its place, until patches.restore()."""
+    export = importlib.import_module("torch.export._trace")
+    for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
+        function = getattr(export, name, None)
+        if function is not None:
+            patches.swap(function, make(patches.plain(function)))
+
+
+def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
+    """hmp's own code, run as Python between two graphs, is no program of the user's to compile."""
+
+    def __call__(self: Any, frame: Any, *args: Any) -> Any:
+        return _dynamo("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
+
+    return __call__
+
+
+def _muted_result(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph holds its casts: what it calls by torch's names is to cast nothing more."""
+
+    def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
+        compiled = original(self, gm, example_inputs)
+        lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
+        module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
+        if isinstance(module, lazy):  # as Dynamo does for a graph that nothing is wrapped around
+            lazy.force_recompile(module)
+            compiled = module.forward
+        return _bridge.muted_graph(compiled)
+
+    return call_user_compiler
+
+
+def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Code that stands in the place of torch's has a function among its constants, which no compiler puts there."""
+
+    def _load_const(self: Any, inst: Any) -> Any:
+        value = inst.argval
+        if not isinstance(value, types.FunctionType):
+            return original(self, inst)
+        handler = _bridge.handler(value)
+        if handler is None:
+            return _dynamo("variables.functions").UserFunctionVariable(value)
+        return variables().Function(value, handler)
+
+    return _load_const
+
+
+def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        _settle_tables()
+        tx = _dynamo("symbolic_convert").InstructionTranslator.current_tx()
+        source = _dynamo("source")
+        key = source.CallFunctionNoArgsSource(source.AttrSource(tx.import_source(_bridge.module), "key"))
+        guards = _dynamo("guards")
+        guards.install_guard(key.make_guard(guards.GuardBuilder.EQUALS_MATCH))
+        self.hmp = _bridge.trace(self.mode_stack, variables().Mode(_Mark()))
+
+    return __init__
+
+
+def _with_original(original: Callable[..., Any]) -> Callable[..., Any]:
+    """No guard on what stands in the place of torch's function: its code is exchanged when other casts come into force."""
+
+    def create_with_source(cls: Any, value: Any, source: Any) -> Any:
+        function = _bridge.original(value)
+        return original(cls, value, source) if function is value else cls(function, source=source)
+
+    return create_with_source
+
+
+def _autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
+    def enter(self: Any, tx: Any) -> Any:
+        here = trace_of(tx).here
+        self.hmp_before = trace_of(tx).enter(_bridge.in_autocast(here, self.target_values[2]))  # device type, dtype, enabled, caching
+        return original(self, tx)
+
+    return enter
+
+
+def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, tx: Any, *args: Any) -> Any:
+        trace_of(tx).enter(self.hmp_before)
+        return original(self, tx, *args)
+
+    return leave
+
+
+def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
+    """autograd.Function.backward is user Python that runs in backward (R13)."""
+
+    def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
+        trace = trace_of(tx)
+        with trace.under(trace.here.in_backward):
+            return original(self, tx, *args, **kwargs)
+
+    return trace_backward_graph
+
+
+def _settle_tables() -> None:
+    """Dynamo's tables, filled at import or at first use from torch's names, hold torch's functions, and know hmp's."""
+    torch_variables, rules = _dynamo("variables.torch"), _dynamo("trace_rules")
+    _dynamo("variables.builtin").populate_builtin_to_tensor_fn_map()
+    known = rules.get_torch_obj_rule_map()
+    types_known = _dynamo("variables.builder").VariableBuilder._type_dispatch()
+    if _bridge.region_type not in types_known:  # the first trace
+        builtin = _dynamo("variables.builtin")
+        for table in (
+            builtin.BUILTIN_TO_TENSOR_FN_MAP,
+            builtin.BUILTIN_TO_TENSOR_RFN_MAP,
+            torch_variables.constant_fold_functions,
+            torch_variables.TorchInGraphFunctionVariable._get_handlers(),
+            known,
+            _dynamo("variables.tensor").all_tensor_attrs,
+        ):
+            for key in [k for k, v in table.items() if _bridge.original(k) is not k or _bridge.original(v) is not v]:
+                value = table.pop(key)
+                table.setdefault(_bridge.original(key), _bridge.original(value))
+        types_known[_bridge.region_type] = lambda self, value: variables().Region(value, source=self.source)
+        sourceless = _dynamo("variables.builder").SourcelessBuilder._type_handlers
+        for kind in stand_ins.KINDS:
+            types_known[kind] = lambda self, value: _in_graph().create_with_source(value, self.source)
+            sourceless[kind] = lambda tx, value: _in_graph()(value)
+    overridable = torch_variables.get_overridable_functions()
+    standing = [function for function in overridable if _bridge.original(function) is not function]
+    overridable.difference_update(standing)
+    overridable.update(_bridge.decided(), map(_bridge.original, standing))
+    in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
+    in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
+    for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
+        if each not in known:
+            known[each] = kind
+            _added.append(each)
+
+
+def tables() -> list[Any]:
+    """What holds switches in Dynamo, and the list of them."""
+    return [_dynamo("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
+
+
+def _forget() -> None:
+    global _bridge
+    if _added:  # else it may have to be filled first
+        known = _dynamo("trace_rules").get_torch_obj_rule_map()
+        while _added:
+            known.pop(_added.pop(), None)
+    builder = _dynamo("variables.builder")
+    for kind in (_bridge.region_type, *stand_ins.KINDS):
+        builder.VariableBuilder._type_dispatch().pop(kind, None)
+        builder.SourcelessBuilder._type_handlers.pop(kind, None)
+    _bridge = None

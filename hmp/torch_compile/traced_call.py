@@ -1,0 +1,196 @@
+"""One frame while it is compiled, and its calls of torch's ops: each is decided by the wrapper that eager has for it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, handle_torch_function
+
+from ..wrapping import autocast_inside
+from . import dynamo_internals
+
+Wrapper = Callable[..., Any] | None
+
+
+class Trace:
+    """One frame while it is compiled, and what is in force where the trace has arrived; `here.table` is empty for no casts."""
+
+    def __init__(self, modes: Any, mode: Any, here: Any) -> None:
+        self._modes = modes
+        self._mode = mode
+        self.here = here
+        self._ask(bool(here.table))
+
+    def _is_asked(self) -> bool:
+        return any(mode is self._mode for mode in self._modes)
+
+    def _ask(self, wanted: bool) -> None:
+        """Whether Dynamo asks hmp about the calls that follow."""
+        if wanted and not self._is_asked():
+            self._modes.append(self._mode)
+        elif not wanted and self._is_asked():
+            self._modes.remove(self._mode)
+
+    def enter(self, here: Any) -> Any:
+        """From here on `here` is in force. Gives back what was."""
+        before, self.here = self.here, here
+        self._ask(bool(here.table))
+        return before
+
+    @contextlib.contextmanager
+    def under(self, here: Any) -> Iterator[None]:
+        """A stretch of the trace with `here` in force."""
+        before, asked = self.here, self._is_asked()
+        self.enter(here)
+        try:
+            yield
+        finally:
+            self.here = before
+            self._ask(asked)
+
+
+class Aborted(BaseException):
+    """Carries an exception of Dynamo's own through a wrapper, which must not take it for an op's."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@contextlib.contextmanager
+def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
+    """A region of torch.autocast in the graph that is being made."""
+    region = dynamo_internals.variables().Autocast([device, dtype, True, True])
+    with torch._C.DisableTorchFunction():  # entering asks the mode in force, which here is the call itself
+        region.enter(tx)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            region.exit(tx)
+
+
+class Opaque:
+    """Stands for an argument that no wrapper looks into."""
+
+
+def op(*args: Any, **kwargs: Any) -> Any:
+    """The op of the call that is being decided: what a wrapper made for compiled code calls in the place of torch's function."""
+    return handle_torch_function(op, (), *args, **kwargs)
+
+
+class Call(TorchFunctionMode):
+    """One call of an op that Dynamo has met. Its wrapper runs on stand-ins, Dynamo's fake tensors, and whatever it calls is traced
+    in place of the call: casts are decided by the very code that decides them in eager."""
+
+    def __init__(self, tx: Any, emit: Callable[[list[Any], dict[str, Any]], Any]) -> None:
+        super().__init__()
+        self.tx = tx
+        self._emit = emit
+        self._refused = False
+        self._variables: dict[int, tuple[Any, Any]] = {}  # id → the stand-in, kept alive, and what it stands for
+
+    def run(self, wrapper: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """What the wrapper returns, as Dynamo has it."""
+        stand_ins = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
+        try:
+            with self, autocast_inside.Traced(functools.partial(_autocast, self.tx)):
+                result = wrapper(*stand_ins[0], **stand_ins[1])
+        except Aborted as aborted:
+            raise aborted.error from None
+        if self._refused:
+            dynamo_internals.forget_refusal(self.tx)
+        return self._variable(result)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not op and getattr(func, "__name__", "") in _LOOKS:
+            return func(*args, **kwargs)
+        given = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
+        if func is op:
+            return self._stand_in(self._traced(self._emit, *given))
+        function = dynamo_internals.constant(self.tx, func)
+        return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *given))
+
+    def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The result of a call that goes into the graph. Nothing of one that torch refuses stays there."""
+        graph = dynamo_internals.graph_of(self.tx)
+        last = next(iter(reversed(graph.nodes)), None)
+        try:
+            return emit(args, kwargs)
+        except dynamo_internals.refusals():
+            self._refused = True
+            for node in reversed(graph.nodes):
+                if node is last:
+                    break
+                graph.erase_node(node)
+            raise
+        except Exception as error:
+            raise Aborted(error) from None
+
+    def _stand_in(self, variable: Any) -> Any:
+        variable = variable.realize()
+        sequence = dynamo_internals.items_of(variable)
+        found: Any
+        if variable.is_tensor():
+            found = dynamo_internals.fake_of(variable)
+        elif sequence is not None:
+            found = sequence[0](self._stand_in(item) for item in sequence[1])
+        elif variable.is_python_constant():
+            found = variable.as_python_constant()
+            if not isinstance(found, (tuple, list, dict, set)):
+                return found
+        else:
+            found = getattr(variable, "sym_num", None)
+            found = Opaque() if found is None else found
+        self._variables[id(found)] = found, variable
+        return found
+
+    def _variable(self, value: Any) -> Any:
+        known = self._variables.get(id(value))
+        if known is not None:
+            return known[1]
+        if type(value) in (list, tuple):
+            return dynamo_internals.sequence(type(value), [self._variable(item) for item in value])
+        return dynamo_internals.constant(self.tx, value)
+
+
+# What wrappers look at without computing: answered by the fake tensors.
+_LOOKS = frozenset("__get__ dim is_floating_point is_complex is_inference numel size".split())
+
+
+def call(tx: Any, fn: Any, value: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What a call of torch's function `value`, which Dynamo has as `fn`, becomes."""
+    name = getattr(value, "__name__", "")
+    python_method = isinstance(value, types.FunctionType) and vars(torch.Tensor).get(name) is value
+
+    def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        if python_method and args and args[0].is_tensor():
+            # in the graph it is one call, as where no mode is in force
+            return args[0].call_method(tx, name, args[1:], kwargs)
+        return fn.call_function(tx, args, kwargs)
+
+    return emit(args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)
+
+
+def call_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What torch's Python function becomes whose ops are decided one by one (R8)."""
+    trace = dynamo_internals.trace_of(tx)
+    with trace.under(trace.here):
+        return dynamo_internals.plain_function(function).call_function(tx, args, kwargs)
+
+
+def call_composite(tx: Any, function: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """What a Python function becomes that is one op: what it calls is not decided again (R8). Without a wrapper it is user code."""
+    trace = dynamo_internals.trace_of(tx)
+
+    def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
+        with trace.under(trace.here.off):
+            return function.call_function(tx, args, kwargs)
+
+    return function.call_function(tx, args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)

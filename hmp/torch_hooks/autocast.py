@@ -1,0 +1,328 @@
+"""hmp together with torch.autocast (R17): torch.autocast's state is answered for, and its disabled regions switch casts off.
+
+Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
+libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
+copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs).
+The one exception is torch.amp.custom_fwd, which asks in order to build an island.
+
+What cannot be reached: a name taken before (`from torch import is_autocast_enabled`) and `torch._C.is_autocast_enabled` give
+torch's own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
+before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
+copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
+the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+from weakref import WeakSet
+
+import torch
+from torch.amp import autocast_mode
+
+from ..casting import each_tensor
+from ..context import Casts, Off, Stretch, Table, state
+from ..observing import log, speaks
+from ..patching import patches
+
+_QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
+# name → the device type that it speaks of, where no argument says so
+_DTYPES = {
+    "get_autocast_dtype": "",
+    "get_autocast_gpu_dtype": "cuda",
+    "get_autocast_cpu_dtype": "cpu",
+    "get_autocast_ipu_dtype": "ipu",
+    "get_autocast_xla_dtype": "xla",
+}
+
+_really_enabled: Callable[..., bool] = torch.is_autocast_enabled
+_any_really_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | None:
+    """The body of `name` inside `function`, None where it is not there or has other variables."""
+    for constant in function.__code__.co_consts:
+        if isinstance(constant, types.CodeType) and constant.co_name == name:
+            return constant if {*variables} <= {*constant.co_varnames, *constant.co_freevars} else None
+    return None
+
+
+# Private facts of torch. The functions that custom_fwd and custom_bwd make exist before hmp does anything, and are known by the
+# code that they share.
+_FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
+_BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
+_INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
+
+# Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
+_asked_to_enable: WeakSet[Any] = WeakSet()
+# The autocast regions of this context, innermost first: object, and the stretch of another state where there is one.
+_entered: ContextVar[tuple[tuple[Any, Stretch | None], ...]] = ContextVar("hmp_autocast", default=())
+# Those that have not ended: nobody sees their end after a revert.
+_stretches: WeakSet[Stretch] = WeakSet()
+# What is in place now: another object after every revert.
+_installation: object | None = None
+_answers: dict[Callable[..., Any], Callable[..., Any]] = {}
+_said = False
+
+
+class Paused(Off):
+    """No casts, because of `torch.autocast(enabled=False)`; `torch.autocast(enabled=True)` inside it brings them back.
+
+    Void after a revert, which also takes away the patch that would see the region's end.
+    """
+
+    __slots__ = ("_installation",)
+
+    def __init__(self, on: Casts) -> None:
+        super().__init__(on)
+        self._installation = _installation
+
+    @property
+    def off(self) -> Off:
+        """A plain "no casts": `disable_casts()` inside the region is not undone by torch.autocast."""
+        return self.on.off
+
+    @property
+    def in_backward(self) -> Off:
+        """As outside the region: a gradient may be in another dtype than a weight all the same."""
+        return self.on.in_backward
+
+    def _now(self) -> Casts | Off:
+        return self.on.off if self._installation is _installation else self.on
+
+    @property
+    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
+        """What is in force: nothing, until a revert."""
+        return self._now().table
+
+    @property
+    def disabled(self) -> bool:  # type: ignore[override]
+        """Whether casts are off: they are, until a revert."""
+        return self._now().disabled
+
+    @property
+    def policy(self) -> Any:  # type: ignore[override]
+        """The policy that is in force: None, until a revert."""
+        return self._now().policy
+
+
+def install() -> None:
+    """Puts everything of this module in place, until patches.restore(); a second call does nothing.
+
+    After the op's sites: torch's tables that are keyed by function are filled then, with torch's own functions.
+    """
+    global _installation
+    if _installation is not None:
+        return
+    _installation = object()
+    patches.on_restore(_forget)
+    for name in _QUESTIONS:
+        _answer(name, _enabled)
+    for name, device_type in _DTYPES.items():
+        _answer(name, functools.partial(_low_dtype, device_type=device_type))
+    cls: Any = autocast_mode.autocast
+    for function, make in (
+        (cls.__enter__, _enter),
+        (cls.__exit__, _exit),
+        (autocast_mode.is_autocast_available, _noting_requests),
+        (autocast_mode._cast, _cast_of_every_device),
+    ):
+        patches.swap(function, make(patches.plain(function)))
+    if _FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
+        log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
+    say_if_enabled()
+
+
+def say_if_enabled() -> None:
+    """Logs, once, that torch.autocast is enabled here, where hmp's casts come into force."""
+    if _any_really_enabled():
+        _say_once()
+
+
+def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(torch, name, None)
+    if original is None:
+        return
+    answer = make(original)
+    answer.__name__ = answer.__qualname__ = name
+    answer.__module__ = "torch"
+    answer.__doc__ = original.__doc__
+    answer.__wrapped__ = original  # type: ignore[attr-defined]
+    _answers[answer] = original
+    patches.rebind(torch, name, answer)
+
+
+def _forget() -> None:
+    """Nothing of this is left: torch.compile's table is mended if it was made while the answers stood in torch's places."""
+    global _installation, _said
+    _installation, _said = None, False
+    for changed in list(_stretches):
+        changed.now = None
+    constants = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})
+    for answer, original in _answers.items():
+        if answer in constants:
+            constants[original] = constants.pop(answer)
+    _answers.clear()
+
+
+# torch.jit.script finds torch's own op behind a function whose code has the name `hmp_switch`.
+
+
+def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
+    def hmp_switch(*args: Any, **kwargs: Any) -> bool:
+        really = original(*args, **kwargs)
+        frame = sys._getframe(1)
+        policy = state.here().policy
+        if policy is None:
+            return really
+        if frame.f_code is not _FORWARD:
+            return really or not _is_torch(frame)
+        if frame.f_locals["cast_inputs"] is not None:
+            return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
+        # for the backward, on autograd's own object as custom_fwd's notes are
+        frame.f_locals["args"][0]._hmp_forward = state.here(), policy
+        return really
+
+    return hmp_switch
+
+
+def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callable[..., torch.dtype]:
+    def hmp_switch(*args: Any, **kwargs: Any) -> torch.dtype:
+        dtype = original(*args, **kwargs)
+        policy = state.here().policy
+        if policy is None or _is_torch(sys._getframe(1)):
+            return dtype
+        really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
+        low: torch.dtype = policy.dtype
+        return dtype if really else low
+
+    return hmp_switch
+
+
+def _is_torch(frame: types.FrameType) -> bool:
+    return is_torchs(frame.f_globals.get("__name__") or "")
+
+
+def is_torchs(module: str) -> bool:
+    """Whether code of the module gets torch's own answers."""
+    return module == "torch" or module.startswith("torch.")
+
+
+def answers() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """What stands in the place of torch.autocast's questions, and the questions themselves."""
+    return dict(_answers)
+
+
+def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any) -> Any:
+    """What user code is told under `policy` by one of torch.autocast's questions."""
+    if original.__name__ in _QUESTIONS:
+        return True
+    device_type = _DTYPES[original.__name__]
+    really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
+    return original(*args, **kwargs) if really else policy.dtype
+
+
+def inside(here: Casts | Off, enabled: bool) -> Casts | Off:
+    """What is in force inside a region of torch.autocast that is entered where `here` is."""
+    return _resumed(here) if enabled else _paused(here)
+
+
+def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def enter(self: Any) -> Any:
+        result = original(self)
+        here = state.here()
+        if isinstance(here, Paused) and not here.disabled:
+            here = here.on  # void
+        caller = sys._getframe(2)  # above the body that stands in place of torch's
+        chosen = inside(here, self._enabled or self in _asked_to_enable)
+        if caller.f_code is _BACKWARD:
+            chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
+        if self._enabled and chosen.policy is not None:
+            _say_once()
+        changed = state.stretch(chosen) if chosen is not here else None
+        _entered.set(((self, changed), *_entered.get()))
+        if changed is not None:
+            _stretches.add(changed)
+            try:
+                state.begin(changed)
+            except BaseException:
+                changed.now = None
+                raise
+        return result
+
+    return enter
+
+
+def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def leave(self: Any, *exc_info: Any) -> Any:
+        entered = _entered.get()
+        # none where it was entered before hmp was in place, or in another context
+        index = next((i for i, (region, _) in enumerate(entered) if region is self), None)
+        if index is None:
+            return original(self, *exc_info)
+        changed = entered[index][1]
+        try:
+            return original(self, *exc_info)
+        finally:
+            if changed is not None:
+                changed.now = None  # whatever interrupts the rest
+                state.end(changed)
+            _entered.set((*entered[:index], *entered[index + 1 :]))
+
+    return leave
+
+
+def _paused(here: Casts | Off) -> Casts | Off:
+    if not here.disabled:
+        return Paused(here.on)
+    return here if isinstance(here, Paused) else here.off
+
+
+def _resumed(here: Casts | Off) -> Casts | Off:
+    return here.on if isinstance(here, Paused) else here
+
+
+def _of_forward(frame: types.FrameType) -> Casts | None:
+    """The casts under which the forward of this torch.amp.custom_bwd ran; None for none, or when they are no longer in force."""
+    ctx = frame.f_locals["args"][0]
+    casts, policy = getattr(ctx, "_hmp_forward", (None, None))
+    return casts if casts is not None and casts.policy == policy else None
+
+
+def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
+    """torch.autocast("cuda") without CUDA is no request to disable; its constructor asks this before it disables itself."""
+
+    def is_autocast_available(device_type: str) -> bool:
+        caller = sys._getframe(2)
+        if caller.f_code is _INIT and caller.f_locals.get("enabled"):
+            _asked_to_enable.add(caller.f_locals["self"])
+        return original(device_type)
+
+    return is_autocast_available
+
+
+def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
+    """custom_fwd(device_type="cuda") leaves CPU tensors alone; in an island that hmp asked for they are inputs like the others."""
+
+    def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
+        device_types = [device_type]
+        if sys._getframe(2).f_code is _FORWARD and isinstance(state.here(), Paused):
+            tensors = each_tensor(value.values() if isinstance(value, dict) else value)
+            device_types = [*{t.device.type for t in tensors} | {device_type}]
+        for each in device_types:
+            value = original(value, each, dtype)
+        return value
+
+    return cast
+
+
+def _say_once() -> None:
+    global _said
+    if not _said and speaks():
+        log.warning("torch.autocast is enabled where hmp casts: hmp casts first, torch.autocast has the last word on the ops of its lists")
+    _said = True

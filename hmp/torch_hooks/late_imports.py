@@ -1,0 +1,160 @@
+"""A module of torch that is imported while torch is patched has torch's own functions in its tables, as one that was there before.
+
+torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from ..context import state
+from ..patching import patches
+
+_ROOTS = frozenset({"torch", "torchgen", "functorch"})
+
+
+class _Here(threading.local):
+    def __init__(self) -> None:
+        self.modules: list[types.ModuleType] = []  # those whose import is in progress, and those that they have imported
+        self.depth = 0
+
+
+_here = _Here()
+_then: dict[str, Callable[[], None]] = {}
+
+
+def install(own: Callable[[Any], Any]) -> None:
+    """Looks every module of torch over that is imported from now on, until patches.restore(). `own` gives torch's function for what
+    stands in its place, and anything else as it is."""
+    finder = _Finder(own)
+    sys.meta_path.insert(0, finder)
+    patches.on_restore(lambda: sys.meta_path.remove(finder))
+    patches.on_restore(_then.clear)
+
+
+def after(then: Mapping[str, Callable[[], None]]) -> None:
+    """Has each of `then` called now, where the module of that name is imported, or as soon as somebody has imported it, until
+    patches.restore()."""
+    _then.update(then)
+    for name, each in then.items():
+        if name in sys.modules:
+            each()
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, own: Callable[[Any], Any]) -> None:
+        self._own = own
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
+        """torch's own module, which is looked over when it has been imported."""
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.partition(".")[0] in _ROOTS else None
+        loader: Any = spec.loader if spec is not None else None
+        if not isinstance(loader, importlib.machinery.SourceFileLoader):
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            del loader.exec_module  # as it was
+            _here.modules.append(module)
+            _here.depth += 1
+            try:
+                state.call_without_casts(execute, module)
+            finally:
+                _here.depth -= 1
+                if not _here.depth:
+                    modules, _here.modules = _here.modules, []
+                    _Table(self._own, modules).mend()
+            if name in _then and self in sys.meta_path:
+                _then[name]()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class _Table:
+    """What modules hold, as far as they made it."""
+
+    def __init__(self, own: Callable[[Any], Any], modules: list[types.ModuleType]) -> None:
+        self._own = own
+        self._modules = modules
+        self._names = {module.__name__ for module in modules}
+        self._seen: dict[int, Any] = {}
+
+    def mend(self) -> None:
+        """Puts torch's own functions in."""
+        todo: list[Any] = [vars(module) for module in self._modules]
+        while todo:
+            holder = todo.pop()
+            if id(holder) not in self._seen:
+                self._seen[id(holder)] = holder  # kept, so that the id stays its own
+                todo += self._mended(holder)
+
+    def _mended(self, holder: Any) -> list[Any]:
+        """What else is inside `holder`, in which torch's own functions are now."""
+        kind = type(holder)
+        if issubclass(kind, dict):
+            items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(holder)]
+            if any(key is not own for key, _, own, _ in items):
+                holder.clear()  # so that the order is as it was
+                holder.update((own, value) for _, _, own, value in items)
+            else:
+                holder.update((key, own) for key, value, _, own in items if value is not own)
+            return [each for item in items for each in item[2:]]
+        if issubclass(kind, list):
+            for i, value in enumerate(holder):
+                other = self._other(value)
+                if other is not value:
+                    holder[i] = other
+            return list(holder)
+        if issubclass(kind, set):
+            for value in [value for value in holder if self._other(value) is not value]:
+                holder.remove(value)
+                holder.add(self._other(value))
+            return list(holder)
+        if issubclass(kind, (tuple, frozenset)):
+            return list(holder)
+        if kind is types.CellType:
+            return self._in_cell(holder)
+        if kind is types.FunctionType:
+            if holder.__module__ not in self._names:
+                return []
+            holder.__defaults__ = self._other(holder.__defaults__)
+            return [*(holder.__closure__ or ()), *(holder.__defaults__ or ()), holder.__kwdefaults__, vars(holder)]
+        if issubclass(kind, type):
+            return self._in_class(holder) if holder.__module__ in self._names else []
+        if issubclass(kind, (staticmethod, classmethod)):
+            return [holder.__func__]
+        if kind is functools.partial:
+            return [holder.func, *holder.args, holder.keywords]
+        return [vars(holder)] if kind.__module__ in self._names and hasattr(holder, "__dict__") else []
+
+    def _in_cell(self, cell: types.CellType) -> list[Any]:
+        try:
+            cell.cell_contents = self._other(cell.cell_contents)
+        except ValueError:  # not filled
+            return []
+        return [cell.cell_contents]
+
+    def _in_class(self, cls: type) -> list[Any]:
+        for name, value in list(vars(cls).items()):
+            other = self._other(value)
+            if other is not value:
+                setattr(cls, name, other)
+        return list(vars(cls).values())
+
+    def _other(self, value: Any) -> Any:
+        """What is to stand for `value`: a tuple cannot be changed, and another takes its place."""
+        kind: Any = type(value)
+        if not issubclass(kind, (tuple, frozenset)):
+            return self._own(value)
+        others = [self._other(each) for each in value]
+        if all(a is b for a, b in zip(others, value, strict=True)):
+            return value
+        return getattr(kind, "_make", kind)(others)

@@ -1,0 +1,54 @@
+"""The state of modules is never narrowed: assignments to parameters, gradients and buffers keep their dtype (R9)."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+from torch.nn.modules.module import register_module_buffer_registration_hook
+
+from ..casting import tensor_casts
+from ..context import state
+from ..patching import patches
+
+# getset descriptors; torch's annotations speak of the values behind them
+_data: Any = torch._C.TensorBase.data
+_grad: Any = torch._C.TensorBase.grad
+
+
+class _Descriptor(property):
+    __objclass__ = None  # torch 2.7's Dynamo reads it off every descriptor of Tensor
+
+
+def install() -> None:
+    """Puts everything of this module in place, until patches.restore()."""
+    patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
+    patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
+    handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
+    patches.on_restore(handle.remove)
+
+
+def _narrowing(value: Any, dtype: torch.dtype) -> bool:
+    """Whether casts are on here and `value` would change the dtype of what it is assigned to."""
+    return tensor_casts.castable(value) and dtype in tensor_casts.CASTABLE and value.dtype is not dtype and state.casts_enabled()
+
+
+def _set_data(self: torch.Tensor, value: Any) -> None:
+    # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
+    if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
+        value = tensor_casts.cast(value, self.dtype)
+    _data.__set__(self, value)
+
+
+def _set_grad(self: torch.Tensor, value: Any) -> None:
+    if _narrowing(value, self.dtype) and getattr(self, "grad_dtype", self.dtype) is self.dtype:
+        value = tensor_casts.cast(value, self.dtype)
+    _grad.__set__(self, value)
+
+
+def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
+    held = module._buffers.get(name)
+    if held is None or not _narrowing(value, held.dtype):
+        return None
+    return tensor_casts.cast(value, held.dtype)

@@ -1,0 +1,194 @@
+"""The page of a search for lists: the trade-off of all trials, what each unit gains and changes, and the lists with their reasons.
+
+`tuning_page(values)` takes plain values, those of a TuneResult's `to_dict()`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ..formatting import dtype_name
+from ..lists import CASTS
+from ..report.page import charts, render
+from ..report.units import size, typeset_duration
+from .files import list_by_unit, list_lines, units_by_line
+from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
+from .result import Trial, TuneResult, Unit, result_of
+
+_BARS = 24
+_ENDS = {
+    "solved": "No change of one unit made it cheaper within the tolerance.",
+    "budget": "The budget was spent; a larger one goes on from here.",
+    "interrupted": "It was interrupted; the same call goes on from here.",
+}
+# above this many times float32's loss or cost the axis would show nothing else
+_MOST = 20.0
+
+
+def tuning_page(values: Mapping[str, Any]) -> str:
+    """The page, as HTML, of the search that `values` describe (see above)."""
+    result = result_of(values)
+    low = dtype_name(result.policy.dtype)
+    ranked, listed = by_gain(result), list_by_unit(result)
+    curve, left_out = _curve(result)
+    return render(
+        "tuning.html.j2",
+        title="hmp tune",
+        result=result,
+        low=low,
+        cards=_cards(result),
+        ended=_ENDS[result.stopped],
+        curve=curve,
+        left_out=left_out,
+        bars=_bars(ranked, listed, result, low),
+        bars_all=len(ranked),
+        lists=[(cast, *_split(result, cast)) for cast in CASTS],
+        units=[_unit(unit, listed.get(unit.name, ""), result) for unit in ranked],
+        trials=[_trial(trial, result) for trial in result.trials],
+        use=_use(result),
+    )
+
+
+def _cost(trial: Trial, result: TuneResult) -> float | None:
+    """What was made small, as a ratio to float32's; None where it was not measured."""
+    base = result.trials[0]
+    if result.objective == "memory":
+        found = trial.saved_bytes / base.saved_bytes if base.saved_bytes else math.nan
+    else:
+        found = trial.ratio if trial.ratio is not None else trial.seconds / base.seconds if base.seconds else math.nan
+    return found if math.isfinite(found) else None
+
+
+def _worse(trial: Trial, result: TuneResult) -> float | None:
+    """How far the loss is from float32's or, where that is what was bounded, the metric below it; None where it is not finite."""
+    found = trial.metric_change if result.tolerance.metric is not None else abs(trial.loss_change)
+    return found if found is not None and math.isfinite(found) else None
+
+
+def _curve(result: TuneResult) -> tuple[str, list[str]]:
+    """The figure, and the names of the trials that cannot be in it."""
+    points, left_out = [], []
+    named = {result.trials[0].name, result.best.name} | {trial.name for trial in result.trials if trial.low is None}
+    for trial in result.trials:
+        cost, worse = _cost(trial, result), _worse(trial, result)
+        if cost is None or worse is None or worse > _MOST or cost > _MOST:
+            left_out.append(trial.name)
+            continue
+        name = trial.name if trial.name in named else ""
+        points.append(charts.Point(cost, worse, trial.fits, name, trial.name == result.best.name))
+    is_metric = result.tolerance.metric is not None
+    allowed = result.tolerance.metric if is_metric else result.tolerance.loss
+    cost_name = {"time": "time of a step, float32 = 1", "memory": "bytes kept for backward, float32 = 1"}[result.objective]
+    worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
+    if not points:
+        return "", left_out
+    return charts.trade_off(points, cost_name, worse_name, allowed), left_out
+
+
+def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
+    """What came of it: heading, number, and what it is of."""
+    best, base = result.best, result.trials[0]
+    timed = ("time of a step", typeset_duration(best.seconds), f"median, float32 {typeset_duration(base.seconds)}")
+    found = [
+        timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {typeset_duration(base.seconds)}"),
+        (
+            "kept for backward",
+            f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else "-",
+            f"{size(best.saved_bytes)} of {size(base.saved_bytes)}",
+        ),
+        ("loss", percent(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
+    ]
+    if best.metric is not None and best.metric_change is not None and base.metric is not None:
+        found.append(("metric", percent(-best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
+    if best.gradient_cosine is not None:
+        found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
+    if best.low is not None:
+        found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
+    return found
+
+
+def _bars(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low: str) -> str:
+    """The units with most gain, and those with least where there are more than can be drawn."""
+    finite = [unit for unit in ranked if runs_low(unit)]
+    shown = finite if len(finite) <= _BARS else [*finite[: _BARS - 6], *finite[-6:]]
+    if not shown:
+        return ""
+    dtypes = {"bf16": low, "fp32": "float32"}
+    bars = [
+        charts.Bar(
+            unit.name,
+            dtypes.get(listed.get(unit.name, ""), "other"),
+            gain(unit, result.objective),
+            amount(gain(unit, result.objective), result.objective).replace("us", "µs"),
+            unit.sensitivity,
+            percent(unit.sensitivity),
+        )
+        for unit in shown
+    ]
+    title = {"time": "gain in a step, casts counted", "memory": "bytes less to keep for backward"}[result.objective]
+    return charts.gain_and_change(bars, title, result.tolerance.loss)
+
+
+def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """The lines of a list that were decided, with their reasons, and the others."""
+    lines = list_lines(result)[cast]  # type: ignore[index]
+    decided = {name for on, name in units_by_line(result) if on == cast}
+    return [(name, _typeset(why)) for name, why in lines if name in decided], [name for name, _ in lines if name not in decided]
+
+
+def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
+    finite = runs_low(unit)
+    why = why_low([unit], result.objective) if listed == "bf16" else why_float32([unit], result) if listed == "fp32" else ""
+    return {
+        "op": unit.op,
+        "module": "(outside every module)" if unit.module == "" else unit.module or "",
+        "listed": listed,
+        "calls": unit.calls,
+        "float32": unit.seconds_float32,
+        "low": unit.seconds_low,
+        "casts": unit.cast_seconds,
+        "gain": gain(unit, "time"),
+        "gain_text": amount(gain(unit, "time"), "time").replace("us", "µs"),
+        "saved": gain(unit, "memory"),
+        "saved_text": amount(gain(unit, "memory"), "memory"),
+        "error": unit.error,
+        "change": unit.sensitivity,
+        "change_text": percent(unit.sensitivity),
+        "finite": finite,
+        "why": _typeset(why),
+    }
+
+
+def _typeset(text: str) -> str:
+    return text.replace(" us ", " µs ")
+
+
+def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
+    cost = _cost(trial, result)
+    return {
+        "name": trial.name,
+        "low": None if trial.low is None else len(trial.low),
+        "low_names": ", ".join(trial.low or ()),
+        "loss": trial.loss if math.isfinite(trial.loss) else None,
+        "change": percent(trial.loss_change),
+        "change_value": trial.loss_change if math.isfinite(trial.loss_change) else 1e300,
+        "metric": trial.metric,
+        "metric_change": percent(trial.metric_change),
+        "cosine": trial.gradient_cosine,
+        "seconds": trial.seconds if math.isfinite(trial.seconds) else None,
+        "ratio": trial.ratio,
+        "cost": cost,
+        "bytes": trial.saved_bytes,
+        "said": trial.verdict,
+        "fits": trial.fits,
+        "chosen": trial.name == result.best.name,
+    }
+
+
+def _use(result: TuneResult) -> str:
+    folder = result.folder or "tuned"
+    if result.policy.scoped:
+        return f'hmp.apply(model, "{folder}")  # lines of single modules hold inside a model'
+    return f'hmp.convert(policy="{folder}")  # or hmp run --policy {folder} script.py'

@@ -1,0 +1,25 @@
+"""An op and the rule for it become the wrapper that is called in the op's place."""
+
+from . import autocast_inside, copied_views, jit_trace, kernel_fallback, norms_and_lookups
+from .autocast_inside import outside
+from .kernel_fallback import GIVEN_UP, fallbacks
+from .op_rule import CallRule, Kind, Observer, Observers, Op, user_rule
+from .wrappers import op_wrap
+
+__all__ = [
+    "GIVEN_UP",
+    "CallRule",
+    "Kind",
+    "Observer",
+    "Observers",
+    "Op",
+    "autocast_inside",
+    "copied_views",
+    "fallbacks",
+    "jit_trace",
+    "kernel_fallback",
+    "norms_and_lookups",
+    "op_wrap",
+    "outside",
+    "user_rule",
+]

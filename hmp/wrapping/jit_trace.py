@@ -1,0 +1,68 @@
+"""A trace of torch.jit goes on where an op is tried, refused and tried again (R7, R11): torch itself ends a trace at any error."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..caches import tracing
+from ..patching import patches
+
+# What makes a trace of the first function among its arguments; owner and name.
+_MAKERS: tuple[tuple[Any, str], ...] = (
+    (torch._C, "_create_function_from_trace"),
+    (torch._C, "_create_graph_by_tracing"),
+    (torch._C.ScriptModule, "_create_method_from_trace"),
+)
+
+
+class _Here(threading.local):
+    trace: Any = None  # the one that this thread is making
+
+
+_here = _Here()
+
+
+def install() -> None:
+    """Notes every trace that is being made, until patches.restore()."""
+    for owner, name in _MAKERS:
+        patches.rebind(owner, name, _maker(getattr(owner, name)))
+
+
+def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
+    def make(*args: Any, **kwargs: Any) -> Any:
+        traced = next(i for i, a in enumerate(args) if callable(a) and not isinstance(a, torch._C.ScriptModule))
+        return original(*args[:traced], _noted(args[traced]), *args[traced + 1 :], **kwargs)
+
+    return make
+
+
+def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        before, trace = _here.trace, tracing()
+        try:
+            _here.trace = trace
+            result = function(*args, **kwargs)
+        finally:
+            _here.trace = before
+        if tracing() is None:
+            raise RuntimeError("torch ended this trace at an error that the traced code caught")  # torch itself crashes on it
+        return result
+
+    return traced
+
+
+def resume() -> None:
+    """The trace that an op's error has just ended goes on, without that op."""
+    trace = _here.trace
+    if trace is None or tracing() is not None:
+        return
+    nodes = list(trace.graph().nodes())
+    if nodes and nodes[-1].outputsSize() == 0:
+        if not nodes[-1].kind().startswith("aten::"):
+            return  # a user's autograd.Function, inside which torch traces nothing
+        nodes[-1].destroy()  # the op that failed: torch cannot read a graph that holds it
+    torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
