@@ -56,7 +56,7 @@ test_foreign_patches test_end_to_end test_register test_tracers_export
 @pytest.fixture(autouse=True)
 def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test."""
-    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.dispatch.install" not in sys.modules:
+    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.dispatch.placement" not in sys.modules:
         yield
         return
     from hmp.patching import heap, references

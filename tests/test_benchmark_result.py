@@ -19,7 +19,8 @@ from torch import nn
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
 from hmp.benchmark import memory, sampling
-from hmp.benchmark.result import Benchmark, Row
+from hmp.benchmark.result import Benchmark
+from hmp.benchmark.row import Row
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -19,6 +19,7 @@ from hmp.numerics.page import comparison_page
 from hmp.report.page import advice, charts, model, report_page
 from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
+from hmp.tune.result import result_of
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
 VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
@@ -79,8 +80,8 @@ PAGES = {
     "comparison": lambda: comparison_page(page_kit.comparison()),
     "empty": lambda: report_page(hmp.Report()),
     "bare comparison": lambda: comparison_page({}),
-    "tuning": lambda: tuning_page(tune_result_kit.result().to_dict()),
-    "bare tuning": lambda: tuning_page(tune_result_kit.bare().to_dict()),
+    "tuning": lambda: tuning_page(tune_result_kit.result()),
+    "bare tuning": lambda: tuning_page(tune_result_kit.bare()),
 }
 
 
@@ -196,7 +197,7 @@ def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     for html in (
         report_page(report),
         comparison_page(page_kit.comparison()),
-        tuning_page(tune_result_kit.nasty(nasty).to_dict()),
+        tuning_page(tune_result_kit.nasty(nasty)),
         report._repr_html_(),
         rule._repr_html_(),
         hmp.Policy(nasty)._repr_html_(),
@@ -277,11 +278,11 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
     assert "2 not decided conv2d mm" in text
     assert "all units 4 2.08 +4.00% 0.88 +3.30% 0.9700 19 ms 0.57 4.0 MiB no: loss +4.00%, 1.00% allowed" in text
     assert "exp all fp32 24 9 ms - 900 µs - - inf not finite gives NaN or Inf in bfloat16, 24 calls" in text
-    assert said(tuning_page(json.loads(json.dumps(result.to_dict())))) == text
+    assert said(tuning_page(result_of(json.loads(json.dumps(result.to_dict()))))) == text
 
 
 def test_a_search_for_little_memory_is_shown_by_bytes() -> None:
-    html = tuning_page(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget").to_dict())
+    html = tuning_page(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget"))
     assert ">bytes kept for backward, float32 = 1</text>" in html and ">bytes less to keep for backward</text>" in html
     assert "The budget was spent; a larger one goes on from here." in said(html)
 

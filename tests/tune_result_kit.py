@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import hmp
-from hmp.tune.result import Flow, Trial, TuneResult, Unit
+from hmp.tune.result import TuneResult
 from hmp.tune.tolerance import Tolerance
+from hmp.tune.trial import Flow, Trial, Unit
 
 NASTY = "<script>alert(1)</script>"
 MS = 1e-3

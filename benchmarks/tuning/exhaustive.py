@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import hmp
-from hmp.tune.result import Trial
+from hmp.tune.trial import Trial
 
 from ..sides import Side
 from ..stats import paired_ratio

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 import hmp
-from hmp.tune.result import Objective, TuneResult
+from hmp.tune.result import TuneResult
+from hmp.tune.trial import Objective
 
 from .task import Task
 

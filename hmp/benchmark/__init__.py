@@ -56,7 +56,7 @@ def benchmark(
     by default if that is a terminal. Afterwards, exceptions included, torch is as it was found. Raises HmpError before anything
     has run for wrong arguments, and StepError where the step failed under every policy.
     """
-    from .run import run  # here, so that `import hmp` does not pay for it
+    from .runner import run  # here, so that `import hmp` does not pay for it
 
     return run(
         step,

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..formatting import aligned, count, duration, size
-from .result import Benchmark, Row
+from .row import Row
+
+if TYPE_CHECKING:
+    from .result import Benchmark
 
 _NOTHING = "-"
 

@@ -9,6 +9,7 @@ import importlib
 import importlib.machinery
 import importlib.util
 import io
+import json
 import os
 import runpy
 import sys
@@ -20,10 +21,12 @@ from typing import Any
 
 import hmp
 
-from . import spawned
 from .output import check_folder
 
-__all__ = ["add", "prepare", "run"]
+__all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
+
+# The environment variable that tells a spawned process what its parent was to do.
+OF_PARENT = "HMP_RUN"
 
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         _check(script, options.is_module)
         prepare(options)
-        spawned.pass_on(options)
+        pass_on(options)
     except hmp.HmpError as error:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
@@ -80,6 +83,25 @@ def run(options: argparse.Namespace) -> int:
         _show_from_script_on()
         raise  # python itself prints it, and ends as it does after it
     return 0
+
+
+def pass_on(options: argparse.Namespace) -> None:
+    """Has processes that this one spawns do what the options ask for."""
+    from multiprocessing import spawn
+
+    values = {name: getattr(options, name) for name in ("policy", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
+    for name in ("policy", "bf16", "fp32"):
+        if values[name] and os.path.exists(values[name]):
+            values[name] = os.path.abspath(values[name])  # the script may change the working directory
+    original = spawn.get_preparation_data
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        data: dict[str, Any] = original(name)
+        main = {key: data.pop(key) for key in ("init_main_from_name", "init_main_from_path") if key in data}
+        os.environ[OF_PARENT] = json.dumps({**values, **main})
+        return {**data, "init_main_from_path": str(Path(__file__).resolve().with_name("spawned.py"))}
+
+    spawn.get_preparation_data = get_preparation_data
 
 
 def _check(script: str, is_module: bool) -> None:

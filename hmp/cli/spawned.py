@@ -10,42 +10,18 @@ import argparse
 import json
 import os
 import runpy
-from pathlib import Path
 from typing import Any
-
-__all__ = ["pass_on", "run_as_parent_would"]
-
-_VARIABLE = "HMP_RUN"
-
-
-def pass_on(options: argparse.Namespace) -> None:
-    """Has processes that this one spawns do what the options ask for."""
-    from multiprocessing import spawn
-
-    values = {name: getattr(options, name) for name in ("policy", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
-    for name in ("policy", "bf16", "fp32"):
-        if values[name] and os.path.exists(values[name]):
-            values[name] = os.path.abspath(values[name])  # the script may change the working directory
-    original = spawn.get_preparation_data
-
-    def get_preparation_data(name: str) -> dict[str, Any]:
-        data: dict[str, Any] = original(name)
-        main = {key: data.pop(key) for key in ("init_main_from_name", "init_main_from_path") if key in data}
-        os.environ[_VARIABLE] = json.dumps({**values, **main})
-        return {**data, "init_main_from_path": str(Path(__file__).resolve())}
-
-    spawn.get_preparation_data = get_preparation_data
 
 
 def run_as_parent_would() -> dict[str, Any]:
     """What the parent's script defines, run under hmp as `__mp_main__`."""
-    from . import run
+    from . import run  # by its whole name: this file is run by its path
 
-    values = json.loads(os.environ[_VARIABLE])
+    values = json.loads(os.environ[run.OF_PARENT])
     name, path = values.pop("init_main_from_name", None), values.pop("init_main_from_path", None)
     options = argparse.Namespace(report=None, **values)  # the report is of the process that was started
     run.prepare(options)
-    pass_on(options)
+    run.pass_on(options)
     if name is not None and name.rpartition(".")[2] != "__main__":  # as multiprocessing has it
         return runpy.run_module(name, run_name="__mp_main__", alter_sys=True)
     if path is not None:

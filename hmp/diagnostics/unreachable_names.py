@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..dispatch import install
+from ..dispatch import placement
 from ..observing import log
 from ..patching import SKIPPED, unfrozen
 
@@ -39,7 +39,7 @@ def unreachable() -> list[Unreachable]:
     are inside other functions. Goes through every object that is alive: a few tenths of a second. What a running function has in a local
     variable, and what another library's C code holds, is not listed; nor are torch's own references.
     """
-    originals = install.originals()
+    originals = placement.originals()
     if not originals:
         return []
     with unfrozen():

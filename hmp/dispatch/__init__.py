@@ -1,6 +1,6 @@
 """A policy becomes a table of what is called in the place of each function of torch's, and that is put there."""
 
-from . import deciding, fx_interpreter, handed_out, install, switches, user_functions
+from . import deciding, fx_interpreter, handed_out, placement, switches, user_functions
 from .deciding import Listed
 from .user_functions import bf16_function, fp32_function, promote_function
 
@@ -11,7 +11,7 @@ __all__ = [
     "fp32_function",
     "fx_interpreter",
     "handed_out",
-    "install",
+    "placement",
     "promote_function",
     "switches",
     "user_functions",

@@ -8,7 +8,7 @@ from typing import Any
 import torch.fx
 
 from ..patching import patches, stand_ins
-from . import install
+from . import placement
 
 
 def follow() -> None:
@@ -24,4 +24,4 @@ def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_standing(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, target, args, kwargs: original(self, install.standing(target), args, kwargs)
+    return lambda self, target, args, kwargs: original(self, placement.standing(target), args, kwargs)

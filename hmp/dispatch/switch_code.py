@@ -189,23 +189,17 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
     if look == PLAIN:
         return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]
     condition = _condition(signature, look)
+    no_tensor = ["except AttributeError as error:", "    if error.__traceback__.tb_next is not None: raise"]
     if condition:
-        lines += [
-            "    try:",
-            *usual_calls("_op", "        ", [condition]),
-            "    except AttributeError as error:",
-            "        if error.__traceback__.tb_next is not None: raise",
-            "    except RuntimeError as error:",
-            *answered("        "),
-        ]
+        lines += ["    try:", *usual_calls("_op", "        ", [condition]), *("    " + line for line in no_tensor)]
+        lines += ["    except RuntimeError as error:", *answered("        ")]
     if condition and look.casts:
         lines += [
             "    try:",
             f"        cast = {' and '.join([*complete, *_nothing_rare(signature)]) or True}",
             "        if cast:",
             *_casts(signature, look, "            "),
-            "    except AttributeError as error:",
-            "        if error.__traceback__.tb_next is not None: raise",
+            *("    " + line for line in no_tensor),
             "        cast = False",
             "    if cast:",
             "        try:",

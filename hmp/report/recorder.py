@@ -20,7 +20,7 @@ from ..lists import CASTS, EVERY_OP, Policy, Rule, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
 from ..wrapping import CallRule, fallbacks
-from .rows import Row, grouped
+from .rows import UNLISTED, Row, grouped
 
 Op = Callable[..., Any]
 Key = tuple[Any, ...]
@@ -28,7 +28,6 @@ _RULES = {
     "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
     "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
 }  # fmt: skip
-UNLISTED = "unlisted"
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _clock = time.perf_counter
 _compiling = torch.compiler.is_compiling

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import HmpError
 from ..formatting import count, dtype_name
-from .rows import FIELDS, Row, grouped
+from .rows import FIELDS, UNLISTED, Row, grouped
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 FORMAT = 1
-UNLISTED = "unlisted"
 
 
 class Report:

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+# What the rule of an op is called that no rule decides.
+UNLISTED = "unlisted"
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced")
 # What rows may be taken together by, with the fields that then tell them apart.

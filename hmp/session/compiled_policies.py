@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from .. import fork_safe
 from ..context import Casts, state
-from ..dispatch import deciding, fx_interpreter, install, switches
+from ..dispatch import deciding, fx_interpreter, placement, switches
 from ..lists import Policy
 from ..patching import cache, patches
 from ..torch_compile import bridge
@@ -130,7 +130,7 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             state.MADE_TO_FIT = deciding.MadeToFit()
             patches.on_restore(_no_longer_made_to_fit)
             patches.on_restore(cache.forget_foreign)
-        install.install(site for decision in decisions.values() for site in decision.sites)
+        placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()
         if fresh:
             bridge.put_in_place()

@@ -14,7 +14,7 @@ import torch
 
 from ..context import PROCESS, Casts, Region, state, without_casts
 from ..diagnostics import tell_unreachable
-from ..dispatch import handed_out, install, switches, user_functions
+from ..dispatch import handed_out, placement, switches, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, Cast, Policy, as_policy, scopes
 from ..patching import alone, patches, references
@@ -129,7 +129,7 @@ def revert() -> None:
         compiled_policies.put_out_of_force()
         module_calls.unmark_all()
         _regions_entered = False
-        stood = install.standing_switches(), handed_out.counterparts()
+        stood = placement.standing_switches(), handed_out.counterparts()
         patches.restore()
         references.give_back(*stood)
 

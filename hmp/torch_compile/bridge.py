@@ -19,14 +19,14 @@ from typing import Any
 import torch
 
 from ..context import Casts, InBackward, Off, Region, regions, state, without_casts
-from ..dispatch import deciding, install, switches, user_functions
+from ..dispatch import deciding, placement, switches, user_functions
 from ..errors import HmpError
 from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
 from ..torch_hooks import autocast, late_imports, module_calls
 from ..wrapping import op_wrap
-from . import dynamo_internals, traced_call
+from . import dynamo_internals, dynamo_names, traced_call
 
 module = __name__  # where Dynamo's guards find `key`
 region_type = Region
@@ -121,7 +121,7 @@ def original(value: Any) -> Any:
 
 def all_switches() -> list[Any]:
     """What stands in the place of torch's builtins."""
-    return install.in_place()
+    return placement.in_place()
 
 
 _OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<hmp>")
@@ -155,12 +155,12 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
             found = wrapper(dynamo_internals.trace_of(tx).here, key)
-            return traced_call.call_composite(tx, dynamo_internals.constant(tx, patches.plain(key)), found, args, kwargs)
+            return traced_call.call_composite(tx, dynamo_names.constant(tx, patches.plain(key)), found, args, kwargs)
 
         return call
     if function.__code__ is _QUIET:
         inner = inspect.getclosurevars(function).nonlocals["function"]
-        return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, dynamo_internals.constant(tx, inner), args, kwargs)
+        return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, dynamo_names.constant(tx, inner), args, kwargs)
     return None
 
 
@@ -192,7 +192,7 @@ def _region(make: Callable[..., Any]) -> Callable[..., Any]:
     """disable_casts() and its like: a region, or a function decorated with it."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-        values = [dynamo_internals.value_of(a) for a in args], {name: dynamo_internals.value_of(a) for name, a in kwargs.items()}
+        values = [dynamo_names.value_of(a) for a in args], {name: dynamo_names.value_of(a) for name, a in kwargs.items()}
         if args and callable(values[0][0]):
             return dynamo_internals.variables().Region(make()).call_function(tx, args, {})
         return dynamo_internals.variables().Region(make(*values[0], **values[1]))
@@ -201,7 +201,7 @@ def _region(make: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return dynamo_internals.constant(tx, dynamo_internals.trace_of(tx).here.policy is not None)
+    return dynamo_names.constant(tx, dynamo_internals.trace_of(tx).here.policy is not None)
 
 
 def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
@@ -213,12 +213,12 @@ def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any
 
 
 def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return _under(tx, lambda here: dynamo_internals.value_of(args[0]), args[1], args[2:], kwargs)
+    return _under(tx, lambda here: dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
 
 
 def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    casts = module_calls.casts_for(dynamo_internals.value_of(args[0]), dynamo_internals.trace_of(tx).here)
-    return dynamo_internals.constant(tx, None) if casts is None else dynamo_internals.variables().Held(casts)
+    casts = module_calls.casts_for(dynamo_names.value_of(args[0]), dynamo_internals.trace_of(tx).here)
+    return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Held(casts)
 
 
 def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -226,10 +226,10 @@ def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = dynamo_internals.trace_of(tx).here.policy
-        if policy is None or autocast.is_torchs(dynamo_internals.called_from(tx)):
-            return dynamo_internals.in_graph(original).call_function(tx, args, kwargs)
-        values = [dynamo_internals.value_of(a) for a in args], {name: dynamo_internals.value_of(a) for name, a in kwargs.items()}
-        return dynamo_internals.constant(tx, autocast.answer(original, policy, *values[0], **values[1]))
+        if policy is None or autocast.is_torchs(dynamo_names.called_from(tx)):
+            return dynamo_names.in_graph(original).call_function(tx, args, kwargs)
+        values = [dynamo_names.value_of(a) for a in args], {name: dynamo_names.value_of(a) for name, a in kwargs.items()}
+        return dynamo_names.constant(tx, autocast.answer(original, policy, *values[0], **values[1]))
 
     return call
 
@@ -240,9 +240,7 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = dynamo_internals.trace_of(tx).here.policy
         found = None if policy is None else op_wrap(traced_call.op, user_functions.rule_of(decorated, policy.dtype))
-        return traced_call.call_composite(
-            tx, dynamo_internals.constant(tx, decorated.__wrapped__, source, "__wrapped__"), found, args, kwargs
-        )
+        return traced_call.call_composite(tx, dynamo_names.constant(tx, decorated.__wrapped__, source, "__wrapped__"), found, args, kwargs)
 
     return call
 
@@ -250,13 +248,13 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
 functions: dict[Any, Callable[..., Any]] = {}
 # What enters a region of hmp's where it is called in code that is compiled.
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
-install.holders.append(dynamo_internals.tables)
+placement.holders.append(dynamo_internals.tables)
 
 
 def _fill_functions() -> None:
     functions.update(
         {
-            state.traced_plainly: lambda tx, args, kwargs, source: dynamo_internals.constant(tx, False),
+            state.traced_plainly: lambda tx, args, kwargs, source: dynamo_names.constant(tx, False),
             state.casts_enabled: _casts_enabled,
             without_casts: _quiet,
             state.call_without_casts: _without_casts,
@@ -284,7 +282,7 @@ def put_in_place() -> None:
 
 
 def _reach_dynamo() -> None:
-    missing = dynamo_internals.unknown()
+    missing = dynamo_names.unknown()
     if not missing:
         _fill_functions()
         patches.on_restore(functions.clear)

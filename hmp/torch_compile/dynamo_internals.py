@@ -1,90 +1,22 @@
-"""The private parts of torch.compile that hmp touches, and nothing of hmp's own: checked before anything is touched.
+"""What hmp puts into torch.compile, and nothing of hmp's own decisions; the names are dynamo_names.
 
 Dynamo traces a program symbolically, and asks the torch function modes that are in force for every function, method and operator of
 torch that it meets. Casts enter there, as a mode that exists only while Dynamo traces: nothing is left of it in the compiled code.
-Nothing here decides about casts: that is the bridge's (compile_bridge), which is a module in this file.
+Nothing here decides about casts: that is the bridge's (bridge), which is a module in this file.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
-import inspect
-import pkgutil
 import types
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from ..patching import patches, stand_ins
-
-# What must be there, with the parameters that it must have.
-_EXPECTED = """
-convert_frame.CatchErrorsWrapper.__call__ self frame
-convert_frame.ConvertFrameReturn
-convert_frame.trace_frame code globals locals
-exc.TorchRuntimeError
-guards.GuardBuilder.EQUALS_MATCH
-guards.install_guard
-output_graph.OutputGraph.call_user_compiler self gm example_inputs
-output_graph.OutputGraph.install_global_by_id self prefix value
-source.AttrSource
-source.CallFunctionNoArgsSource
-symbolic_convert.InstructionTranslator.current_tx
-symbolic_convert.InstructionTranslatorBase._load_const self inst
-symbolic_convert.InstructionTranslatorBase.import_source self module_name
-trace_rules.get_tensor_method
-trace_rules.get_torch_obj_rule_map
-variables.base.VariableTracker.build
-variables.base.VariableTracker.realize self
-variables.builder.SourcelessBuilder._type_handlers
-variables.builder.VariableBuilder._type_dispatch
-variables.builtin.BUILTIN_TO_TENSOR_FN_MAP
-variables.builtin.BUILTIN_TO_TENSOR_RFN_MAP
-variables.builtin.populate_builtin_to_tensor_fn_map
-variables.constant.ConstantVariable.create
-variables.ctx_manager.AutocastModeVariable.enter self tx
-variables.ctx_manager.AutocastModeVariable.exit self tx
-variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
-variables.functions.UserFunctionVariable
-variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
-variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
-variables.lists.ListVariable
-variables.lists.TupleVariable
-variables.tensor.all_tensor_attrs
-variables.torch.BaseTorchVariable.__init__ self value
-variables.torch.BaseTorchVariable.create_with_source value source
-variables.torch.TorchInGraphFunctionVariable._get_handlers
-variables.torch.TorchInGraphFunctionVariable.call_function self tx args kwargs
-variables.torch.constant_fold_functions
-variables.torch.get_overridable_functions
-variables.torch_function.SymbolicTorchFunctionState.__init__ self py_stack
-variables.torch_function.SymbolicTorchFunctionState.pop_torch_function_mode self
-variables.torch_function.SymbolicTorchFunctionState.push_torch_function_mode self
-variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx fn types args kwargs
-"""
-
-
-def unknown() -> list[str]:
-    """The names that this torch does not have, or has with other parameters. torch._dynamo must have been imported."""
-    found = []
-    for line in _EXPECTED.strip().splitlines():
-        name, *parameters = line.split()
-        try:
-            value = pkgutil.resolve_name(f"torch._dynamo.{name}")
-            if parameters and list(inspect.signature(value).parameters)[: len(parameters)] != parameters:
-                raise AttributeError(name)
-        except (AttributeError, ImportError):
-            found.append(f"torch._dynamo.{name}")
-    return found
-
-
-@functools.cache
-def _dynamo(module: str) -> Any:
-    return importlib.import_module(f"torch._dynamo.{module}")
-
+from .dynamo_names import part, torch_variable
 
 # --- Dynamo's variables -----------------------------------------------------------------------------------------------------
 
@@ -92,11 +24,15 @@ def _dynamo(module: str) -> Any:
 @functools.cache
 def variables() -> types.SimpleNamespace:
     """Kinds of Dynamo's variables that are hmp's."""
-    VariableTracker = _dynamo("variables.base").VariableTracker
-    Constant = _dynamo("variables.constant").ConstantVariable
-    higher_order = _dynamo("variables.higher_order_ops").TorchHigherOrderOperatorVariable
+    function, held = _function_and_held()
+    autocast = part("variables.ctx_manager").AutocastModeVariable
+    return types.SimpleNamespace(Mode=_mode(), Function=function, Held=held, Region=_region(), Autocast=autocast)
 
-    class TorchFunctionModeVariable(_dynamo("variables.torch_function").TorchFunctionModeVariable):  # type: ignore[misc]
+
+def _mode() -> type:
+    higher_order = part("variables.higher_order_ops").TorchHigherOrderOperatorVariable
+
+    class TorchFunctionModeVariable(part("variables.torch_function").TorchFunctionModeVariable):  # type: ignore[misc]
         """The mode that hmp is while a frame is traced."""
 
         def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -109,6 +45,12 @@ def variables() -> types.SimpleNamespace:
                 finally:
                     modes.pop_torch_function_mode()
             return _bridge.called(tx, fn, list(args), dict(kwargs))
+
+    return TorchFunctionModeVariable
+
+
+def _function_and_held() -> tuple[type, type]:
+    VariableTracker = part("variables.base").VariableTracker
 
     class Function(VariableTracker):  # type: ignore[misc, valid-type]
         """A function that the bridge has its own way with: called with the translator and Dynamo's arguments."""
@@ -135,7 +77,13 @@ def variables() -> types.SimpleNamespace:
             super().__init__(**named)
             self.value = value
 
-    class Region(_dynamo("variables.ctx_manager").ContextWrappingVariable):  # type: ignore[misc]
+    return Function, Held
+
+
+def _region() -> type:
+    Constant = part("variables.constant").ConstantVariable
+
+    class Region(part("variables.ctx_manager").ContextWrappingVariable):  # type: ignore[misc]
         """A region of hmp's: moves what is in force for the trace, and leaves nothing in the graph."""
 
         def __init__(self, value: Any, **named: Any) -> None:
@@ -157,8 +105,7 @@ def variables() -> types.SimpleNamespace:
             name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.giving(self.value))
             codegen.append_output(codegen.create_load_global(name, add=True))
 
-    Autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
-    return types.SimpleNamespace(Mode=TorchFunctionModeVariable, Function=Function, Held=Held, Region=Region, Autocast=Autocast)
+    return Region
 
 
 class _Mark(TorchFunctionMode):
@@ -166,19 +113,8 @@ class _Mark(TorchFunctionMode):
 
 
 def trace_of(tx: Any) -> Any:
-    """The trace (compile_calls) that Dynamo's translator `tx` is at work on."""
+    """The trace (traced_call) that Dynamo's translator `tx` is at work on."""
     return tx.symbolic_torch_function_state.hmp
-
-
-def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> Any:
-    """A Python value as Dynamo has it; guarded on where it is an attribute of what Dynamo found at `source`."""
-    found_at = None if source is None else _dynamo("source").AttrSource(source, attribute)
-    return _dynamo("variables.base").VariableTracker.build(tx, value, found_at)
-
-
-def plain_function(value: types.FunctionType) -> Any:
-    """torch's Python function as Dynamo has a user's, the code its own."""
-    return _dynamo("variables.functions").UserFunctionVariable(patches.plain(value))
 
 
 def named_by(tx: Any, fn: Any, first: Any) -> Any:
@@ -186,68 +122,9 @@ def named_by(tx: Any, fn: Any, first: Any) -> Any:
     value = _bridge.original(getattr(fn, "value", getattr(fn, "fn", None)))
     if not tx.export:
         return value
-    builtin = _dynamo("variables.builtin")
+    builtin = part("variables.builtin")
     reflected = None if first is None or first.is_tensor() else builtin.BUILTIN_TO_TENSOR_RFN_MAP.get(value)
     return reflected or builtin.BUILTIN_TO_TENSOR_FN_MAP.get(value, value)
-
-
-@functools.cache
-def refusals() -> tuple[type[BaseException], ...]:
-    """What Dynamo raises where torch refuses a call."""
-    exc = _dynamo("exc")
-    # torch 2.15 and later: one that the program being traced may catch
-    observed = getattr(exc, "FakeTensorObservedException", None)
-    return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
-
-
-def forget_refusal(tx: Any) -> None:
-    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
-    if len(refusals()) > 1:
-        _dynamo("exc").handle_observed_exception(tx)
-
-
-def graph_of(tx: Any) -> Any:
-    """The graph that is being made."""
-    return tx.output.current_tracer.graph
-
-
-def fake_of(variable: Any) -> torch.Tensor:
-    """The fake tensor of a tensor."""
-    found: torch.Tensor = variable.as_proxy().node.meta["example_value"]
-    return found
-
-
-def items_of(variable: Any) -> tuple[type, list[Any]] | None:
-    """list or tuple, and its items; None for what is neither."""
-    lists = _dynamo("variables.lists")
-    kind = {lists.ListVariable: list, lists.TupleVariable: tuple}.get(type(variable))
-    return None if kind is None else (kind, variable.items)
-
-
-def sequence(kind: type, items: list[Any]) -> Any:
-    """A list or a tuple as Dynamo has it."""
-    lists = _dynamo("variables.lists")
-    return (lists.ListVariable if kind is list else lists.TupleVariable)(items)
-
-
-def in_graph(function: Any) -> Any:
-    """torch's function as Dynamo has it."""
-    return _in_graph()(function)
-
-
-def _in_graph() -> Any:
-    return _dynamo("variables.torch").TorchInGraphFunctionVariable
-
-
-def value_of(variable: Any) -> Any:
-    """The Python object behind a variable of Dynamo's: a constant, a function, a module or an object of the user's."""
-    variable = variable.realize()
-    return variable.value if hasattr(variable, "value") else variable.as_python_constant()
-
-
-def called_from(tx: Any) -> str:
-    """The name of the module whose code is being traced."""
-    return str(tx.f_globals.get("__name__") or "")
 
 
 _bridge: Any = None
@@ -258,20 +135,20 @@ def install(bridge: Any) -> None:
     """Puts everything of this module in place, until patches.restore()."""
     global _bridge
     _bridge = bridge
-    state = _dynamo("variables.torch_function").SymbolicTorchFunctionState
-    base = _dynamo("variables.torch").BaseTorchVariable
-    autocast = _dynamo("variables.ctx_manager").AutocastModeVariable
+    state = part("variables.torch_function").SymbolicTorchFunctionState
+    base = part("variables.torch").BaseTorchVariable
+    autocast = part("variables.ctx_manager").AutocastModeVariable
     for function, make in (
-        (_dynamo("convert_frame").CatchErrorsWrapper.__call__, _skipping_own_code),
-        (_dynamo("convert_frame").trace_frame, bridge.muted),
-        (_dynamo("output_graph").OutputGraph.call_user_compiler, _muted_result),
-        (_dynamo("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
+        (part("convert_frame").CatchErrorsWrapper.__call__, _skipping_own_code),
+        (part("convert_frame").trace_frame, bridge.muted),
+        (part("output_graph").OutputGraph.call_user_compiler, _muted_result),
+        (part("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
         (state.__init__, _with_trace),
         (base.__init__, lambda original: lambda self, value, **named: original(self, bridge.original(value), **named)),
         (base.create_with_source.__func__, _with_original),
         (autocast.enter, _autocast_entered),
         (autocast.exit, _autocast_left),
-        (_dynamo("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
+        (part("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
     ):
         patches.swap(function, make(patches.plain(function)))
     patches.on_restore(_forget)
@@ -290,7 +167,7 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     """hmp's own code, run as Python between two graphs, is no program of the user's to compile."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
-        return _dynamo("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
+        return part("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
 
     return __call__
 
@@ -319,7 +196,7 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, inst)
         handler = _bridge.handler(value)
         if handler is None:
-            return _dynamo("variables.functions").UserFunctionVariable(value)
+            return part("variables.functions").UserFunctionVariable(value)
         return variables().Function(value, handler)
 
     return _load_const
@@ -329,10 +206,10 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
         _settle_tables()
-        tx = _dynamo("symbolic_convert").InstructionTranslator.current_tx()
-        source = _dynamo("source")
+        tx = part("symbolic_convert").InstructionTranslator.current_tx()
+        source = part("source")
         key = source.CallFunctionNoArgsSource(source.AttrSource(tx.import_source(_bridge.module), "key"))
-        guards = _dynamo("guards")
+        guards = part("guards")
         guards.install_guard(key.make_guard(guards.GuardBuilder.EQUALS_MATCH))
         self.hmp = _bridge.trace(self.mode_stack, variables().Mode(_Mark()))
 
@@ -379,28 +256,28 @@ def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _settle_tables() -> None:
     """Dynamo's tables, filled at import or at first use from torch's names, hold torch's functions, and know hmp's."""
-    torch_variables, rules = _dynamo("variables.torch"), _dynamo("trace_rules")
-    _dynamo("variables.builtin").populate_builtin_to_tensor_fn_map()
+    torch_variables, rules = part("variables.torch"), part("trace_rules")
+    part("variables.builtin").populate_builtin_to_tensor_fn_map()
     known = rules.get_torch_obj_rule_map()
-    types_known = _dynamo("variables.builder").VariableBuilder._type_dispatch()
+    types_known = part("variables.builder").VariableBuilder._type_dispatch()
     if _bridge.region_type not in types_known:  # the first trace
-        builtin = _dynamo("variables.builtin")
+        builtin = part("variables.builtin")
         for table in (
             builtin.BUILTIN_TO_TENSOR_FN_MAP,
             builtin.BUILTIN_TO_TENSOR_RFN_MAP,
             torch_variables.constant_fold_functions,
             torch_variables.TorchInGraphFunctionVariable._get_handlers(),
             known,
-            _dynamo("variables.tensor").all_tensor_attrs,
+            part("variables.tensor").all_tensor_attrs,
         ):
             for key in [k for k, v in table.items() if _bridge.original(k) is not k or _bridge.original(v) is not v]:
                 value = table.pop(key)
                 table.setdefault(_bridge.original(key), _bridge.original(value))
         types_known[_bridge.region_type] = lambda self, value: variables().Region(value, source=self.source)
-        sourceless = _dynamo("variables.builder").SourcelessBuilder._type_handlers
+        sourceless = part("variables.builder").SourcelessBuilder._type_handlers
         for kind in stand_ins.KINDS:
-            types_known[kind] = lambda self, value: _in_graph().create_with_source(value, self.source)
-            sourceless[kind] = lambda tx, value: _in_graph()(value)
+            types_known[kind] = lambda self, value: torch_variable().create_with_source(value, self.source)
+            sourceless[kind] = lambda tx, value: torch_variable()(value)
     overridable = torch_variables.get_overridable_functions()
     standing = [function for function in overridable if _bridge.original(function) is not function]
     overridable.difference_update(standing)
@@ -415,16 +292,16 @@ def _settle_tables() -> None:
 
 def tables() -> list[Any]:
     """What holds switches in Dynamo, and the list of them."""
-    return [_dynamo("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
+    return [part("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
 
 
 def _forget() -> None:
     global _bridge
     if _added:  # else it may have to be filled first
-        known = _dynamo("trace_rules").get_torch_obj_rule_map()
+        known = part("trace_rules").get_torch_obj_rule_map()
         while _added:
             known.pop(_added.pop(), None)
-    builder = _dynamo("variables.builder")
+    builder = part("variables.builder")
     for kind in (_bridge.region_type, *stand_ins.KINDS):
         builder.VariableBuilder._type_dispatch().pop(kind, None)
         builder.SourcelessBuilder._type_handlers.pop(kind, None)

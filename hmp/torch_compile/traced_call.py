@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
 from ..wrapping import autocast_inside
-from . import dynamo_internals
+from . import dynamo_internals, dynamo_names
 
 Wrapper = Callable[..., Any] | None
 
@@ -104,7 +104,7 @@ class Call(TorchFunctionMode):
         except Aborted as aborted:
             raise aborted.error from None
         if self._refused:
-            dynamo_internals.forget_refusal(self.tx)
+            dynamo_names.forget_refusal(self.tx)
         return self._variable(result)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -114,16 +114,16 @@ class Call(TorchFunctionMode):
         given = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
         if func is op:
             return self._stand_in(self._traced(self._emit, *given))
-        function = dynamo_internals.constant(self.tx, func)
+        function = dynamo_names.constant(self.tx, func)
         return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *given))
 
     def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The result of a call that goes into the graph. Nothing of one that torch refuses stays there."""
-        graph = dynamo_internals.graph_of(self.tx)
+        graph = dynamo_names.graph_of(self.tx)
         last = next(iter(reversed(graph.nodes)), None)
         try:
             return emit(args, kwargs)
-        except dynamo_internals.refusals():
+        except dynamo_names.refusals():
             self._refused = True
             for node in reversed(graph.nodes):
                 if node is last:
@@ -135,10 +135,10 @@ class Call(TorchFunctionMode):
 
     def _stand_in(self, variable: Any) -> Any:
         variable = variable.realize()
-        sequence = dynamo_internals.items_of(variable)
+        sequence = dynamo_names.items_of(variable)
         found: Any
         if variable.is_tensor():
-            found = dynamo_internals.fake_of(variable)
+            found = dynamo_names.fake_of(variable)
         elif sequence is not None:
             found = sequence[0](self._stand_in(item) for item in sequence[1])
         elif variable.is_python_constant():
@@ -156,8 +156,8 @@ class Call(TorchFunctionMode):
         if known is not None:
             return known[1]
         if type(value) in (list, tuple):
-            return dynamo_internals.sequence(type(value), [self._variable(item) for item in value])
-        return dynamo_internals.constant(self.tx, value)
+            return dynamo_names.sequence(type(value), [self._variable(item) for item in value])
+        return dynamo_names.constant(self.tx, value)
 
 
 # What wrappers look at without computing: answered by the fake tensors.
@@ -182,7 +182,7 @@ def call_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: di
     """What torch's Python function becomes whose ops are decided one by one (R8)."""
     trace = dynamo_internals.trace_of(tx)
     with trace.under(trace.here):
-        return dynamo_internals.plain_function(function).call_function(tx, args, kwargs)
+        return dynamo_names.plain_function(function).call_function(tx, args, kwargs)
 
 
 def call_composite(tx: Any, function: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:

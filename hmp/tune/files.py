@@ -7,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,7 +15,10 @@ from ..errors import HmpError
 from ..formatting import count, dtype_name
 from ..lists import CASTS, DTYPE_FILE, EVERY_OP, Cast, Rule, exactness
 from .reasons import gain, percent, why_float32, why_low
-from .result import TuneResult, Unit
+from .trial import Unit
+
+if TYPE_CHECKING:
+    from .result import TuneResult
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right

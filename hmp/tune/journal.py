@@ -10,7 +10,8 @@ from typing import Any
 from ..errors import HmpError
 from ..lists import Policy
 from .files import JSON_FILE
-from .result import Flow, Trial, TuneResult, Unit, result_of, trial_of, unit_of
+from .result import TuneResult, result_of
+from .trial import Flow, Trial, Unit, trial_of, unit_of
 
 
 class Journal:

@@ -1,13 +1,10 @@
-"""The page of a search for lists: the trade-off of all trials, what each unit gains and changes, and the lists with their reasons.
-
-`tuning_page(values)` takes plain values, those of a TuneResult's `to_dict()`.
-"""
+"""The page of a search for lists: the trade-off of all trials, what each unit gains and changes, and the lists with their reasons."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..formatting import dtype_name
 from ..lists import CASTS
@@ -15,7 +12,10 @@ from ..report.page import charts, render
 from ..report.units import size, typeset_duration
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
-from .result import Trial, TuneResult, Unit, result_of
+from .trial import Trial, Unit
+
+if TYPE_CHECKING:
+    from .result import TuneResult
 
 _BARS = 24
 _ENDS = {
@@ -27,9 +27,8 @@ _ENDS = {
 _MOST = 20.0
 
 
-def tuning_page(values: Mapping[str, Any]) -> str:
-    """The page, as HTML, of the search that `values` describe (see above)."""
-    result = result_of(values)
+def tuning_page(result: TuneResult) -> str:
+    """The page, as HTML, of a search."""
     low = dtype_name(result.policy.dtype)
     ranked, listed = by_gain(result), list_by_unit(result)
     curve, left_out = _curve(result)

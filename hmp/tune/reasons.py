@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..formatting import count, dtype_name
 from ..report.units import duration, size
-from .result import Objective, Trial, TuneResult, Unit
+from .trial import Objective, Trial, Unit
+
+if TYPE_CHECKING:
+    from .result import TuneResult
 
 
 def gain(unit: Unit, objective: Objective) -> float:

@@ -21,10 +21,11 @@ from .decisions import Decisions, Key
 from .journal import Journal, key_of
 from .probe import probe
 from .progress import Progress, shown
-from .result import Flow, Objective, Stopped, Trial, TuneResult, Unit
+from .result import TuneResult
 from .solver import Model, scipy, solve
 from .task import Task
 from .tolerance import Tolerance, as_tolerance
+from .trial import Flow, Objective, Stopped, Trial, Unit
 from .trials import NOISE, Trials
 
 MOST_FLIPS = 16

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..formatting import aligned, count
 from ..lists import CASTS
 from ..report.units import duration, size
 from .files import list_by_unit, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low
-from .result import Trial, TuneResult, Unit
+from .trial import Trial, Unit
+
+if TYPE_CHECKING:
+    from .result import TuneResult
 
 _UNITS = 30
 _NOTHING = "-"

@@ -15,9 +15,9 @@ from ..lists import Policy
 from .budget import Budget, Over
 from .decisions import Key
 from .journal import Journal
-from .result import Objective, Trial
 from .task import Outcome, Task, cosine, failed
 from .tolerance import Tolerance
+from .trial import Objective, Trial
 
 FLOAT32 = "float32"
 # A step that is less than this faster is taken to be as fast.

@@ -13,8 +13,7 @@ except ImportError as error:
 
 from ...formatting import html
 from .. import units
-from ..report import UNLISTED
-from ..rows import Row
+from ..rows import UNLISTED, Row
 from . import advice, charts, model
 
 if TYPE_CHECKING:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ...dispatch import deciding
 from ...errors import HmpError
 from ...formatting import count, dtype_name
 from ...lists import EVERY_OP, Cast, Policy, policies
-from ..report import UNLISTED, Report
-from ..rows import Row
+from ..rows import UNLISTED, Row
 from ..units import share, typeset_duration
 from .model import can_be_listed, in_words, said_by_presets
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 LEAST_SHARE = 0.01  # of the time in ops and casts: what is below it is not worth a line in a list
 LEAST_UNLISTED = 0.03

@@ -6,14 +6,17 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from ...dispatch import deciding
 from ...errors import OpListError
 from ...lists import Policy, Rule, policies, spelling
 from ...ops import op_facts
-from ..report import Report
 from ..rows import Row, grouped
 from ..units import share
+
+if TYPE_CHECKING:
+    from ..report import Report
 
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all

@@ -18,7 +18,8 @@ from ..lists import Policy
 from ..patching import patches
 from ..torch_hooks import module_calls
 from .memory import SAVED, allocated, meter
-from .result import Benchmark, Row, StepError
+from .result import Benchmark, StepError
+from .row import Row
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
 from .variants import FLOAT32, variants

@@ -1,0 +1,151 @@
+"""What hmp asks of torch.compile's private parts, by the names that these have; all of them are checked before any is touched."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import types
+from typing import Any
+
+import torch
+
+from ..patching import patches
+
+# What must be there, with the parameters that it must have.
+_EXPECTED = """
+convert_frame.CatchErrorsWrapper.__call__ self frame
+convert_frame.ConvertFrameReturn
+convert_frame.trace_frame code globals locals
+exc.TorchRuntimeError
+guards.GuardBuilder.EQUALS_MATCH
+guards.install_guard
+output_graph.OutputGraph.call_user_compiler self gm example_inputs
+output_graph.OutputGraph.install_global_by_id self prefix value
+source.AttrSource
+source.CallFunctionNoArgsSource
+symbolic_convert.InstructionTranslator.current_tx
+symbolic_convert.InstructionTranslatorBase._load_const self inst
+symbolic_convert.InstructionTranslatorBase.import_source self module_name
+trace_rules.get_tensor_method
+trace_rules.get_torch_obj_rule_map
+variables.base.VariableTracker.build
+variables.base.VariableTracker.realize self
+variables.builder.SourcelessBuilder._type_handlers
+variables.builder.VariableBuilder._type_dispatch
+variables.builtin.BUILTIN_TO_TENSOR_FN_MAP
+variables.builtin.BUILTIN_TO_TENSOR_RFN_MAP
+variables.builtin.populate_builtin_to_tensor_fn_map
+variables.constant.ConstantVariable.create
+variables.ctx_manager.AutocastModeVariable.enter self tx
+variables.ctx_manager.AutocastModeVariable.exit self tx
+variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
+variables.functions.UserFunctionVariable
+variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
+variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
+variables.lists.ListVariable
+variables.lists.TupleVariable
+variables.tensor.all_tensor_attrs
+variables.torch.BaseTorchVariable.__init__ self value
+variables.torch.BaseTorchVariable.create_with_source value source
+variables.torch.TorchInGraphFunctionVariable._get_handlers
+variables.torch.TorchInGraphFunctionVariable.call_function self tx args kwargs
+variables.torch.constant_fold_functions
+variables.torch.get_overridable_functions
+variables.torch_function.SymbolicTorchFunctionState.__init__ self py_stack
+variables.torch_function.SymbolicTorchFunctionState.pop_torch_function_mode self
+variables.torch_function.SymbolicTorchFunctionState.push_torch_function_mode self
+variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx fn types args kwargs
+"""
+
+
+def unknown() -> list[str]:
+    """The names that this torch does not have, or has with other parameters. torch._dynamo must have been imported."""
+    found = []
+    for line in _EXPECTED.strip().splitlines():
+        name, *parameters = line.split()
+        try:
+            value = pkgutil.resolve_name(f"torch._dynamo.{name}")
+            if parameters and list(inspect.signature(value).parameters)[: len(parameters)] != parameters:
+                raise AttributeError(name)
+        except (AttributeError, ImportError):
+            found.append(f"torch._dynamo.{name}")
+    return found
+
+
+@functools.cache
+def part(module: str) -> Any:
+    """A module of torch._dynamo."""
+    return importlib.import_module(f"torch._dynamo.{module}")
+
+
+def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> Any:
+    """A Python value as Dynamo has it; guarded on where it is an attribute of what Dynamo found at `source`."""
+    found_at = None if source is None else part("source").AttrSource(source, attribute)
+    return part("variables.base").VariableTracker.build(tx, value, found_at)
+
+
+def plain_function(value: types.FunctionType) -> Any:
+    """torch's Python function as Dynamo has a user's, the code its own."""
+    return part("variables.functions").UserFunctionVariable(patches.plain(value))
+
+
+@functools.cache
+def refusals() -> tuple[type[BaseException], ...]:
+    """What Dynamo raises where torch refuses a call."""
+    exc = part("exc")
+    # torch 2.15 and later: one that the program being traced may catch
+    observed = getattr(exc, "FakeTensorObservedException", None)
+    return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
+
+
+def forget_refusal(tx: Any) -> None:
+    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
+    if len(refusals()) > 1:
+        part("exc").handle_observed_exception(tx)
+
+
+def graph_of(tx: Any) -> Any:
+    """The graph that is being made."""
+    return tx.output.current_tracer.graph
+
+
+def fake_of(variable: Any) -> torch.Tensor:
+    """The fake tensor of a tensor."""
+    found: torch.Tensor = variable.as_proxy().node.meta["example_value"]
+    return found
+
+
+def items_of(variable: Any) -> tuple[type, list[Any]] | None:
+    """list or tuple, and its items; None for what is neither."""
+    lists = part("variables.lists")
+    kind = {lists.ListVariable: list, lists.TupleVariable: tuple}.get(type(variable))
+    return None if kind is None else (kind, variable.items)
+
+
+def sequence(kind: type, items: list[Any]) -> Any:
+    """A list or a tuple as Dynamo has it."""
+    lists = part("variables.lists")
+    return (lists.ListVariable if kind is list else lists.TupleVariable)(items)
+
+
+def in_graph(function: Any) -> Any:
+    """torch's function as Dynamo has it."""
+    return torch_variable()(function)
+
+
+def torch_variable() -> Any:
+    """Dynamo's kind of variable for torch's functions."""
+    return part("variables.torch").TorchInGraphFunctionVariable
+
+
+def value_of(variable: Any) -> Any:
+    """The Python object behind a variable of Dynamo's: a constant, a function, a module or an object of the user's."""
+    variable = variable.realize()
+    return variable.value if hasattr(variable, "value") else variable.as_python_constant()
+
+
+def called_from(tx: Any) -> str:
+    """The name of the module whose code is being traced."""
+    return str(tx.f_globals.get("__name__") or "")
