@@ -45,7 +45,7 @@ def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_p
         tables += [torch._dynamo.variables.builtin.BUILTIN_TO_TENSOR_FN_MAP]
         for table in tables:
             for each in (*table, *table.values()):
-                assert getattr(getattr(each, "__code__", None), "co_filename", "") != "<hmp>", each
+                assert not getattr(getattr(each, "__code__", None), "co_filename", "").startswith("<hmp"), each
         """,
     )
 

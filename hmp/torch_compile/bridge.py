@@ -124,7 +124,7 @@ def all_switches() -> list[Any]:
     return placement.in_place()
 
 
-_OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<hmp>")
+_OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep, "<hmp")
 
 
 def is_own(code: types.CodeType) -> bool:
