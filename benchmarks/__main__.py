@@ -16,10 +16,11 @@ from pathlib import Path
 
 import torch
 
-from . import plots, results, scale
-from .models import MODELS, SIZES, available
-from .results import Found
-from .scale import Scale
+from .cost import scale
+from .cost.scale import Scale
+from .harness import plots, results
+from .harness.results import Found
+from .workloads.models import MODELS, SIZES, available
 
 PARTS = ("calls", "training", "inference", "memory", "gradients", "pure-bf16", "startup", "caches", "depth", "compiled", "recording")
 
@@ -47,7 +48,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--rounds", type=int, help="rounds (and seeds and processes) of every part, instead of the run's own numbers")
     made.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu", help="of the models")
     made.add_argument("--threads", type=int, help="torch.set_num_threads; torch's own number unless given")
-    made.add_argument("--write", metavar="FOLDER", type=Path, help="for the results; benchmarks/, or a temporary folder for less than all")
+    made.add_argument(
+        "--write", metavar="FOLDER", type=Path, help="for the results; benchmarks/results/, or a temporary folder for less than all"
+    )
     made.add_argument("--before", nargs=2, metavar=("NAME", "FILE"), help="a results.json of another commit's run, shown beside this one")
     return made
 
@@ -78,7 +81,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
 
 
 def is_whole(options: argparse.Namespace) -> bool:
-    """Whether the results stand for all of the benchmark, so that they may take the place of those in benchmarks/."""
+    """Whether the results stand for all of the benchmark, so that they may take the place of those in benchmarks/results/."""
     return said(options, "smallest", "only", "models", "sizes", "rounds") == ""
 
 
@@ -97,7 +100,7 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from . import caches, calls, compiled, depth, gradients, memory, pure_low, recording, startup, steps
+    from .cost import caches, calls, compiled, depth, gradients, memory, pure_low, recording, startup, steps
 
     much = chosen_scale(options)
     names, hint = available(options.models)
@@ -148,7 +151,7 @@ def main(arguments: list[str] | None = None) -> int:
     failures = [failure for part in found for failure in part.failures]
     for failure in failures:
         print(f"failed: {failure}")
-    folder = options.write or (Path(__file__).parent if is_whole(options) else Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")))
+    folder = options.write or (Path(__file__).parent / "results" if is_whole(options) else Path(tempfile.mkdtemp(prefix="hmp-benchmarks-")))
     folder.mkdir(parents=True, exist_ok=True)
     command = f"python -m benchmarks{said(options)}"
     drawn = plots.draw(found, folder)

@@ -14,8 +14,6 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-sys.path.insert(0, os.path.dirname(__file__))  # the helpers beside the tests, whatever pytest's import mode
-
 from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners
 
 # a patched call is slow the first time and fast afterwards, so a deadline for each example says nothing
@@ -45,18 +43,15 @@ def _differences(on_modules: bool = True) -> list[str]:
 
 
 _tests = itertools.count(1)
-# These convert with the search for names that were taken before, and so do tests marked slow and all other processes.
-_SEARCHING = """
-test_names_taken test_as_found test_partials test_objects_pickled test_threads_conversions test_neighbours
-test_user_functions test_r16_reversible test_r16_handles test_models_construction test_verbose
-test_foreign_patches test_end_to_end test_register test_tracers_export
-""".split()
 
 
 @pytest.fixture(autouse=True)
 def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test."""
-    if request.module.__name__ in _SEARCHING or request.node.get_closest_marker("slow") or "hmp.dispatch.placement" not in sys.modules:
+    """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test.
+
+    Tests marked searches_references convert with it, and so do tests marked slow and all other processes.
+    """
+    if any(request.node.get_closest_marker(name) for name in ("searches_references", "slow")) or "hmp.dispatch.placement" not in sys.modules:
         yield
         return
     from hmp.patching import heap, references

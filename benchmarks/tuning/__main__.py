@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from .. import results
+from ..harness import results
 from . import exhaustive, report
 from .evidence import QUICK, Extent, collect
 from .tasks import TASKS
 
-HERE = Path(__file__).parent.parent
+COMMITTED = Path(__file__).parents[1] / "results"
 ALL_SUBSETS = "subsets:"
 
 
@@ -39,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--only", action="append", choices=parts(), metavar="NAME", help=f"of {', '.join(parts())}; may be given again")
     made.add_argument("--quick", action="store_true", help="one seed, no longer training, 12 evaluations a search: proves that it works")
     made.add_argument("--out", type=Path, default=Path(".build/tuning"), help="for what is found on the way, where a stopped run goes on")
-    made.add_argument("--write", type=Path, metavar="FOLDER", help="for TUNING.md and tuning.json; benchmarks/, or --out for less than all")
+    made.add_argument(
+        "--write", type=Path, metavar="FOLDER", help="for TUNING.md and tuning.json; benchmarks/results/, or --out for less than all"
+    )
     made.add_argument("--threads", type=int, default=1, help="torch.set_num_threads (1)")
     made.add_argument("--again", action="store_true", help="forgets what --out holds")
     return made
@@ -71,7 +73,7 @@ def main(arguments: list[str] | None = None) -> int:
         page += "\n## Failed\n\n" + "".join(f"- {failure}\n" for failure in failures)
     aims = report.rows(tasks, cases)
     print(results.table(aims))
-    folder = options.write or (options.out if options.quick or options.only else HERE)
+    folder = options.write or (options.out if options.quick or options.only else COMMITTED)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "TUNING.md").write_text(page, encoding="utf-8")
     written = {"command": command, "seconds": round(seconds, 1), "machine": about, "rows": [asdict(aim) for aim in aims]}

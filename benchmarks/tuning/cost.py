@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable
 
 from hmp.benchmark.memory import Saved
 
-from ..sides import Side, rotated
-from ..timing import WALL, step_seconds, steps_for
+from ..harness.sides import Side, rotated
+from ..harness.timing import WALL, step_seconds, steps_for
 from .task import Task
 from .training import step
 

@@ -12,8 +12,8 @@ from typing import Any
 import hmp
 from hmp.tune.trial import Trial
 
-from ..sides import Side
-from ..stats import paired_ratio
+from ..harness.sides import Side
+from ..harness.stats import paired_ratio
 from . import cost
 from .evidence import Extent
 from .search import OBJECTIVES, search

@@ -8,8 +8,8 @@ from dataclasses import replace
 from statistics import median
 from typing import Any
 
-from ..results import Row, at_most, table
-from ..stats import Estimate, paired_ratio
+from ..harness.results import Row, at_most, table
+from ..harness.stats import Estimate, paired_ratio
 from .evidence import NUDGED, START, tuned_name
 from .search import OBJECTIVES
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import models, networks
+from ..workloads import models, networks
 from . import grammar
 from .task import ACCURACY, LOSS, Task, annealed
 

@@ -12,7 +12,7 @@ import torch
 
 import hmp
 
-from ..sides import Side, autocast
+from ..harness.sides import Side, autocast
 from .task import Task
 
 FLOAT32 = Side("float32")

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import models, networks
+from ..workloads import models, networks
 from .task import ACCURACY, Task, annealed
 
 Batch = tuple[Tensor, Tensor]

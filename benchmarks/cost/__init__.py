@@ -1,0 +1,1 @@
+"""What hmp costs: a module for each question."""

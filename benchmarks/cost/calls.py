@@ -1,0 +1,202 @@
+"""What is added to a single call with nothing to cast, by hmp, by hmp switched off, by torch.autocast and by the floor.
+
+Operands are 8x8, so that the call is all there is to measure, on one thread, under no_grad. The clock is the thread's own
+processor time, which other processes do not take part in. A round's figure for a side is its least disturbed stretch; what a
+side adds is the median over rounds of the difference to plain torch in the same round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import hmp
+
+from ..harness.results import Found, Row, at_most
+from ..harness.sides import LOW, converted, rotated
+from ..harness.stats import Estimate, paired_difference, ratio_of
+from ..harness.timing import no_garbage_collection, one_thread
+from . import floor
+
+POLICY = "habana"
+FLOOR_TARGET, OFF_TARGET = 1.3, 60
+SIDES = ("plain", "floor", "hmp", "hmp off", "autocast")
+STRETCH = 100
+
+Loop = Callable[[range], None]
+
+
+def loops() -> dict[str, Loop]:
+    """For each op a loop that calls it by its usual name, so that whatever stands there is what is called."""
+    torch.manual_seed(0)
+    x, w, b = torch.randn(8, 8).to(LOW), torch.randn(8, 8).to(LOW), torch.randn(8).to(LOW)
+    batch, full, weight = torch.randn(1, 8, 8).to(LOW), torch.randn(8, 8), torch.randn(8)
+
+    def linear(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, w, b)
+
+    def matmul(calls: range) -> None:
+        for _ in calls:
+            torch.matmul(x, w)
+
+    def method(calls: range) -> None:
+        for _ in calls:
+            x.matmul(w)
+
+    def operator(calls: range) -> None:
+        for _ in calls:
+            x @ w
+
+    def bmm(calls: range) -> None:
+        for _ in calls:
+            torch.bmm(batch, batch)
+
+    def addmm(calls: range) -> None:
+        for _ in calls:
+            torch.addmm(b, x, w)
+
+    def layer_norm(calls: range) -> None:
+        for _ in calls:
+            F.layer_norm(x, (8,), b, b)
+
+    def layer_norm_float32_weight(calls: range) -> None:
+        for _ in calls:
+            F.layer_norm(x, (8,), weight, weight)
+
+    def softmax(calls: range) -> None:
+        for _ in calls:
+            F.softmax(full, -1)
+
+    def add(calls: range) -> None:
+        for _ in calls:
+            torch.add(x, x)
+
+    return {
+        "linear": linear,
+        "matmul": matmul,
+        "Tensor.matmul": method,
+        "@": operator,
+        "bmm": bmm,
+        "addmm": addmm,
+        "layer_norm": layer_norm,
+        "layer_norm, float32 weight": layer_norm_float32_weight,  # as in a model whose parameters stay float32
+        "softmax": softmax,
+        "add": add,
+    }
+
+
+@contextlib.contextmanager
+def _on(side: str) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if side == "floor":
+            stack.enter_context(floor.in_place())
+        elif side == "autocast":
+            stack.enter_context(torch.autocast("cpu", dtype=LOW))
+        elif side != "plain":
+            stack.enter_context(converted(POLICY))
+            if side == "hmp off":
+                stack.enter_context(hmp.disable_casts())
+        yield
+
+
+def _nanoseconds(loop: Loop, calls: int) -> float:
+    """One call's time in the least disturbed of the stretches that `calls` calls are."""
+    stretch = range(min(STRETCH, calls))
+    loop(stretch)
+    best = float("inf")
+    for _ in range(max(1, calls // STRETCH)):
+        start = time.thread_time_ns()
+        loop(stretch)
+        best = min(best, (time.thread_time_ns() - start) / len(stretch))
+    return best
+
+
+def samples(rounds: int, calls: int) -> dict[str, dict[str, list[float]]]:
+    """Nanoseconds a call, by op and side, one for each round."""
+    ops = loops()
+    found: dict[str, dict[str, list[float]]] = {name: {side: [] for side in SIDES} for name in ops}
+    with one_thread(), torch.no_grad(), no_garbage_collection():
+        for number in range(rounds):
+            for side in rotated(list(SIDES), number):
+                with _on(side):
+                    for name, loop in ops.items():
+                        found[name][side].append(_nanoseconds(loop, calls))
+    return found
+
+
+def hits(rounds: int, calls: int) -> Estimate:
+    """Nanoseconds that a cast costs whose result is kept: `linear` with a float32 weight beside one with a weight in the low dtype."""
+    weight = torch.nn.Parameter(torch.randn(8, 8))
+    x, low = torch.randn(8, 8).to(LOW), weight.detach().to(LOW)
+
+    def kept(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, weight)
+
+    def nothing_to_cast(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, low)
+
+    found: dict[Loop, list[float]] = {kept: [], nothing_to_cast: []}
+    with one_thread(), torch.no_grad(), no_garbage_collection(), converted(POLICY):
+        for number in range(rounds):
+            for loop in rotated(list(found), number):
+                found[loop].append(_nanoseconds(loop, calls))
+    return paired_difference(found[kept], found[nothing_to_cast])
+
+
+def _places() -> list[Any]:
+    names = ("linear", "layer_norm", "softmax"), ("matmul", "bmm", "addmm", "add"), ("matmul", "__matmul__", "bmm", "addmm", "add")
+    owners = F, torch, Tensor
+    found = [vars(owner).get(name, owner) for owner, own in zip(owners, names, strict=True) for name in own]
+    return found + [place.__code__ for place in found if hasattr(place, "__code__")]
+
+
+def untouched() -> bool:
+    """Whether after convert() and revert() the same objects, with the same code, stand where the ops are called."""
+    before = _places()
+    with converted(POLICY):
+        changed = any(a is not b for a, b in zip(before, _places(), strict=True))
+    return changed and all(a is b for a, b in zip(before, _places(), strict=True))
+
+
+def run(rounds: int, calls: int) -> Found:
+    """The rows about single calls, and each op's figures."""
+    found = Found("calls")
+    found.details = [
+        f"nanoseconds, policy {POLICY}, nothing to cast, one thread, medians of {rounds} rounds; (in brackets: of the minima)",
+        f"{'call':26} {'plain':>7}   " + "".join(f"{'+' + side:>16}" for side in SIDES[1:]) + f"{'hmp / floor':>16} {'(minima)':>9}",
+    ]
+    ratios: dict[str, Estimate] = {}
+    least: dict[str, float] = {}
+    off: dict[str, Estimate] = {}
+    found.samples = samples(rounds, calls)
+    for name, sides in found.samples.items():
+        plain = sides["plain"]
+        added = {side: paired_difference(sides[side], plain) for side in SIDES[1:]}
+        ratios[name], off[name] = ratio_of(added["hmp"], added["floor"]), added["hmp off"]
+        least_floor = min(sides["floor"]) - min(plain)
+        least[name] = (min(sides["hmp"]) - min(plain)) / least_floor if least_floor > 0 else math.nan
+        cells = "".join(f"{added[side].value:+8.0f} ({min(sides[side]) - min(plain):+4.0f})" for side in SIDES[1:])
+        found.details.append(f"{name:26} {median(plain):7.0f}   {cells}   {ratios[name].text(2):>14} {least[name]:9.2f}")
+    for name, ratio in ratios.items():
+        what = f"call with nothing to cast, hmp / floor: {name}"
+        found.rows.append(at_most(what, FLOOR_TARGET, ratio, f"{ratio.text(2)} (minima {least[name]:.2f})"))
+    worst = max(off, key=lambda name: off[name].value)
+    result = f"worst {off[worst].text(0)} ns ({worst})"
+    found.rows.append(at_most("call inside disable_casts(), time added", OFF_TARGET, off[worst], result, " ns"))
+    found.rows.append(Row("a weight's copy used again, time added to linear", "-", f"{hits(rounds, calls).text(0)} ns", None))
+    same = untouched()
+    found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
+    if not same:
+        found.failures.append("after revert() other objects stand in torch's places")
+    return found

@@ -1,0 +1,1 @@
+"""How it is timed, checked, compared and written down."""

@@ -1,0 +1,202 @@
+"""hmp.benchmark(): times, memory, and the result as table, values and JSON."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+from benchmark_kit import LINEAR, ONCE, nothing
+from hmp.benchmark import memory, sampling
+from hmp.benchmark.result import Benchmark
+from hmp.benchmark.row import Row
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# -- time, by a clock that only steps move
+
+
+class Clock:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        monkeypatch.setattr(sampling, "clock", lambda: self.now)
+
+    def step(self, seconds: Callable[[], float]) -> Callable[[], None]:
+        def step() -> None:
+            self.now += seconds()
+
+        return step
+
+
+def test_medians_spreads_and_ratios_are_those_of_the_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    # seconds of a step in each sample: both policies are prepared twice, then their order alternates; the machine gets slower
+    preparing = [9.0, 9.0, 9.0, 9.0]
+    plan = iter([*preparing, 1.0, 0.5, 1.0, 2.0, 4.0, 2.0, 4.0, 8.0, 4.0, 1.0, 0.0])
+    now = []
+    step = Clock(monkeypatch).step(lambda: now[-1])
+    result = hmp.benchmark(step, ["float32", "habana"], reset=lambda: now.append(next(plan)), rounds=5, steps=2)
+    assert list(plan) == []
+    assert result["float32"].samples == (1.0, 2.0, 4.0, 8.0, 4.0)
+    assert result["habana"].samples == (0.5, 1.0, 2.0, 4.0, 1.0)
+    assert result["float32"].seconds == 4.0
+    assert result["float32"].spread == 2.0  # from the second to the fourth of five
+    assert result["habana"].seconds == 1.0
+    assert result["habana"].ratio == 0.5  # of the rounds, not of the medians
+    assert result["float32"].ratio == 1.0
+
+
+def test_fewer_than_three_rounds_have_no_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = hmp.benchmark(Clock(monkeypatch).step(lambda: 1.0), ["float32"], rounds=2, steps=1)["float32"]
+    assert (row.seconds, row.spread) == (1.0, None)
+
+
+@pytest.mark.parametrize(
+    ("one_step", "seconds", "steps", "rounds"),
+    [
+        (10.0, 30.0, 1, 3),  # at least three rounds
+        (1.0, 30.0, 1, 13),  # 4 steps of preparing, 2 in a sample: 4 + 13 * 2 = 30
+        (1.0, 9.0, 1, 3),
+        (2.0**-6, 2.0, 13, 8),  # 1 + 1 + 2 + 4 until the clock can be read, 3 watched, 14 in a sample: 11 + 8 * 14 < 128
+    ],
+)
+def test_rounds_go_on_until_the_time_is_spent(
+    one_step: float, seconds: float, steps: int, rounds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = hmp.benchmark(Clock(monkeypatch).step(lambda: one_step), ["float32"], seconds=seconds)
+    assert (result.steps, result.rounds) == (steps, rounds)
+
+
+# -- memory
+
+
+def squares(model: nn.Linear, x: torch.Tensor) -> Callable[[], None]:
+    def step() -> None:
+        hidden = model(model(x))  # keeps x, the result between, and the weight for the second one
+        (hidden * hidden.view(-1, 8)).sum().backward()  # keeps one storage under two names
+
+    return step
+
+
+def test_saved_bytes_count_a_storage_once_and_no_parameters() -> None:
+    model, x = nn.Linear(8, 8, bias=False), torch.rand(4, 8)
+    for given in ({"model": model}, {}):
+        result = hmp.benchmark(squares(model, x), ["float32", LINEAR], **ONCE, **given)
+        assert result.memory_kind == "saved for backward"
+        assert result["float32"].memory == 3 * 4 * 8 * 4
+        # x, the result between and the hidden one in bfloat16, and the weight's copy of the second call
+        assert result["only linear"].memory == 3 * 4 * 8 * 2 + 8 * 8 * 2
+    assert hmp.benchmark(nothing, ["float32"], **ONCE)["float32"].memory == 0
+
+
+def test_frozen_weights_of_the_model_are_left_out() -> None:
+    model = nn.Linear(8, 8, bias=False).requires_grad_(False)
+    x = torch.rand(4, 8, requires_grad=True)
+    assert hmp.benchmark(lambda: model(x).sum().backward(), ["float32"], model=model, **ONCE)["float32"].memory == 0
+
+
+def test_a_step_that_does_not_stand_being_watched_is_timed_all_the_same() -> None:
+    weight = torch.rand(3)
+    gradient = torch.func.grad(lambda w: (w * w).sum())
+    with torch.autograd.graph.disable_saved_tensors_hooks("not here"):
+        result = hmp.benchmark(lambda: gradient(weight), ["float32"], **ONCE)
+    assert result["float32"].memory is None
+    assert result["float32"].samples
+    assert "float32: memory could not be measured, RuntimeError: not here" in result.notes
+
+
+def test_an_accelerators_memory_is_its_allocators_peak_without_the_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+    fake = SimpleNamespace(
+        reset_peak_memory_stats=lambda device: calls.append(("reset", device)),
+        max_memory_allocated=lambda device: 1000,
+        memory_allocated=lambda device: 600,
+    )
+    monkeypatch.setattr(torch, "fake", fake, raising=False)
+    device: Any = SimpleNamespace(type="fake")
+    meter = memory.meter(device, [], copies=300)
+    assert meter.kind == "peak memory"
+    assert meter.measure(lambda: calls.append("step")) == 700
+    assert calls == [("reset", device), "step"]
+    assert memory.allocated(device) == 600
+    assert memory.allocated(torch.device("cpu")) == 0
+
+
+# -- the result
+
+
+RESULT = Benchmark(
+    rows=(
+        Row("float32", "torch without casts", 0.25, 0.025, 1.0, 3 * 2**20, 2.0, 1.25, 0.0, None, (0.25, 0.5)),
+        Row("autocast", "torch.autocast('cpu'), bfloat16", error="ValueError: no"),
+        Row("habana", "policy 'habana'", 12.5e-6, None, 0.5, 512, 2.0, math.nan, 0.0, None, (12.5e-6,)),
+    ),
+    baseline="float32", rounds=1, untimed_steps=1, steps=20, seed=0, losses_compare=True,
+    memory_kind="saved for backward", device="cpu", torch="2.13.0", threads=2, notes=("A note.",),
+)  # fmt: skip
+TABLE = """\
+hmp benchmark: cpu, torch 2.13.0, 2 threads; medians of 1 round, 20 timed steps a policy in each
+
+policy    step time  spread  vs float32  saved for backward  loss, step 1  step 21
+----------------------------------------------------------------------------------
+float32      250 ms  10.0 %        1.00             3.0 MiB             2     1.25
+autocast  ValueError: no
+habana      12.5 us       -        0.50               512 B             2      nan
+
+A note."""
+
+
+def test_table() -> None:
+    assert str(RESULT) == repr(RESULT) == TABLE
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    path = RESULT.to_json(tmp_path / "result.json")
+    values = json.loads(path.read_text())
+    assert values == RESULT.to_dict()
+    assert values["rows"][0] == {
+        "name": "float32", "description": "torch without casts", "seconds": 0.25, "spread": 0.025, "ratio": 1.0, "memory": 3 * 2**20,
+        "first_loss": 2.0, "last_loss": 1.25, "loss_change": 0.0, "error": None, "samples": [0.25, 0.5],
+    }  # fmt: skip
+    assert values["rows"][2]["last_loss"] == "nan"
+
+
+def test_rows_are_found_by_name_and_cannot_be_changed() -> None:
+    assert RESULT["habana"].ratio == 0.5
+    assert len(RESULT) == 3
+    with pytest.raises(KeyError, match="no policy 'bert' was benchmarked; there are float32, autocast, habana"):
+        RESULT["bert"]
+    with pytest.raises(AttributeError):
+        RESULT["habana"].ratio = 2.0  # type: ignore[misc]
+
+
+def test_progress_is_one_line_on_stderr_and_gone_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    hmp.benchmark(nothing, ["float32"], progress=True, **ONCE)
+    printed = capsys.readouterr()
+    assert printed.err == "\r\033[Kpreparing: float32\r\033[Kround 1: float32\r\033[K"
+    hmp.benchmark(nothing, ["float32"], **ONCE)
+    assert capsys.readouterr().err == ""
+
+
+def test_it_is_a_public_name_with_the_policies_of_the_documentation() -> None:
+    assert "benchmark" in hmp.__all__
+    assert inspect.signature(hmp.benchmark).parameters["policies"].default == ("float32", "autocast", "habana")
+    assert inspect.getdoc(hmp.benchmark)
+
+
+def test_importing_hmp_does_not_import_the_benchmark() -> None:
+    code = (
+        "import sys, hmp; print(sorted(n for n in sys.modules if n.startswith(('hmp.benchmark', 'hmp.recipe'))), callable(hmp.benchmark))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "['hmp.benchmark'] True\n", done.stderr

@@ -1,0 +1,213 @@
+"""The command line: exit status 0 done, 1 the check failed, 2 wrong use."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_help_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    assert "demo" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nonsense"],
+        ["demo", "--nonsense"],
+        ["demo", "--epochs", "0"],
+        ["demo", "--epochs", "x"],
+        ["diff", "habana"],
+        ["diff", "a", "b", "c"],
+        ["lists", "a", "b"],
+        ["benchmark"],
+        ["benchmark", "recipe.py", "--seconds", "0"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_use_is_two_and_says_what_there_is(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "usage: hmp" in printed.err
+
+
+def folder(path: Path, bf16: str, dtype: str = "bfloat16") -> str:
+    path.mkdir()
+    for name, text in (("bf16", bf16), ("fp32", "log"), ("promote", "cat"), ("dtype", dtype)):
+        (path / f"{name}.txt").write_text(text + "\n")
+    return str(path)
+
+
+def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = folder(tmp_path / "one", "mm\nconv2d"), folder(tmp_path / "other", "mm\ncat", "float16")
+    assert main(["diff", one, other]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        f"{one} -> {other}: 3 differences",
+        "  (low dtype)  bfloat16 -> float16",
+        "  cat          promote  -> bf16",
+        "  conv2d       bf16     -> unlisted",
+    ]
+
+
+def test_diff_of_one_policy_with_itself_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "torch-cpu", hmp.Policy.load("torch-cpu").name]) == 0
+    assert capsys.readouterr().out.endswith("are the same\n")
+
+
+def test_diff_of_two_releases_shows_what_changed_between_them(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "torch-cuda@2.7", "torch-cuda@2.13"]) == 1
+    assert "  rms_norm              unlisted -> fp32\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["diff", "habana", "nope"], ["diff", "nope", "habana"], ["lists", "nope"]], ids=" ".join)
+def test_a_policy_that_there_is_not_is_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"hmp {arguments[0]}: 'nope' is no policy; presets are apex-o1, autocast")
+
+
+def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading.split() == ["preset", "low", "dtype", "bf16", "fp32", "promote"]
+    assert [line.split()[0] for line in lines] == hmp.policies()
+    rows = {line.split()[0]: line.split()[1:] for line in lines}
+    assert rows["habana-o2"] == ["bfloat16", "13", "1", "0"]
+    assert rows["apex-o1"] == ["float16", "26", "53", "19"]
+    assert rows["torch-cpu"] == ["is", hmp.Policy.load("torch-cpu").name, "here"]
+
+
+def test_lists_of_a_policy_are_its_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists", folder(tmp_path / "mine", "mm\nconv2d")]) == 0
+    _, *lines = capsys.readouterr().out.splitlines()
+    assert lines == ["", "bf16:", "  conv2d", "  mm", "", "fp32:", "  log", "", "promote:", "  cat"]
+
+
+@pytest.mark.parametrize("package", ["rich", "sklearn", "numpy"])
+def test_demo_without_its_extra_names_the_command_to_install_it(
+    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    assert main(["demo"]) == 2
+    error = capsys.readouterr().err
+    assert error == f"hmp demo needs {package}, not installed here: pip install 'hmp-torch[demo]'\n"
+
+
+def test_importing_the_command_line_needs_no_extra() -> None:
+    code = "import sys; sys.modules.update(rich=None, sklearn=None, numpy=None); import hmp.cli; print(hmp.cli.main([]))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == "2\n", done.stderr
+
+
+def test_python_m_hmp_exits_with_the_status_of_main() -> None:
+    done = subprocess.run([sys.executable, "-m", "hmp", "nonsense"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "usage: hmp" in done.stderr
+
+
+RECIPE = """\
+import torch, hmp
+
+def model():
+    return torch.nn.Linear(4, 2)
+
+def batches():
+    return [torch.ones(3, 4)]
+
+def loss(model, batch):
+    return model(batch).square().mean()
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
+
+
+def benchmark(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "hmp", "benchmark", *map(str, arguments), "--seconds", "0.1"]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    mine = folder(tmp_path / "mine", "linear")
+    done = benchmark(tmp_path / "recipe.py", "--policies", f"float32,{mine}", "--steps", "3", "--json", tmp_path / "out.json")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("hmp benchmark: cpu, torch ")
+    assert lines[2].split()[:3] == ["policy", "step", "time"]
+    assert [line.split()[0] for line in lines[4:6]] == ["float32", mine]
+    values = json.loads((tmp_path / "out.json").read_text())
+    assert [row["name"] for row in values["rows"]] == ["float32", mine]
+    assert values["losses_compare"] is True
+    assert values["steps"] == 3
+    torch.manual_seed(0)
+    first = torch.nn.Linear(4, 2)(torch.ones(3, 4)).square().mean().item()
+    assert values["rows"][0]["first_loss"] == first
+
+
+def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text("import hmp\ndef step():\n    if hmp.casts_enabled(): raise ValueError('no casts')\n")
+    done = benchmark(recipe, "--policies", "float32,habana")
+    assert done.returncode == 1
+    assert "\nhabana   ValueError: no casts\n" in done.stdout
+    recipe.write_text("def step():\n    raise ValueError('never')\n")
+    done = benchmark(recipe, "--policies", "float32")
+    assert done.returncode == 1
+    assert not done.stdout
+    assert f'File "{recipe}", line 2, in step' in done.stderr
+    assert done.stderr.endswith(
+        "hmp benchmark: the step failed under every policy; under 'float32' with ValueError: never. Make it run once by itself first\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.py"], "no.py: no such file; give a Python file: a recipe defines model()"),
+        (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch); a recipe defines model()"),
+        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (3, 2); return a scalar tensor"),
+        (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
+        (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),
+        (["HERE/good.py", "--json", "HERE/no/out.json"], "HERE/no/out.json: there is no such folder; make it first"),
+        (["HERE/good.py", "--steps", "0"], "steps=0 is no count; give 1 or more"),
+        (["HERE/good.py", "--device", "gpu"], "device='gpu' is none: "),
+    ],
+)
+def test_benchmark_that_cannot_be_run_is_wrong_use(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "hmp_recipe", raising=False)
+    (tmp_path / "good.py").write_text(RECIPE)
+    (tmp_path / "none.py").write_text(RECIPE.replace("def loss", "def lost"))
+    (tmp_path / "vector.py").write_text(RECIPE.replace(".mean()", ""))
+    assert main(["benchmark", *(each.replace("HERE", str(tmp_path)) for each in arguments)]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"hmp benchmark: {message.replace('HERE', str(tmp_path))}")
+
+
+@pytest.mark.slow
+def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
+    (text,) = [part.partition("```\n")[0] for part in (ROOT / "README.md").read_text().split("```python\n") if "def batches" in part]
+    (tmp_path / "recipe.py").write_text(text)
+    done = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
+    assert done.returncode == 0, done.stderr

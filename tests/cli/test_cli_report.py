@@ -1,0 +1,113 @@
+"""`hmp run --report` and `hmp compare`: what a script and a recipe did, written to files."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import hmp
+from hmp.cli import main
+
+ROOT = str(Path(__file__).resolve().parents[2])
+SCRIPT = """\
+import sys, torch
+layer = torch.nn.Linear(4, 4)
+print(layer(torch.randn(2, 4)).dtype)
+if "fail" in sys.argv:
+    raise ValueError("as asked for")
+sys.exit(3)
+"""
+RECIPE = """\
+import torch
+def model(): return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Softmax(-1))
+def batches(): return [torch.randn(4, 8)]
+def loss(model, batch): return model(batch).pow(2).mean()
+"""
+
+
+def run(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(SCRIPT)
+    paths = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, *(launcher or ("-m",)), "hmp", "run", "--policy", "habana", *options]
+    return subprocess.run(
+        command, cwd=folder, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--report", "out.json", "script.py")
+    assert (ended.returncode, ended.stdout) == (3, "torch.bfloat16\n")
+    report = hmp.Report.load(tmp_path / "out.json")
+    (linear,) = [row for row in report.rows if row.op == "linear"]
+    assert (linear.calls, linear.compute, linear.module, Path(linear.file).name, linear.line) == (1, "bfloat16", "Linear", "script.py", 3)
+
+    failed = run(tmp_path, "--report", "out.html", "script.py", "fail")
+    assert failed.returncode == 1
+    assert "ValueError: as asked for" in failed.stderr
+    assert "hmp" not in failed.stderr.replace("hmp-", "")  # the traceback is the script's own
+    assert "linear" in (tmp_path / "out.html").read_text()
+
+    run(tmp_path, "--report", "out.txt", "script.py")
+    assert (tmp_path / "out.txt").read_text().startswith("hmp record: policy habana")
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(tmp_path: Path) -> None:
+    ended = run(tmp_path, "--report", "none/out.html", "script.py")
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert "--report none/out.html: there is no such folder; make it first" in ended.stderr
+
+
+def test_every_rank_writes_its_own(tmp_path: Path) -> None:
+    launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
+    (tmp_path / "ok.py").write_text(SCRIPT.replace("sys.exit(3)", ""))
+    ended = run(tmp_path, "--report", "out.json", "ok.py", launcher=launcher)
+    assert ended.returncode == 0, ended.stderr
+    for name in ("out.json", "out.rank1.json"):
+        hmp.Report.load(tmp_path / name)
+
+
+def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE)
+    files = tmp_path / "c.json", tmp_path / "c.html"
+    assert main(["compare", str(recipe), "--json", str(files[0]), "--html", str(files[1])]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith("policy 'habana' against float32, forward and backward of the given loss")
+    assert "to put on the FP32 list first: linear (" in shown
+    values = json.loads(files[0].read_text())
+    assert sorted(row["order"] for row in values["rows"]) == list(range(len(values["rows"])))
+    assert {row["op"] for row in values["rows"]} >= {"linear", "softmax", "pow", "mean"}
+    assert "linear" in files[1].read_text()
+    hmp.revert()
+
+
+def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(RECIPE.replace("return [torch.randn", "print('asked'); return [torch.randn"))
+    assert main(["compare", str(recipe)]) == 0
+    assert capsys.readouterr().out.count("asked") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "message"),
+    [
+        (["none.py"], 2, "no such file"),
+        (["step.py"], 2, "defines step() alone; compare needs model(), batches() and loss(model, batch)"),
+        (["ok.py", "--policy", "nope"], 2, "'nope' is no policy"),
+        (["ok.py", "--html", "none/c.html"], 2, "there is no such folder"),
+    ],
+    ids=["file", "step", "policy", "folder"],
+)
+def test_compare_of_what_cannot_be_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], status: int, message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ok.py").write_text(RECIPE)
+    (tmp_path / "step.py").write_text("def step(): pass\n")
+    assert main(["compare", *options]) == status
+    assert message in capsys.readouterr().err

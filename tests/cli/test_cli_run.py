@@ -1,0 +1,287 @@
+"""`hmp run`: the script runs as python itself would run it, under hmp."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp.cli import main
+from hmp.compat import habana
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ["-m", "hmp", "run"]
+
+
+def environment(**env: str) -> dict[str, str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
+
+
+def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, env=environment(), capture_output=True, text=True)
+
+
+# Shows what a script can see of how it is run, and ends as it is told to.
+PROBE = '''\
+"""A script."""
+import atexit, pickle, sys, threading, time
+from beside import fail
+
+class Here:
+    pass
+
+print(sys.argv, __name__, __file__, __spec__ and __spec__.name, __package__, __doc__, type(__builtins__).__name__)
+print(type(__loader__).__name__, __loader__.name, __loader__.path, sorted(globals()))
+print(sys.path[0], sys.modules["__main__"].__dict__ is globals(), pickle.loads(pickle.dumps(Here)) is Here)
+atexit.register(print, "at exit")
+threading.Thread(target=lambda: (time.sleep(0.1), print("thread", sys.modules["__main__"].Here))).start()
+how = sys.argv[-1]
+if how == "raise":
+    try:
+        1 / 0
+    except ZeroDivisionError:
+        fail()
+if how == "hook":
+    sys.excepthook = lambda kind, error, trace: print(kind, trace.tb_frame.f_code.co_name, error.__traceback__ is trace)
+    fail()
+if how == "message":
+    sys.exit("a last word")
+sys.exit(7)
+'''
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    (tmp_path / "probe.py").write_text(PROBE)
+    (tmp_path / "beside.py").write_text("def fail():\n    raise ValueError('on purpose')\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "__main__.py").write_text(PROBE.replace("from beside", "from package.beside"))
+    (tmp_path / "package" / "beside.py").write_text((tmp_path / "beside.py").read_text())
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "__main__.py").write_text(PROBE)
+    (tmp_path / "folder" / "beside.py").write_text((tmp_path / "beside.py").read_text())
+    (tmp_path / "wrong.py").write_text("def (:\n")
+    return tmp_path
+
+
+COMMANDS = [
+    ["-m", "package", "raise"],
+    ["./probe.py", "exit"],
+    ["probe.py", "hook"],
+    ["probe.py", "--", "message"],
+    ["-m", "probe", "-m", "exit"],
+    ["-m", "package.missing"],
+    ["-m", "wrong"],
+    ["folder", "raise"],
+    ["wrong.py"],
+]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [["probe.py", "--policy", "-h", "--", "raise"], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)],
+    ids=" ".join,
+)
+def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[str], scripts: Path) -> None:
+    wanted = python(*command, cwd=scripts)
+    found = python(*RUN, *command, cwd=scripts)
+    assert found.stdout == wanted.stdout
+    assert found.stderr == wanted.stderr
+    assert found.returncode == wanted.returncode != 0
+    assert "hmp" not in found.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.Signals, scripts: Path) -> None:
+    (scripts / "wait.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
+    results = []
+    for launcher in ([], RUN):
+        command = [sys.executable, *launcher, "wait.py"]
+        with subprocess.Popen(
+            command, cwd=scripts, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            # a shell that runs the tests in the background has its children ignore SIGINT
+            preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
+        ) as process:  # fmt: skip
+            assert process.stdout is not None
+            assert process.stdout.readline() == "up\n"
+            time.sleep(0.5)  # it has left print() by then
+            process.send_signal(number)
+            _, errors = process.communicate()
+        results.append((process.returncode, errors))
+    plain, ours = results
+    assert ours == plain
+    assert ours[0] == -number
+    assert ("KeyboardInterrupt" in ours[1]) is (number == signal.SIGINT)
+
+
+# The dtypes of two ops, before and after the script's own convert().
+CASTS = """\
+import torch, torch.nn.functional as F
+x = torch.ones(2, 2)
+print(F.linear(x, x).dtype, torch.exp(x).dtype, (x / x).dtype)
+if __import__("sys").argv[1:] == ["itself"]:
+    import hmp
+    hmp.convert(bf16_file_path="div.txt")
+    print(F.linear(x, x).dtype, torch.exp(x).dtype, (x / x).dtype)
+"""
+
+
+@pytest.fixture
+def casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str], str]]:
+    """Runs CASTS in this process: status, lines printed."""
+    (tmp_path / "casts.py").write_text(CASTS)
+    (tmp_path / "div.txt").write_text("div\n")
+    (tmp_path / "exp.txt").write_text("exp\nlinear\n")
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, list[str], str]:
+        code = f"import sys; from hmp.cli import main; sys.exit(main({['run', *arguments]!r}))"
+        done = python("-c", code, cwd=tmp_path)
+        return done.returncode, [line.replace("torch.", "") for line in done.stdout.splitlines()], done.stderr
+
+    return run
+
+
+def test_options_convert_and_the_scripts_own_convert_replaces_that(casts: Callable[..., tuple[int, list[str], str]]) -> None:
+    assert casts("--bf16", "exp.txt", "casts.py", "itself") == (0, ["bfloat16 bfloat16 float32", "float32 float32 bfloat16"], "")
+
+
+@pytest.mark.slow
+def test_every_option_does_what_convert_does_with_it(casts: Callable[..., tuple[int, list[str], str]]) -> None:
+    assert casts("casts.py") == (0, ["float32 float32 float32"], "")
+    assert casts("--opt-level", "O2", "casts.py")[:2] == (0, ["bfloat16 float32 float32"])
+    status, lines, log = casts("--bf16", "exp.txt", "--fp32", "div.txt", "--verbose", "casts.py")
+    assert (status, lines) == (0, ["bfloat16 bfloat16 float32"])
+    assert "policy 'custom': bf16 2, fp32 1" in log
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[], ["--policy"], ["-m"], ["--nonsense", "x.py"], ["--opt-level", "O3", "x.py"], ["--policy", "bert"], ["--device-map"]],
+    ids=" ".join,
+)
+def test_wrong_options_are_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert "usage: hmp" in printed.err
+
+
+FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no.py"], "no.py: no such file; give a Python script, or -m and a module's name"),
+        (["--", "no.py"], "no.py: no such file; give a Python script, or -m and a module's name"),
+        (["-m", "no_such"], "-m no_such: there is no such module; give the name of one that python -m runs, or a file without -m"),
+        (
+            ["--policy", "bert", "--bf16", "a", "--opt-level", "O1", "x.py"],
+            "--policy and --bf16, --opt-level exclude each other; give one of them",
+        ),
+        (["--verbose", "x.py"], "--verbose logs what a policy casts, and none is given; add one, such as --policy habana"),
+        (["--policy", "nope", "x.py"], "'nope' is no policy; presets are "),
+        (["--habana", "--bf16", "none.txt", "x.py"], "none.txt: no such file; give the path of a list file"),
+        (["--device-map", "gpu=cpu", "x.py"], f"device map 'gpu=cpu': 'gpu' is not mapped, only 'hpu' is; {FORMS}"),
+        (["--device-map", "hpu=tpu", "x.py"], f"device map 'hpu=tpu': 'tpu' is no torch device; {FORMS}"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_run_is_wrong_use_and_changes_nothing(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "x.py").write_text("print('ran')\n")
+    monkeypatch.chdir(tmp_path)
+    before = list(sys.path), list(sys.argv), sys.modules["__main__"]
+    assert main(["run", *arguments]) == 2
+    printed = capsys.readouterr()
+    assert not printed.out
+    assert printed.err.startswith(f"hmp run: {message}")
+    assert (sys.path, sys.argv, sys.modules["__main__"]) == before
+    assert not hmp.is_converted()
+    assert not hasattr(torch, "hpu")
+    habana.uninstall()
+
+
+# Each process says what it is under; the function that a spawned process runs is the script's.
+SPAWNS = """\
+import sys, torch, torch.multiprocessing as mp
+import habana_frameworks.torch.core as htcore
+import hmp
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return torch.tensor([1.0], device="hpu")
+
+def train(rank):
+    dtype = torch.nn.functional.linear(torch.ones(2, 2, device="hpu"), torch.ones(2, 2)).dtype
+    print(rank, dtype, sys.argv[1:], flush=True)
+    if rank == 1:
+        child = mp.get_context("spawn").Process(target=train, args=(2,))
+        child.start()
+        child.join()
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        assert len(list(torch.utils.data.DataLoader(Data(), num_workers=1, multiprocessing_context=method))) == 2
+    mp.start_processes(train, args=(), nprocs=2, start_method="spawn")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", [["spawns.py"], ["-m", "spawns"]], ids=" ".join)
+def test_processes_that_the_script_spawns_are_under_hmp_too(script: list[str], tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    done = python(*RUN, "--habana", "--bf16", *bf16_list(tmp_path), *script, "given", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == [f"{rank} torch.bfloat16 ['given']" for rank in range(3)]
+
+
+def bf16_list(folder: Path) -> list[str]:
+    (folder / "mine.txt").write_text("linear\n")
+    return ["mine.txt"]
+
+
+RANKS = """\
+import os, torch
+if "RANK" in os.environ:
+    torch.distributed.init_process_group("gloo")
+    ranks = torch.ones(1) * torch.distributed.get_rank()
+    torch.distributed.all_reduce(ranks)
+    assert ranks == 1
+    torch.distributed.destroy_process_group()
+dtype = torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype
+os.write(1, f"{dtype} {__name__}\\n".encode())  # whole lines, whoever else writes
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "processes"),
+    [
+        ("torch.distributed.run --standalone --nproc-per-node 2", 2),
+        # on CPUs accelerate starts several through MPI alone
+        ("accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no", 1),
+    ],
+)
+def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_path: Path) -> None:
+    pytest.importorskip(launcher.partition(".")[0])
+    (tmp_path / "ranks.py").write_text(RANKS)
+    done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["torch.bfloat16 __main__"] * processes

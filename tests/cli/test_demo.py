@@ -1,0 +1,163 @@
+"""The demo: what it observes, that its check is real, and that it passes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from hmp.cli import main
+
+pytest.importorskip("rich")
+pytest.importorskip("sklearn")
+
+from hmp.cli.demo import check
+from hmp.cli.demo.models import MODELS, DemoModel
+from hmp.cli.demo.precisions import AUTOCAST, FLOAT32
+from hmp.cli.demo.step_report import StepObserver, StepReport
+from hmp.cli.demo.training import Outcome
+
+ROOT = Path(__file__).resolve().parents[2]
+BF16, FP32 = torch.bfloat16, torch.float32
+
+
+def observe(model: nn.Module, x: torch.Tensor, around_forward=nullcontext) -> StepReport:
+    observer = StepObserver(model)
+    with observer.step():
+        with observer.forward(), around_forward():
+            loss = model(x).sum()
+        loss.backward()
+    return observer.report()
+
+
+# -- what it observes
+
+
+def test_a_float32_step_has_no_casts_and_one_dtype() -> None:
+    report = observe(nn.Sequential(nn.Linear(4, 3), nn.ReLU()), torch.rand(2, 4))
+    assert report.casts == 0
+    assert report.ops(BF16) == []
+    assert set(report.ops(FP32)) == {"t", "addmm", "relu", "sum"}
+
+
+def test_casts_are_those_of_the_forward_and_of_the_backward_pass() -> None:
+    report = observe(nn.Linear(4, 3), torch.rand(2, 4), AUTOCAST.around_forward)
+    # forward: input, weight, bias; backward: the gradients of weight and bias
+    assert report.casts == 5
+    assert report.dtypes("addmm") == {BF16}
+
+
+def test_ops_of_the_backward_pass_are_not_shown() -> None:
+    assert "mm" not in observe(nn.Linear(4, 3), torch.rand(2, 4)).ops(FP32)
+
+
+def test_compute_dtype_is_that_of_the_activation_where_weights_stand_beside_it() -> None:
+    report = observe(nn.LayerNorm(4), torch.rand(2, 4, dtype=BF16))
+    assert report.dtypes("native_layer_norm") == {BF16}
+
+
+def test_saved_bytes_count_a_storage_once_and_no_parameters() -> None:
+    class Squares(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(8, 8, bias=False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.linear(self.linear(x))  # keeps x, the result between, and the weight for the second one
+            return hidden * hidden.view(-1, 8)  # keeps one storage under two names
+
+    assert observe(Squares(), torch.rand(4, 8)).saved_bytes == 3 * 4 * 8 * 4
+
+
+# -- its check
+
+
+def report_of(*ran: tuple[str, torch.dtype]) -> StepReport:
+    return StepReport(dict.fromkeys(ran, 1), casts=0, saved_bytes=0)
+
+
+def outcome(accuracy: float, precision: str = "hmp") -> Outcome:
+    return Outcome("convnet", precision, accuracy, 0.0, report_of())
+
+
+def test_check_passes_where_every_op_ran_in_its_dtype_alone() -> None:
+    wanted = {"linear": BF16, "softmax": FP32}
+    assert check.op_failures("m", wanted, report_of(("addmm", BF16), ("_softmax", FP32), ("add", FP32))) == []
+
+
+@pytest.mark.parametrize(
+    ("ran", "where"),
+    [
+        ([("addmm", FP32)], "float32"),
+        ([("addmm", FP32), ("addmm", BF16)], "bfloat16 and float32"),
+        ([("mm", BF16)], "no dtype: it did not run"),
+    ],
+)
+def test_check_names_the_op_that_ran_elsewhere(ran: list[tuple[str, torch.dtype]], where: str) -> None:
+    assert check.op_failures("m", {"linear": BF16}, report_of(*ran)) == [
+        f"m: the policy names linear for bfloat16, but aten.addmm ran in {where}"
+    ]
+
+
+@pytest.mark.parametrize(("reached", "failures"), [(99.0, 0), (98.0, 0), (100.0, 0), (97.9, 1)])
+def test_check_allows_one_point_of_accuracy(reached: float, failures: int) -> None:
+    assert len(check.accuracy_failures(outcome(99.0, "float32"), outcome(reached))) == failures
+
+
+@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
+def test_check_covers_every_listed_op_that_a_model_calls(make: type[DemoModel]) -> None:
+    policy = hmp.Policy.load("habana")
+    wanted = check.named(policy, make.calls)
+    assert set(wanted) == make.calls, "each op that a model says it calls is on one of the lists"
+    # float32 has each of these ops; so a name without its ATen op in the table, or under a wrong one, shows here
+    batch = torch.rand(8, 1, 8, 8)
+    model = make()
+    observer = StepObserver(model)
+    with observer.step(), observer.forward(), FLOAT32.around_forward():
+        F.cross_entropy(model(batch), torch.zeros(8, dtype=torch.int64))
+    assert check.op_failures("m", dict.fromkeys(wanted, FP32), observer.report()) == []
+
+
+# -- the whole of it, one epoch long; the accuracy means nothing then
+
+
+def test_ops_run_in_the_dtypes_that_the_policy_names(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--epochs", "1"]) in (0, 1)
+    printed = capsys.readouterr().out
+    assert "the policy names" not in printed
+    assert printed.count("hmp habana ") >= len(MODELS)
+    assert not hmp.is_converted()
+
+
+def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
+    with hmp.disable_casts():
+        assert main(["demo", "--epochs", "1"]) == 1
+    printed = capsys.readouterr().out
+    assert "check failed: convnet: the policy names conv2d for bfloat16, but aten.convolution ran in float32" in printed
+    assert "check failed: transformer: the policy names matmul for bfloat16, but aten.bmm ran in float32" in printed
+    assert "check passed" not in printed
+
+
+@pytest.mark.slow
+def test_output_is_plain_when_piped() -> None:
+    done = subprocess.run([sys.executable, "-m", "hmp", "demo", "--epochs", "1"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode in (0, 1), done.stderr
+    assert "\x1b" not in done.stdout
+    assert "\r" not in done.stdout
+    assert "trained convnet in float32: 18 steps" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_demo_passes_its_own_check(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+    status = main(["demo", "--seed", str(seed)])
+    printed = capsys.readouterr().out
+    assert status == 0, printed
+    assert "check passed" in printed

@@ -1,0 +1,197 @@
+"""Scripts written for Gaudi run unmodified, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The usage example that Habana published for HMP.
+EXAMPLE = """\
+import torch
+from habana_frameworks.torch.hpex import hmp
+
+x = torch.randn(64, 1024, device=torch.device("hpu"))
+y = torch.randn(64, 512, device=torch.device("hpu"))
+hmp.convert(bf16_file_path="", fp32_file_path="", isVerbose=False)
+model = torch.nn.Linear(1024, 512).to(torch.device("hpu"))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+for t in range(500):
+    y_pred = model(x)
+    loss = torch.nn.functional.mse_loss(y_pred, y)
+    optimizer.zero_grad()
+    loss.backward()
+    with hmp.disable_casts():
+        optimizer.step()
+"""
+# Runs the example as it is, and looks at what arrives at torch's kernels.
+WATCH = """\
+import runpy, sys, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+products, losses = [], []
+
+class Seen(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.addmm.default:
+            products.append(tuple(each.dtype for each in args))
+        if func is torch.ops.aten.mse_loss.default:
+            losses.append(result.item())
+        return result
+
+with Seen():
+    found = runpy.run_path(sys.argv[1], run_name="__main__")
+assert set(products) == {(torch.bfloat16,) * 3}, set(products)
+assert len(products) == len(losses) == 500
+assert losses[-1] < losses[0], losses[:: 100]
+assert {each.dtype for each in found["model"].parameters()} == {torch.float32}
+print("bfloat16, and the loss fell")
+"""
+
+
+def run(arguments: list[str | Path], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, *map(str, arguments)]
+    return subprocess.run(
+        command, cwd=cwd, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True
+    )
+
+
+def test_the_published_example_runs_verbatim_with_linear_in_bfloat16_and_a_falling_loss(tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(EXAMPLE)
+    (tmp_path / "watch.py").write_text(WATCH)
+    done = run(["-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "watch.py", "example.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "bfloat16, and the loss fell\n"), done.stderr
+
+
+# Trains as scripts for Gaudi do: the usual imports, autocast, fused optimizer and clipping, lazy mode, memory, hccl.
+TRAIN = """\
+import os
+import torch
+import habana_frameworks.torch as ht
+import habana_frameworks.torch.core as htcore
+import habana_frameworks.torch.distributed.hccl
+from habana_frameworks.torch.hpex.normalization import FusedClipNorm
+from habana_frameworks.torch.hpex.optimizers import FusedAdamW
+from habana_frameworks.torch.utils.library_loader import load_habana_module
+
+load_habana_module()
+assert ht.hpu.is_available() and ht.hpu.device_count() > 0
+torch.manual_seed(0)
+torch.distributed.init_process_group(backend="hccl", device_id=torch.device("hpu:0"))
+assert torch.distributed.get_backend() == "hccl"
+rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+device = torch.device("hpu")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 4).to(device))
+optimizer, clip = FusedAdamW(model.parameters(), lr=0.05), FusedClipNorm(model.parameters(), 1.0)
+x, target, losses = torch.randn(16, 8).to(device, non_blocking=True) + rank, torch.zeros(16, 4, device="hpu"), []
+for step in range(20):
+    optimizer.zero_grad(set_to_none=True)
+    with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
+        output = model(x)
+        assert output.dtype is torch.bfloat16
+        loss = torch.nn.functional.mse_loss(output.float(), target)
+    loss.backward()
+    htcore.mark_step()
+    assert clip.clip_norm(model.parameters()) > 0
+    optimizer.step()
+    htcore.mark_step()
+    losses.append(loss.item())
+torch.hpu.synchronize()
+assert losses[-1] < losses[0], losses
+weight = model.module.weight.detach().clone()
+torch.distributed.all_reduce(weight)
+assert torch.allclose(weight, size * model.module.weight)
+everybody = [None] * size
+torch.distributed.all_gather_object(everybody, rank)
+torch.distributed.barrier()
+assert everybody == list(range(size))
+assert torch.hpu.memory_stats()["InUse"] > 0
+torch.distributed.destroy_process_group()
+os.write(1, f"rank {rank} of {size} done\\n".encode())  # a whole line, whoever else writes
+os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (see leave() of ddp_run.py)
+"""
+LAZY = "mark_step() does nothing without Habana's software: ops run when they are called, and no graph waits to be started. Said once\n"
+
+
+def test_a_training_script_with_hccl_runs(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}
+    done = run(["-m", "hmp", "run", "--habana", "train.py"], tmp_path, **one)
+    assert (done.returncode, done.stdout) == (0, "rank 0 of 1 done\n"), done.stderr
+    assert done.stderr.count(LAZY) == 1
+
+
+@pytest.mark.slow
+def test_a_training_script_with_hccl_runs_in_two_processes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAIN)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = run([*launcher, "-m", "hmp", "run", "--habana", "train.py"], tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 done", "rank 1 of 2 done"]
+    assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"
+
+
+COMPILED = """\
+import torch
+import hmp.compat.habana as habana
+
+def compiled(x):
+    return x.to("hpu") * 2 + torch.tensor([1.0], device="hpu")
+
+with habana.install("cpu"):
+    x = torch.ones(3)
+    assert torch.equal(torch.compile(compiled, backend="eager", fullgraph=True)(x), x * 2 + 1)
+    assert torch.jit.script(torch.nn.Linear(3, 2)).to("hpu")(x.to("hpu")).shape == (2,)
+print("done")
+"""
+
+
+@pytest.mark.slow
+def test_torch_compile_and_torch_jit_see_through_the_mapped_calls(tmp_path: Path) -> None:
+    (tmp_path / "compiled.py").write_text(COMPILED)  # in another process: it changes torch for good
+    done = run(["compiled.py"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+SCRIPTED = """\
+import torch
+from hmp.compat import habana
+
+def fresh():
+    def added(x: torch.Tensor) -> torch.Tensor:
+        return x + torch.tensor([1.0, 2.0]) + torch.as_tensor(1.0)
+    return added
+
+def check(function):
+    assert torch.equal(torch.jit.script(function)(torch.ones(2)), torch.tensor([3.0, 4.0]))
+
+from torch.jit import _builtins
+before = dict(_builtins._get_builtin_table())
+shim = habana.install("cpu")
+check(fresh())
+import torch.distributed.optim
+import hmp
+with hmp.convert():
+    check(fresh())
+shim.uninstall()
+after = _builtins._get_builtin_table()
+assert before.items() <= after.items()
+assert [key for key, op in after.items() if op == "aten::tensor"] == [id(torch.tensor)]
+check(fresh())
+print("scripted")
+"""
+
+
+def test_scripted_code_makes_tensors_and_torchs_own_is_imported(tmp_path: Path) -> None:
+    file = tmp_path / "scripted.py"
+    file.write_text(SCRIPTED)
+    result = run([file], tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert "scripted" in result.stdout

@@ -1,0 +1,84 @@
+"""Two gloo processes train as one: Lightning's ddp, Fabric, accelerate and torch's own DistributedDataParallel, on the CPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+pytest.importorskip("lightning")
+
+import hmp
+from ddp_run import EPOCHS, Net, dataset, sgd
+
+HERE = Path(__file__).parent
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+def run(way: str, folder: Path, *launcher: str) -> list[dict]:
+    """What the two processes wrote."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
+    env |= {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder)]
+    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert sorted(path.name for path in folder.glob("*.pt")) == ["0.pt", "1.pt"]
+    found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
+    assert found[0]["process"] != found[1]["process"]
+    return found
+
+
+def alone(policy: str | None) -> tuple[Net, list[float]]:
+    """One process with the batches of both: every rank takes every second sample, four at a time."""
+    network, losses = Net(), []
+    optimizer = sgd(network)
+    x, y = dataset().tensors
+    for _ in range(EPOCHS):
+        for start in range(0, 32, 8):
+            with hmp.casts(policy) if policy else hmp.disable_casts():
+                loss = F.mse_loss(network(x[start : start + 8]), y[start : start + 8])
+            losses.append(loss.item())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return network, losses
+
+
+def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
+    """How far apart two states are, as a share of how far training moved the weights."""
+    start = Net().state_dict()
+    moved = sum((other[name] - start[name]).square().sum() for name in start).sqrt()
+    return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("way", "launcher"),
+    [
+        ("ddp", ()), ("ddp_spawn", ()), ("ddp", TORCHRUN), ("fabric", TORCHRUN), ("accelerate", TORCHRUN), ("torch", TORCHRUN),
+    ],
+    ids=["ddp", "ddp_spawn", "ddp under torchrun", "fabric under torchrun", "accelerate under torchrun", "torch under torchrun"],
+)  # fmt: skip
+def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_path: Path):
+    one, other = run(way, tmp_path, *launcher)
+    # every process converts: linear and tanh in bfloat16, softmax in float32
+    assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
+    assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
+    assert {tensor.dtype for tensor in one["weights"].values()} == {torch.float32}
+    network, losses = alone("habana")
+    assert one["losses"] != other["losses"], "each has samples of its own"
+    together = [sum(pair) / 2 for pair in zip(one["losses"], other["losses"], strict=True)]
+    assert together == pytest.approx(losses, rel=2**-8)
+    assert distance(one["weights"], network.state_dict()) < 2**-8
+
+
+def test_the_distance_sees_a_lost_step_and_lost_casts():
+    habana, exact = alone("habana")[0].state_dict(), alone(None)[0].state_dict()
+    assert distance(habana, habana) == 0 < distance(habana, exact)
+    assert distance(Net().state_dict(), habana) == 1

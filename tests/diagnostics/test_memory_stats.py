@@ -1,0 +1,159 @@
+"""hmp.memory_stats(): Habana's ten statistics, None where a device does not say.
+
+No CUDA device and no HPU has been asked: their mappings are fed with what torch and Habana document.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+
+TEN = [
+    "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
+    "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs",
+]  # fmt: skip
+HAS_PROC = Path("/proc/self/status").is_file()
+
+# 40 MiB in two live tensors of three that were made, as torch.cuda.memory_stats() has it; keys as in its documentation
+CUDA = {
+    "allocated_bytes.all.current": 41_943_040,
+    "allocated_bytes.all.peak": 62_914_560,
+    "allocated_bytes.all.allocated": 62_914_560,
+    "allocated_bytes.all.freed": 20_971_520,
+    "allocation.all.current": 2,
+    "allocation.all.peak": 3,
+    "allocation.all.allocated": 3,
+    "allocation.all.freed": 1,
+    "active.all.current": 2,
+    "active.all.peak": 3,
+    "active.all.allocated": 4,
+    "active.all.freed": 2,
+    "segment.all.current": 5,
+    "segment.all.peak": 6,
+    "segment.all.allocated": 7,
+    "segment.all.freed": 2,
+    "num_alloc_retries": 0,
+    "num_ooms": 0,
+}
+
+
+def test_the_cpu_says_three_and_none_for_the_rest():
+    stats = hmp.memory_stats("cpu")
+    assert list(stats) == TEN
+    assert all(stats[name] is None for name in TEN[3:])
+    assert stats == hmp.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
+
+
+@pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
+def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
+    code = """
+import hmp, torch
+before = hmp.memory_stats("cpu")
+block = torch.ones(64 << 20, dtype=torch.uint8)
+during = hmp.memory_stats("cpu")
+del block
+after = hmp.memory_stats("cpu")
+for stats in (before, during, after):
+    print(stats["Limit"], stats["InUse"], stats["MaxInUse"])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
+    before, during, after = ([int(number) for number in line.split()] for line in done.stdout.splitlines())
+    mib = 1 << 20
+    assert 63 * mib < during[1] - before[1] < 80 * mib
+    assert 63 * mib < during[1] - after[1] < 80 * mib
+    assert all(peak >= size for _, size, peak in (before, during, after))
+    assert abs(after[2] - during[1]) < 8 * mib, "the kernel keeps the peak to some pages"
+    assert before[0] == during[0] == after[0] == int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+
+
+def test_without_proc_the_process_says_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys.modules["hmp.diagnostics.memory_statistics"], "_STATUS", tmp_path / "nowhere")
+    stats = hmp.memory_stats("cpu")
+    assert stats["InUse"] is None
+    assert (stats["MaxInUse"] is None) == (sys.platform != "darwin")
+
+
+def cuda(monkeypatch: pytest.MonkeyPatch, stats: dict[str, Any]) -> dict[str, int | None]:
+    asked = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda device: asked.append(device) or stats)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: types.SimpleNamespace(total_memory=85_899_345_920))
+    found = hmp.memory_stats("cuda:1")
+    assert asked == [torch.device("cuda:1")]
+    return found
+
+
+def test_cudas_statistics_have_habanas_names(monkeypatch: pytest.MonkeyPatch):
+    assert cuda(monkeypatch, CUDA) == {
+        "Limit": 85_899_345_920,
+        "InUse": 41_943_040,
+        "MaxInUse": 62_914_560,
+        "NumAllocs": 3,
+        "NumFrees": 1,
+        "ActiveAllocs": 2,
+        "MaxAllocSize": None,
+        "TotalSystemAllocs": 7,
+        "TotalSystemFrees": 2,
+        "TotalActiveAllocs": 5,
+    }
+
+
+def test_an_allocator_that_says_nothing_gives_none_and_not_zero(monkeypatch: pytest.MonkeyPatch):
+    stats = cuda(monkeypatch, {})
+    assert stats.pop("Limit") == 85_899_345_920
+    assert set(stats.values()) == {None}
+
+
+def test_the_keys_are_those_that_torchs_own_summary_reads(monkeypatch: pytest.MonkeyPatch):
+    read = set()
+
+    class Asked(dict[str, int]):
+        def __missing__(self, key: str) -> int:
+            read.add(key)
+            return 0
+
+    monkeypatch.setattr(torch.cuda.memory, "memory_stats", lambda device=None: Asked(num_ooms=0, num_alloc_retries=0))
+    torch.cuda.memory_summary(0)
+    assert set(sys.modules["hmp.diagnostics.memory_statistics"]._CUDA.values()) <= read
+    assert CUDA.keys() <= read | {"num_ooms", "num_alloc_retries"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_cuda_device_that_is_not_there_is_an_error():
+    with pytest.raises(hmp.HmpError) as error:
+        hmp.memory_stats("cuda")
+    assert str(error.value) == "memory_stats('cuda'): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA"
+
+
+def test_hpus_statistics_are_habanas_own(monkeypatch: pytest.MonkeyPatch):
+    said = {name: index for index, name in enumerate(TEN)}
+    monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: {**said, "Another": 1}), raising=False)
+    assert hmp.memory_stats("hpu") == said, "0 stays 0"
+
+
+@pytest.mark.skipif(hasattr(torch, "hpu"), reason="there is a torch.hpu")
+def test_an_hpu_that_is_not_there_is_an_error():
+    with pytest.raises(hmp.HmpError) as error:
+        hmp.memory_stats("hpu:0")
+    assert str(error.value) == (
+        "memory_stats('hpu:0'): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
+    )
+
+
+def test_a_device_that_keeps_no_statistics_says_ten_times_none():
+    assert hmp.memory_stats("meta") == dict.fromkeys(TEN)
+
+
+def test_gigabytes_are_optimums(monkeypatch: pytest.MonkeyPatch):
+    said = {"InUse": 5 * 2**29, "MaxInUse": 3 * 2**30 + 2**20, "Limit": None}
+    monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: said), raising=False)
+    found = hmp.memory_stats("hpu", gigabytes=True)
+    assert found == {"memory_allocated": 2.5, "max_memory_allocated": 3.0, "total_memory_available": None}

@@ -1,0 +1,193 @@
+"""User functions as ops: the decorators, hmp.register, and dotted names in list files."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+
+import pytest
+import torch
+
+import hmp
+from trap_kit import policy, same
+
+pytestmark = pytest.mark.searches_references
+
+LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
+
+
+@hmp.bf16_function
+def fused_low(q, k, *, mask=None, parts=()):
+    """Docs of it."""
+    inside = torch.softmax(q, -1).dtype
+    return q.dtype, k.dtype, None if mask is None else mask.dtype, [part.dtype for part in parts], inside
+
+
+@hmp.fp32_function
+def fused_wide(q, k):
+    return q.dtype, k.dtype, torch.relu(q).dtype
+
+
+@hmp.promote_function
+def fused_widest(q, *rest):
+    return [q.dtype, *(each.dtype for each in rest)]
+
+
+def ones(dtype, *shape):
+    return torch.ones(shape or (2,), dtype=dtype)
+
+
+def test_register_decorators_cast_where_a_policy_is_in_force():
+    arguments = {"mask": ones(torch.bool), "parts": (ones(WIDE), ones(HALF), ones(torch.float64).long())}
+    with hmp.casts("habana"):
+        low = fused_low(ones(WIDE), ones(HALF), **arguments)
+        assert low == (LOW, LOW, torch.bool, [LOW, LOW, torch.int64], LOW)
+        assert fused_wide(ones(LOW), ones(torch.int64)) == (WIDE, torch.int64, WIDE)
+        assert fused_widest(ones(LOW), ones(WIDE), ones(torch.int64)) == [WIDE, WIDE, torch.int64]
+        assert fused_widest(ones(LOW), ones(HALF)) == [WIDE, WIDE]
+
+
+def test_register_decorators_do_nothing_elsewhere():
+    assert fused_low(ones(WIDE), ones(HALF)) == (WIDE, HALF, None, [], WIDE)
+    with hmp.casts("habana"), hmp.disable_casts():
+        assert fused_low(ones(WIDE), ones(HALF)) == (WIDE, HALF, None, [], WIDE)
+        assert fused_widest(ones(LOW), ones(WIDE)) == [LOW, WIDE]
+
+
+def test_register_float64_is_left_alone():
+    with hmp.casts("habana"):
+        assert fused_low(ones(torch.float64), ones(WIDE))[:2] == (torch.float64, WIDE)
+
+
+def test_register_the_low_dtype_is_the_policys():
+    with hmp.casts(policy(bf16=["relu"], dtype=HALF)):
+        assert fused_low(ones(WIDE), ones(WIDE))[:2] == (HALF, HALF)
+
+
+def test_register_r8_a_users_op_is_one_decision():
+    with hmp.casts("habana"):
+        assert fused_low(ones(WIDE), ones(WIDE))[4] == LOW  # softmax inside is not decided again
+        assert fused_wide(ones(LOW), ones(LOW))[2] == WIDE  # nor relu
+
+
+def test_register_decorated_functions_look_like_themselves():
+    assert (fused_low.__name__, fused_low.__doc__) == ("fused_low", "Docs of it.")
+    assert list(inspect.signature(fused_low).parameters) == ["q", "k", "mask", "parts"]
+
+
+def test_register_gradients_arrive_in_the_inputs_dtype():
+    @hmp.bf16_function
+    def product(a, b):
+        return torch.outer(a, b)
+
+    a, b = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    with hmp.casts("habana"):
+        y = product(a, b)
+        y.float().sum().backward()
+    low_a, low_b = a.detach().to(LOW).requires_grad_(), b.detach().to(LOW).requires_grad_()
+    torch.outer(low_a, low_b).float().sum().backward()
+    assert y.dtype == LOW
+    same(a.grad, low_a.grad.float())
+    same(b.grad, low_b.grad.float())
+
+
+@pytest.fixture
+def library(monkeypatch):
+    """A user's package with an op, importable as `users_ops.fused.attention`."""
+    package, module = types.ModuleType("users_ops"), types.ModuleType("users_ops.fused")
+    package.__path__ = []
+
+    class Kernels:
+        @staticmethod
+        def static(q):
+            return q.dtype
+
+        def method(self, q):
+            return q.dtype
+
+        @classmethod
+        def of_class(cls, q):
+            return q.dtype
+
+    def attention(q, k):
+        return q.dtype, k.dtype
+
+    def other(q):
+        return q.dtype
+
+    module.attention, module.other, module.Kernels, package.fused = attention, other, Kernels, module
+    monkeypatch.setitem(sys.modules, "users_ops", package)
+    monkeypatch.setitem(sys.modules, "users_ops.fused", module)
+    return module
+
+
+@pytest.mark.parametrize(("cast", "dtypes"), [("bf16", (LOW, LOW)), ("fp32", (WIDE, WIDE)), ("promote", (WIDE, WIDE))])
+def test_register_by_owner_and_name(library, cast, dtypes):
+    original = library.attention
+    hmp.register(library, "attention", cast)
+    with hmp.casts("habana"):
+        assert library.attention(ones(LOW), ones(WIDE)) == dtypes
+        with hmp.disable_casts():
+            assert library.attention(ones(LOW), ones(WIDE)) == (LOW, WIDE)
+    assert library.attention(ones(LOW), ones(WIDE)) == (LOW, WIDE)
+    hmp.revert()
+    assert library.attention is original
+    assert library.attention(ones(LOW), ones(WIDE)) == (LOW, WIDE)
+
+
+def test_register_before_and_after_convert(library):
+    hmp.convert()
+    hmp.register(library, "attention", "bf16")
+    assert library.attention(ones(WIDE), ones(WIDE)) == (LOW, LOW)
+    with hmp.casts(policy(bf16=["relu"], dtype=HALF)):
+        assert library.attention(ones(WIDE), ones(WIDE)) == (HALF, HALF)
+    hmp.convert(policy="bert")
+    assert library.attention(ones(WIDE), ones(WIDE)) == (LOW, LOW)
+
+
+def test_register_methods_of_a_class(library):
+    for name in ("static", "method", "of_class"):
+        hmp.register(library.Kernels, name, "bf16")
+    kept = dict(vars(library.Kernels))
+    with hmp.casts("habana"):
+        assert {library.Kernels.static(ones(WIDE)), library.Kernels().method(ones(WIDE)), library.Kernels.of_class(ones(WIDE))} == {LOW}
+    hmp.revert()
+    assert {library.Kernels.static(ones(WIDE)), library.Kernels().method(ones(WIDE)), library.Kernels.of_class(ones(WIDE))} == {WIDE}
+    assert dict(vars(library.Kernels)) == kept
+
+
+@pytest.mark.parametrize("arguments", [("no_such_name", "bf16"), ("attention", "int8")])
+def test_register_refuses_what_it_cannot_do(library, arguments):
+    with pytest.raises(hmp.HmpError):
+        hmp.register(library, *arguments)
+    with hmp.casts("habana"):
+        assert library.attention(ones(WIDE), ones(WIDE)) == (WIDE, WIDE)
+
+
+def test_register_dotted_names_in_a_list(library, tmp_path):
+    bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
+    bf16.write_text("relu\nusers_ops.fused.attention  # ours\n")
+    fp32.write_text("users_ops.fused.Kernels.static\n")
+    original = library.attention
+    with hmp.convert(bf16_file_path=str(bf16), fp32_file_path=str(fp32)):
+        assert library.attention(ones(WIDE), ones(HALF)) == (LOW, LOW)
+        assert library.Kernels.static(ones(LOW)) == WIDE
+        assert library.other(ones(WIDE)) == WIDE
+    hmp.revert()
+    assert library.attention is original and library.attention(ones(WIDE), ones(HALF)) == (WIDE, HALF)
+
+
+def test_register_dotted_names_in_a_policy(library):
+    with hmp.casts(policy(bf16=["users_ops.fused.attention"])):
+        assert library.attention(ones(WIDE), ones(HALF)) == (LOW, LOW)
+    assert library.attention(ones(WIDE), ones(HALF)) == (WIDE, HALF)
+
+
+def test_register_an_unknown_dotted_name_is_an_error_with_file_and_line(library, tmp_path):
+    path = tmp_path / "bf16.txt"
+    path.write_text("relu\nusers_ops.fused.attentoin\n")
+    with pytest.raises(hmp.OpListError) as caught:
+        hmp.convert(bf16_file_path=str(path))
+    assert caught.value.line == 2 and str(caught.value.path) == str(path)
+    assert "attentoin" in str(caught.value)

@@ -1,0 +1,168 @@
+"""Functions of the user's own, in every form that they come in: one op, one decision, and nothing of theirs is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import sys
+import types
+
+import pytest
+import torch
+
+import hmp
+
+pytestmark = pytest.mark.searches_references
+
+ONE = torch.ones(1)
+LOW = torch.bfloat16
+
+
+class Ops:
+    @classmethod
+    def of_class(cls, x):
+        return cls.__name__, x.dtype
+
+    @staticmethod
+    def static(x):
+        return x.dtype
+
+    def method(self, x):
+        return type(self).__name__, x.dtype
+
+    in_c = torch.sin
+
+    @hmp.bf16_function
+    @staticmethod
+    def decorated_static(x):
+        return x.dtype
+
+
+class MoreOps(Ops):
+    pass
+
+
+def test_registered_methods_keep_their_class_and_their_self() -> None:
+    for name in ("of_class", "static", "method", "in_c"):
+        hmp.register(Ops, name, "bf16")
+    with hmp.casts("habana"):
+        assert MoreOps.of_class(ONE) == ("MoreOps", LOW)
+        assert Ops().of_class(ONE) == ("Ops", LOW)
+        assert Ops.static(ONE) is Ops().static(ONE) is LOW
+        assert MoreOps().method(ONE) == ("MoreOps", LOW)
+        assert Ops.in_c(ONE).dtype is Ops().in_c(ONE).dtype is LOW
+        assert Ops.decorated_static(ONE) is Ops().decorated_static(ONE) is LOW
+    hmp.revert()
+    assert Ops.__dict__["in_c"] is torch.sin
+    assert MoreOps.of_class(ONE) == ("MoreOps", torch.float32)
+
+
+def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:
+    def fill(x, out):
+        assert x.dtype is LOW
+        return out.copy_(x)
+
+    def maybe(x, inplace=False):
+        return x.add_(1) if inplace else x + 1
+
+    module = types.ModuleType("hmp_test_ops")
+    module.fill, module.maybe = fill, maybe
+    monkeypatch.setitem(sys.modules, "hmp_test_ops", module)
+    with hmp.casts(hmp.Policy(bf16={"hmp_test_ops.fill", "hmp_test_ops.maybe"})):
+        for call in (lambda out: fill(ONE, out=out), lambda out: fill(ONE, out)):
+            out = torch.zeros(1)
+            assert call(out) is out
+            assert out.item() == 1
+        x = torch.zeros(1)
+        assert maybe(x, inplace=True) is x
+        assert x.item() == 1
+        assert maybe(x).dtype is LOW
+
+
+def test_coroutines_and_generators_are_one_op_until_they_end() -> None:
+    @hmp.fp32_function
+    async def wait(x):
+        await asyncio.sleep(0)
+        return (x @ x).dtype, hmp.casts_enabled()
+
+    @hmp.fp32_function
+    def steps(x):
+        for _ in range(2):
+            yield (x @ x).dtype
+
+    square = torch.ones(2, 2).bfloat16()
+    with hmp.casts("habana"):
+        assert asyncio.run(wait(square)) == (torch.float32, False)
+        seen = []
+        for dtype in steps(square):
+            seen += [dtype, hmp.casts_enabled()]
+        assert seen == [torch.float32, True] * 2
+
+
+def test_a_list_of_the_users_own_class_stays_one() -> None:
+    class Pair(list):
+        def __init__(self, a, b):
+            super().__init__([a, b])
+
+    @hmp.bf16_function
+    def kinds(x):
+        return type(x), [t.dtype for t in x]
+
+    with hmp.casts("habana"):
+        given = Pair(ONE, ONE)
+        assert kinds(given) == (Pair, [LOW, LOW])
+    assert given[0] is ONE
+
+
+@pytest.mark.parametrize("name", ["torch.nn.ReLU", "torch.save", "fractions.Fraction"])
+def test_classes_and_torchs_other_functions_are_no_ops(name: str) -> None:
+    with pytest.raises(hmp.OpListError, match="no"):
+        hmp.Policy(bf16={name})
+
+
+def test_torchs_own_functions_belong_on_lists() -> None:
+    with pytest.raises(hmp.HmpError, match="put 'mul' on a list"):
+        hmp.register(torch, "mul", "fp32")
+
+
+def test_out_is_kept_only_where_it_is_optional_and_positions_are_the_callers() -> None:
+    @hmp.fp32_function
+    def loss(out, target):  # a model's output, not a place to write to
+        return out.dtype, target.dtype
+
+    def with_context(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return function("context", *args)
+
+        return wrapper
+
+    @hmp.bf16_function
+    @with_context
+    def dtypes(context, x, out, y):
+        return x.dtype, out.dtype, y.dtype
+
+    class Layer:
+        @hmp.bf16_function
+        def act(self, x, w, inplace=False):
+            return torch.nn.functional.linear(x, w).dtype
+
+    low = ONE.bfloat16()
+    with hmp.casts("habana"):
+        assert loss(low, low) == (torch.float32, torch.float32)
+        assert dtypes(ONE, ONE, ONE) == (LOW, LOW, LOW)
+        assert Layer().act(low[None], ONE[None], True) is LOW
+
+
+def test_a_registered_method_of_one_instance_is_not_that_of_all() -> None:
+    class Single:
+        def method(self, x):
+            return type(self).__name__, x.dtype
+
+    one, other = Single(), Single()
+    hmp.register(one, "method", "bf16")
+    with hmp.casts("habana"):
+        assert one.method(ONE) == ("Single", LOW)
+        assert other.method(ONE) == ("Single", torch.float32)
+    hmp.revert()
+    assert vars(one) == {}

@@ -1,0 +1,403 @@
+"""List files: their grammar, the names that they may use, and what bad input does (an error with path:line, torch untouched)."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from oracle import BF16, F32, F64
+
+CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
+corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"the corpus of published lists is not here: {CORPUS}")
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a list file, bytes or text, and gives its path."""
+    count = iter(range(99))
+
+    def write(content: str | bytes, name: str = "") -> Path:
+        path = tmp_path / (name or f"list{next(count)}.txt")
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    return write
+
+
+@pytest.fixture
+def empty(write: Callable[..., Path]) -> Path:
+    return write("")
+
+
+def ran_in(call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], dtype: torch.dtype = F32) -> torch.dtype:
+    return call(*(torch.ones(s, dtype=dtype) for s in shapes)).dtype
+
+
+def mm() -> torch.dtype:
+    return ran_in(lambda a, b: torch.mm(a, b), (2, 2), (2, 2))
+
+
+def relu() -> torch.dtype:
+    return ran_in(lambda a: torch.relu(a), (2,))
+
+
+def sigmoid() -> torch.dtype:
+    return ran_in(lambda a: torch.sigmoid(a), (2,))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "mm\nrelu\n",
+        "mm\nrelu",
+        "mm\r\nrelu\r\n",
+        "\ufeffmm\nrelu\n",
+        "# title\n\n  mm  # products\n\n\trelu\n# end",
+        "mm,\nrelu,\n",
+        "mm, relu",
+        "mm,relu # both\n",
+        "\ufeff# title\r\nmm,\r\n\r\nrelu",
+        "mm\nrelu\nmm\n",
+    ],
+    ids=repr,
+)
+def test_lists_grammar(content: str, write, empty) -> None:
+    with hmp.casts(hmp.Policy.from_files(bf16=write(content), fp32=empty, promote=empty)):
+        assert (mm(), relu(), sigmoid()) == (BF16, BF16, F32)
+
+
+def test_lists_a_commented_name_is_not_listed(write, empty) -> None:
+    with hmp.casts(hmp.Policy.from_files(bf16=write("#mm\nrelu # sigmoid\n"), fp32=empty, promote=empty)):
+        assert (mm(), relu(), sigmoid()) == (F32, BF16, F32)
+
+
+def test_lists_an_empty_file_is_an_empty_list_and_no_path_is_the_default_one(empty) -> None:
+    with hmp.casts(hmp.Policy.from_files(bf16=empty)):
+        assert mm() is F32
+        assert ran_in(lambda a: torch.softmax(a, 0), (2,), dtype=BF16) is F32  # the default FP32 list
+    with hmp.casts(hmp.Policy.from_files(fp32=empty)):
+        assert mm() is BF16
+        assert ran_in(lambda a: torch.softmax(a, 0), (2,), dtype=BF16) is BF16
+    hmp.convert(bf16_file_path=str(empty), fp32_file_path="")
+    assert mm() is F32
+
+
+SPELLINGS = {
+    # name in the file: a call that it covers, with its shapes
+    "mul": (lambda a, b: a * b, [(2,), (2,)]),
+    "multiply": (lambda a, b: b.__rmul__(a), [(2,), (2,)]),
+    "matmul": (lambda a, b: a @ b, [(2, 2), (2, 2)]),
+    "linalg.matmul": (lambda a, b: torch.linalg.matmul(a, b), [(2, 2), (2, 2)]),
+    "truediv": (lambda a, b: a / b, [(2,), (2,)]),
+    "div": (lambda a, b: torch.true_divide(a, b), [(2,), (2,)]),
+    "rsub": (lambda a: 1 - a, [(2,)]),
+    "special.softmax": (lambda a: torch.special.softmax(a, 0), [(2,)]),
+    "conv_transpose2d.input": (lambda a, b: F.conv_transpose2d(a, b), [(1, 2, 3, 3), (2, 2, 2, 2)]),
+    "pow.Tensor_Scalar": (lambda a: a**2, [(2,)]),
+    "cross_entropy_loss": (lambda a: F.cross_entropy(a, torch.tensor([0, 1])), [(2, 3)]),
+    "nll_loss2d": (lambda a: F.nll_loss(a, torch.zeros(1, 2, 2, dtype=torch.int64)), [(1, 3, 2, 2)]),
+    "nll_loss_forward": (lambda a: F.nll_loss(a, torch.tensor([0, 1])), [(2, 3)]),
+    "_convolution.deprecated": (lambda a, b: F.conv2d(a, b), [(1, 2, 3, 3), (2, 2, 2, 2)]),
+    "max_pool2d_with_indices": (lambda a: F.max_pool2d(a, 2), [(1, 2, 4, 4)]),
+    "_softmax": (lambda a: F.softmax(a, 0), [(2,)]),
+    "native_layer_norm": (lambda a: F.layer_norm(a, (3,)), [(2, 3)]),
+    "addmm.out": (lambda a: torch.addmm(a, a, a), [(2, 2)]),
+    "linalg_vector_norm": (lambda a: torch.linalg.vector_norm(a), [(2,)]),
+    "special.expit": (lambda a: torch.special.expit(a), [(2,)]),
+    "torch.mm": (lambda a, b: torch.mm(a, b), [(2, 2), (2, 2)]),
+    "torch.nn.functional.gelu": (lambda a: F.gelu(a), [(2,)]),
+    "aten::mm": (lambda a, b: a.mm(b), [(2, 2), (2, 2)]),
+}
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_lists_a_spelling_covers_the_public_op(name: str, write, empty) -> None:
+    call, shapes = SPELLINGS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy = hmp.Policy.from_files(bf16=write(name), fp32=empty, promote=empty)
+    assert ran_in(call, *shapes) is F32
+    with hmp.casts(policy):
+        assert ran_in(call, *shapes) is BF16
+
+
+SYNONYMS = [
+    ("mul", "multiply"), ("div", "divide"), ("div", "true_divide"), ("divide", "true_divide"), ("sub", "subtract"), ("clamp", "clip"),
+    ("cat", "concat"), ("cat", "concatenate"), ("arctan", "atan"), ("abs", "absolute"), ("neg", "negative"), ("gt", "greater"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("pair", SYNONYMS[:4] + SYNONYMS[5:7], ids="-".join)
+def test_lists_exact_synonyms_follow_the_listed_name(pair, order: int, write, empty) -> None:
+    listed, called = pair[::order]
+    args = ([torch.ones(2)],) if "cat" in pair[0] else (torch.ones(2), 0.5)
+    with hmp.casts(hmp.Policy.from_files(bf16=write(listed), fp32=empty, promote=empty)):
+        assert getattr(torch, called)(*args).dtype is BF16
+        if hasattr(torch.Tensor, called):
+            assert getattr(torch.ones(2), called)(0.5).dtype is BF16
+
+
+# names of one function object of torch's, which no list can tell apart
+ONE_FUNCTION = [
+    ("mm", "dsmm"),
+    ("spmm", "dsmm"),
+    ("hspmm", "hsmm"),
+    ("sspaddmm", "saddmm"),
+    ("positive", "pos"),
+    ("logsigmoid", "log_sigmoid"),
+]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("pair", ONE_FUNCTION, ids="-".join)
+def test_lists_two_names_of_one_function_on_two_lists_are_an_error(pair, order: int, write, empty, tmp_path: Path) -> None:
+    low, wide = pair[::order]
+    (tmp_path / "low.txt").write_text(f"relu\n{low}\n")
+    (tmp_path / "wide.txt").write_text(f"exp\nlog\n{wide}\n")
+    with pytest.raises(hmp.OpListError) as error:
+        hmp.Policy.from_files(bf16=tmp_path / "low.txt", fp32=tmp_path / "wide.txt", promote=empty)
+    said = f"{low!r} and {wide!r} are the same op, which is on the BF16 list and on the FP32 list"
+    assert str(error.value) == f"{tmp_path / 'low.txt'}:2: {said} ({tmp_path / 'wide.txt'}:3); take it off one of them"
+    with pytest.raises(hmp.OpListError, match="are the same op"):
+        hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ a.*"})
+    hmp.Policy(bf16={f"{low} @ a.*"}, fp32={f"{wide} @ b.*"})
+    hmp.Policy(bf16={low, wide}, promote={low, wide})
+    kept = hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "low.txt"), "FP32_LIST": str(tmp_path / "wide.txt")})
+    assert low in kept.bf16 and wide not in kept.fp32 and "log" in kept.fp32
+
+
+def test_lists_a_given_list_wins_over_a_default_one_by_another_name_of_the_function(write, empty) -> None:
+    given = hmp.Policy.from_files(fp32=write("dsmm"), promote=empty)  # mm is on Habana's BF16 list
+    assert "mm" not in given.bf16 and "dsmm" in given.fp32
+    with hmp.casts(given):
+        assert ran_in(lambda a, b: torch.mm(a, b), (2, 2), (2, 2), dtype=BF16) is F32
+
+
+def test_lists_synonyms_that_are_functions_of_their_own_may_be_on_two_lists(write, empty) -> None:
+    with hmp.casts(hmp.Policy(bf16={"mul"}, fp32={"multiply"})):
+        assert torch.mul(torch.ones(2), 0.5).dtype is BF16
+        assert torch.multiply(torch.ones(2).bfloat16(), 0.5).dtype is F32
+
+
+def test_lists_habanas_promote_list_holds_the_cross_product() -> None:
+    assert "cross" in hmp.Policy.load("habana").promote
+    low, wide = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([0.5, 0.25, 4.0])
+    with hmp.casts("habana"):
+        for cross in (torch.linalg.cross, lambda a, b: torch.cross(a, b, dim=0)):
+            assert torch.equal(cross(low, wide), torch.tensor([2 * 4 - 3 * 0.25, 3 * 0.5 - 1 * 4, 1 * 0.25 - 2 * 0.5]))
+
+
+def test_lists_ops_that_only_look_alike_are_no_synonyms(write, empty) -> None:
+    with hmp.casts(hmp.Policy.from_files(bf16=write("mm\nrelu\ndiv\nsub"), fp32=empty, promote=empty)):
+        square = torch.ones(2, 2)
+        assert (square @ square).dtype is F32
+        assert F.relu6(square).dtype is F32
+        assert torch.floor_divide(square, 2.0).dtype is F32
+        assert (square + 1.0).dtype is F32
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """`mypkg.ops.fused_attention(q, k, *, scale)`, importable, not imported yet."""
+    folder = tmp_path / "mypkg_of_the_user"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "ops.py").write_text("def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield "mypkg_of_the_user.ops"
+    hmp.revert()
+    for name in [n for n in sys.modules if n.startswith("mypkg_of_the_user")]:
+        del sys.modules[name]
+
+
+@pytest.mark.parametrize(("rule", "dtype"), [("bf16", BF16), ("fp32", F32)])
+def test_lists_a_dotted_name_is_a_users_own_function(rule: str, dtype: torch.dtype, package: str, write, empty) -> None:
+    lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(f"{package}.fused_attention\n")}
+    policy = hmp.Policy.from_files(**lists)
+    module = __import__(package, fromlist=["ops"])
+    q, k = torch.ones(2), torch.ones(2).to(BF16)
+    with hmp.casts(policy):
+        assert module.fused_attention(q, k=k, scale=2.0) == [(dtype, dtype), 2.0]
+        with hmp.disable_casts():
+            assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
+    assert module.fused_attention(q, k) == [(F32, BF16), 1.0]
+
+
+def test_lists_a_users_function_is_left_as_it_was_after_revert(package: str, write, empty) -> None:
+    module = __import__(package, fromlist=["ops"])
+    before, code = module.fused_attention, module.fused_attention.__code__
+    hmp.convert(bf16_file_path=str(write(f"{package}.fused_attention\n")), fp32_file_path=str(empty))
+    assert module.fused_attention(torch.ones(2), torch.ones(2))[0] == (BF16, BF16)
+    hmp.revert()
+    assert module.fused_attention is before and before.__code__ is code
+
+
+def test_lists_a_dotted_name_that_cannot_be_imported_is_an_error(package: str, write) -> None:
+    for name in (f"{package}.fused_atention", "no_such_package_at_all.ops.f"):
+        path = write(f"mm\n{name}\n")
+        with pytest.raises(hmp.OpListError) as error:
+            hmp.convert(bf16_file_path=str(path))
+        assert f"{path}:2" in str(error.value) and name in str(error.value)
+
+
+# `*`
+
+
+def test_lists_a_star_stands_for_every_op_that_is_on_no_list(write, empty) -> None:
+    with hmp.casts(hmp.Policy.from_files(bf16=write("linear\nmm"), fp32=write("*"), promote=empty)):
+        low = torch.ones(2, 2).to(BF16)
+        for call in (
+            lambda a: torch.exp(a),
+            lambda a: a.sigmoid(),
+            lambda a: F.gelu(a),
+            lambda a: a + a,
+            lambda a: a.sum(),
+            lambda a: torch.cat([a, a]),
+            lambda a: F.softmax(a, 0),
+            lambda a: torch.einsum("ij->ji", a).matmul(a),
+            lambda a: torch.linalg.vector_norm(a),
+            lambda a: torch.special.expit(a),
+            lambda a: F.logsigmoid(a),  # in ATen log_sigmoid
+        ):
+            assert call(low).dtype is F32
+        assert mm() is BF16
+        assert torch.mm(low, low).dtype is BF16
+
+
+def test_lists_a_star_leaves_views_and_dtype_ops_apart(write, empty) -> None:
+    base = torch.ones(2, 3).to(BF16)
+    with hmp.casts(hmp.Policy.from_files(bf16=empty, fp32=write("*"), promote=empty)):
+        for call in (
+            lambda a: a.view(-1),
+            lambda a: a.reshape(3, 2),
+            lambda a: a.transpose(0, 1),
+            lambda a: a.t(),
+            lambda a: a[0],
+            lambda a: a.unsqueeze(0),
+            lambda a: a.detach(),
+            lambda a: a.expand(2, 2, 3),
+            lambda a: a.chunk(2)[0],
+            lambda a: a.unbind(0)[1],
+            lambda a: torch.permute(a, (1, 0)),
+            lambda a: a.squeeze(),
+            lambda a: a.flatten(),
+            lambda a: a.contiguous(),
+            lambda a: a.narrow(0, 0, 1),
+            lambda a: a.diagonal(),
+            lambda a: a.view_as(a),
+            lambda a: a.expand_as(a),
+        ):
+            result = call(base)
+            assert result.dtype is BF16 and result.untyped_storage().data_ptr() == base.untyped_storage().data_ptr()
+        assert torch.ones(2).to(BF16).dtype is BF16
+        assert torch.ones(2).type_as(base).dtype is BF16
+        assert torch.ones(2, dtype=F64).exp().dtype is F64
+        assert torch.result_type(base, base) is BF16
+
+
+def test_lists_o2_runs_gemms_low_everything_else_in_float32_and_ignores_user_files(write) -> None:
+    user = write("softmax\nexp\n")
+    hmp.convert("O2", bf16_file_path=str(user), fp32_file_path=str(write("mm\nlinear\n")))
+    low, full = torch.ones(2, 2).to(BF16), torch.ones(2, 2)
+    image, kernel = torch.ones(1, 2, 3, 3), torch.ones(2, 2, 2, 2)
+    assert mm() is BF16
+    for call in (
+        lambda a: F.linear(a, a), lambda a: a @ a, lambda a: torch.addmm(a, a, a), lambda a: torch.bmm(a[None], a[None]),
+        lambda a: torch.mv(a, a[0]), lambda a: torch.dot(a[0], a[0]), lambda a: F.conv2d(image, kernel),
+        lambda a: F.conv_transpose2d(image, kernel), lambda a: F.conv1d(image[0], torch.ones(2, 3, 2)),
+    ):  # fmt: skip
+        assert call(full).dtype is BF16
+    for call in (
+        lambda a: F.softmax(a, 0), lambda a: torch.exp(a), lambda a: a * a, lambda a: F.relu(a), lambda a: a + a,
+        lambda a: F.layer_norm(a, (2,)), lambda a: F.gelu(a), lambda a: a.mean(),
+    ):  # fmt: skip
+        assert call(low).dtype is F32
+
+
+def test_lists_the_same_o2_is_a_preset() -> None:
+    with hmp.casts("habana-o2"):
+        assert mm() is BF16
+        assert ran_in(lambda a: torch.tanh(a), (2,), dtype=BF16) is F32
+
+
+# The published lists
+
+
+def names_in(file: Path) -> list[str]:
+    lines = (line.split("#")[0] for line in file.read_text(encoding="utf-8-sig").splitlines())
+    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
+
+
+def list_files() -> list[Path]:
+    return sorted((CORPUS / "habana-lists").rglob("*.txt"))
+
+
+def gaudi_files() -> list[Path]:
+    return sorted((CORPUS / "gaudi-configs").glob("*.json"))
+
+
+@corpus
+@pytest.mark.parametrize("file", list_files(), ids=lambda p: p.stem)
+def test_lists_every_name_of_a_published_list_resolves(file: Path, write, empty) -> None:
+    names = names_in(file)
+    assert names
+    rule = "fp32" if "fp32" in file.name else "bf16"
+    for name in names:
+        lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(name, "one.txt")}
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            policy = hmp.Policy.from_files(**lists)
+        with hmp.casts(policy):
+            found = hmp.explain(name)
+            assert found.sites, f"{name} of {file.name} covers no function"
+            assert name in str(found) and rule in str(found).lower()
+
+
+@corpus
+@pytest.mark.parametrize("folder", sorted({p.parent for p in list_files()}), ids=lambda p: p.name)
+def test_lists_the_published_pairs_load_as_they_stand(folder: Path) -> None:
+    for bf16 in folder.glob("*bf16*.txt"):
+        fp32 = bf16.with_name(bf16.name.replace("bf16", "fp32"))
+        hmp.convert(bf16_file_path=str(bf16), fp32_file_path=str(fp32) if fp32.is_file() else "")
+        assert mm() is (BF16 if "mm" in names_in(bf16) else F32)
+        assert ran_in(lambda a: F.linear(a, a), (2, 2)) is BF16
+        hmp.revert()
+
+
+@corpus
+@pytest.mark.parametrize("file", gaudi_files(), ids=lambda p: p.stem)
+def test_lists_a_published_gaudi_configuration_is_a_policy(file: Path) -> None:
+    config = json.loads(file.read_text())
+    for source in (file, config):
+        policy = hmp.Policy.from_gaudi_config(source)
+        assert set(policy.bf16) == set(config["hmp_bf16_ops"]) and set(policy.fp32) == set(config["hmp_fp32_ops"])
+        with hmp.casts(policy):
+            assert ran_in(lambda a: F.linear(a, a), (2, 2)) is BF16
+            assert ran_in(lambda a: F.log_softmax(a, 0), (2,), dtype=BF16) is F32
+
+
+PUBLISHED_BF16 = """addmm batch_norm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot dropout dropout1d
+dropout2d dropout3d group_norm instance_norm layer_norm leaky_relu linear matmul mm mul mv relu t"""
+PUBLISHED_FP32 = """binary_cross_entropy binary_cross_entropy_with_logits cross_entropy div divide embedding embedding_bag log log2
+log_softmax nll_loss smooth_l1_loss softmax topk truediv"""
+
+
+def test_lists_the_default_lists_are_habanas_to_the_letter() -> None:
+    policy = hmp.Policy.load("habana")
+    assert policy.bf16 == frozenset(PUBLISHED_BF16.split())
+    assert policy.fp32 == frozenset(PUBLISHED_FP32.split())
+    assert {"add", "sub", "cat", "stack", "baddbmm", "lerp"} <= policy.promote
+    resnet, bert = hmp.Policy.load("resnet50"), hmp.Policy.load("bert")
+    assert resnet.bf16 == frozenset("addmm avg_pool2d bmm conv2d dot max_pool2d mm mv relu t linear".split())
+    assert resnet.fp32 == frozenset("cross_entropy log_softmax softmax nll_loss topk".split())
+    assert bert.bf16 == frozenset("add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split())
+    assert bert.fp32 == frozenset("embedding nll_loss log_softmax".split())

@@ -1,0 +1,98 @@
+"""`torch-cpu` does over op_db what torch.autocast("cpu") does: the same output dtypes, bitwise the same values. What differs is named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hmp
+from autocast_differences import EXCEPTIONS, PAGE, counts_in, counts_of, page
+from autocast_sweep import Sweep
+from oracle import BF16
+from preset_sweep import OPS, RELEASE, named, shard, title
+
+SHARDS = 8
+
+NAMED = named(EXCEPTIONS)
+
+
+def _check(sweep: Sweep) -> None:
+    unnamed = [line for op, lines in sweep.differing.items() if op not in NAMED for line in lines[:3]]
+    assert not sweep.raising, "autocast does not raise:\n" + "\n".join(sweep.raising)
+    assert not unnamed, "\n".join(unnamed)
+
+
+def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autocasts_dtypes_and_bits() -> None:
+    policy = hmp.Policy.load("torch-cpu")
+    listed = {name.removesuffix(".autocast") for name in policy.bf16 | policy.fp32 | policy.promote}
+    sweep = Sweep().run((info for i, info in enumerate(OPS) if i % 4 == 0 or info.name.removeprefix("nn.functional.") in listed), first=1)
+    _check(sweep)
+    assert sweep.spellings > 350
+    assert sweep.cases > 800
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(SHARDS))
+def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    infos = shard(number, SHARDS)
+    sweep = Sweep().run(infos)
+    _check(sweep)
+    expected = NAMED & set(map(title, infos))
+    assert sweep.differing.keys() == expected, "take an op that no longer differs out of the table"
+    with capsys.disabled():
+        print(
+            f"\ntorch-cpu against torch.autocast, shard {number}: {sweep.cases} cases of {sweep.spellings} spellings, {sweep.refused} that"
+            f" autocast refuses, {sweep.empty} without elements, {len(expected)} of {len(NAMED)} named exceptions"
+        )
+
+
+def test_chain_matmul_has_autocasts_bits() -> None:
+    matrices = [torch.randn(3, 5), torch.randn(5, 2), torch.randn(2, 4)]
+    with torch.autocast("cpu", dtype=BF16):
+        want = torch.chain_matmul(*matrices)
+    with hmp.casts("torch-cpu"):
+        got = torch.chain_matmul(*matrices)
+    assert got.dtype is want.dtype is BF16
+    assert torch.equal(got, want)
+
+
+def test_the_page_of_differences_has_the_rows_of_the_tables() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == page(counts_in(text)), "PYTHONPATH=tests/support python tests/lists/autocast_differences.py writes the page"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(f"torch {RELEASE}" not in PAGE.read_text(encoding="utf-8"), reason="the page was written with another torch")
+def test_the_page_of_differences_is_what_the_sweep_writes() -> None:
+    sweep = Sweep().run(OPS)
+    assert counts_in(PAGE.read_text(encoding="utf-8")) == counts_of(sweep)
+
+
+BINDINGS = {"_linalg": "linalg", "_special": "special", "_fft": "fft", "_sparse": "sparse"}
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+def test_what_torch_binds_under_two_names_is_one_op(binding: str) -> None:
+    """torch.linalg.multi_dot is torch._C._linalg.linalg_multi_dot, which torch's own code and others call."""
+    name = BINDINGS[binding]
+    public, private = getattr(torch, name), getattr(torch._C, binding)
+    twins = {}
+    for attribute in dir(private):
+        function = getattr(public, attribute.removeprefix("_").removeprefix(name + "_"), None)
+        if function is not None and function is getattr(private, attribute):
+            twins[attribute] = attribute.removeprefix("_").removeprefix(name + "_")
+    assert len(twins) >= (1 if name == "sparse" else 15)
+    # every op on a list: each must be met under both names
+    with hmp.casts(hmp.Policy("all", fp32={"*"})):
+        apart = [a for a, b in twins.items() if getattr(private, a) is not getattr(public, b)]
+    assert apart == []
+
+
+def test_the_private_names_of_products_are_cast() -> None:
+    x = torch.randn(4, 4)
+    with torch.autocast("cpu", dtype=BF16):
+        want = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
+    with hmp.casts("torch-cpu"):
+        got = [torch._C._linalg.linalg_multi_dot([x, x, x]), torch._C._linalg.linalg_vecdot(x, x)]
+    assert [t.dtype for t in got] == [t.dtype for t in want] == [BF16, BF16]
+    assert all(map(torch.equal, got, want))

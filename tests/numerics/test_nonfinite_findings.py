@@ -1,0 +1,388 @@
+"""hmp.detect_nonfinite(): the op that made NaN or Inf, found at its line, in forward and in backward."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+from hmp.numerics import watcher
+from hmp.numerics.attribution import Attribution
+from hmp.numerics.finding import Finding
+from trap_kit import policy
+
+HERE = Path(__file__)
+
+
+def line_of(mark: str) -> int:
+    """The line of this file that ends with the comment `# mark`."""
+    found = [number for number, text in enumerate(HERE.read_text().splitlines(), 1) if text.endswith(f"# {mark}")]
+    assert len(found) == 1, found
+    return found[0]
+
+
+class Attention(torch.nn.Module):
+    """Scores that overflow float16, and the softmax that makes NaN of them."""
+
+    def forward(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        scores = torch.bmm(query, key.transpose(1, 2))  # scores
+        return scores.softmax(-1)
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = Attention()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x * 10)
+
+
+class Root(torch.nn.Module):
+    """A layer whose backward divides by zero where the root's argument is zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.sqrt(self.layer(x) * 0)  # root
+
+
+class Custom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        nothing = gradient - gradient
+        return nothing / nothing  # custom
+
+
+def found(run: Callable[[], Any], **options: Any) -> Finding:
+    with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite(**options):
+        run()
+    assert str(caught.value) == str(caught.value.finding)
+    finding: Finding = caught.value.finding
+    return finding
+
+
+OVERFLOWS = torch.full((1, 2, 2), 300.0)
+LISTS = policy(bf16={"bmm"}, fp32={"softmax"}, dtype=torch.float16, name="half")
+
+
+def attend() -> None:
+    with hmp.casts(LISTS):
+        Block()(OVERFLOWS)
+
+
+def check_overflow_is_found_where_it_was_made() -> None:
+    """bmm made the Inf; the NaN that softmax makes of it is not the finding."""
+    finding = found(attend)
+    assert (finding.kind, finding.op, finding.made, finding.direction) == ("op", "bmm", "Inf", "forward")
+    assert (finding.module, finding.file, finding.line) == ("attention", str(HERE), line_of("scores"))
+    assert [(v.dtype, v.shape, v.low, v.high) for v in finding.inputs] == [
+        ("float16", (1, 2, 2), 300, 300),
+        ("float16", (1, 2, 2), 3000, 3000),
+    ]
+    assert [(v.dtype, v.low, v.nan, v.inf) for v in finding.outputs] == [("float16", None, 0, 4)]
+
+
+def check_backward_is_found_at_the_forward_line() -> None:
+    finding = found(lambda: Root()(torch.ones(1, 2)).sum().backward())
+    assert (finding.op, finding.aten, finding.direction, finding.node) == ("sqrt", "div", "backward", "SqrtBackward0")
+    assert (finding.module, finding.file, finding.line, finding.made) == ("Root", str(HERE), line_of("root"), "Inf")
+
+
+def check_users_backward_is_found_at_its_line() -> None:
+    finding = found(lambda: Custom.apply(torch.ones(2, requires_grad=True)).sum().backward())
+    assert (finding.aten, finding.direction, finding.line, finding.made) == ("div", "backward", line_of("custom"), "NaN")
+
+
+def check_a_hook_is_found_at_its_line() -> None:
+    def run() -> None:
+        x = torch.ones(2, requires_grad=True)
+        y = x * 2
+        y.register_hook(lambda gradient: gradient / 0)  # hook
+        y.sum().backward()
+
+    finding = found(run)
+    assert (finding.aten, finding.direction, finding.line, finding.made) == ("div", "backward", line_of("hook"), "Inf")
+
+
+def check_a_hook_under_casts_is_told_that_no_list_reaches_it() -> None:
+    """The op in the hook is named, and not the forward's; its remedy is no line in a list."""
+    weight = torch.full((2, 2), 300.0, requires_grad=True)
+
+    def step() -> None:
+        y = weight @ torch.ones(2, 2)
+        y.register_hook(lambda gradient: gradient.half().mul(70000.0))  # in the hook
+        y.sum().backward()
+
+    with hmp.casts(LISTS):
+        finding = found(step)
+    assert (finding.op, finding.direction, finding.line) == ("mul", "backward", line_of("in the hook"))
+    assert finding.rule == "none of hmp's: your code in backward runs without lists (R13)"
+    assert finding.remedy.startswith("cast to float32 in this line") and ".txt" not in finding.remedy
+
+
+def check_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
+    weight = torch.full((2, 2), 300.0, requires_grad=True)
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        with hmp.casts(hmp.Policy(dtype=torch.float16, bf16={"exp"})):
+            return gradient.mul(100.0).exp()  # asks
+
+    def step() -> None:
+        y = weight @ torch.ones(2, 2)
+        y.register_hook(hook)
+        y.sum().backward()
+
+    with hmp.casts(LISTS):
+        finding = found(step)
+    assert (finding.op, finding.direction, finding.line) == ("exp", "backward", line_of("asks"))
+    assert "on the bf16 list" in finding.rule and finding.remedy.startswith("write `exp` in fp32.txt")
+
+
+def check_data_is_told_apart() -> None:
+    finding = found(lambda: Root()(x=torch.tensor([[1.0, float("nan")]])))
+    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
+    bad = Root()
+    bad.layer.weight.data[0, 0] = float("nan")
+    finding = found(lambda: bad(torch.ones(1, 2)))
+    assert (finding.kind, finding.source) == ("parameter", "parameter `layer.weight` of Root")
+
+
+def check_in_place_looks_before_it_writes() -> None:
+    x = torch.full((2,), 300.0, dtype=torch.float16)
+    finding = found(lambda: x.mul_(300))
+    assert (finding.kind, finding.op, finding.made) == ("op", "mul_", "Inf")
+
+
+def check_an_overflow_that_is_divided_away_is_found() -> None:
+    """What normalize() returns is finite, and 0 where it should be 0.5."""
+    low = torch.full((4,), 60000.0, dtype=torch.float16)
+    finding = found(lambda: torch.nn.functional.normalize(low, dim=0))  # normalize
+    assert (finding.aten, finding.made, finding.line) == ("linalg_vector_norm", "Inf", line_of("normalize"))
+
+
+def check_a_gradient_that_nobody_reads_is_found() -> None:
+    zeros = torch.zeros(2, requires_grad=True)
+    finding = found(lambda: torch.autograd.grad(torch.sqrt(zeros).sum(), zeros))  # gradient
+    assert (finding.op, finding.direction, finding.line) == ("sqrt", "backward", line_of("gradient"))
+
+
+CHECKS = [
+    check_an_overflow_that_is_divided_away_is_found,
+    check_a_gradient_that_nobody_reads_is_found,
+    check_overflow_is_found_where_it_was_made,
+    check_backward_is_found_at_the_forward_line,
+    check_users_backward_is_found_at_its_line,
+    check_a_hook_is_found_at_its_line,
+    check_a_hook_under_casts_is_told_that_no_list_reaches_it,
+    check_a_hook_that_asks_for_casts_is_under_their_lists,
+    check_data_is_told_apart,
+    check_in_place_looks_before_it_writes,
+]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_planted_nonfinite_value_is_found(check: Callable[[], None]):
+    check()
+
+
+def test_the_nan_is_found_under_casts_in_any_order():
+    with hmp.casts(LISTS):
+        finding = found(lambda: Block()(OVERFLOWS))
+    assert (finding.op, finding.line) == ("bmm", line_of("scores"))
+
+
+def nothing_in_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+    finite = watcher._is_finite
+    monkeypatch.setattr(watcher, "_is_finite", lambda t: finite(t) or not torch.isnan(t).any())
+
+
+def no_sequence_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmp.numerics.attribution._sequence_number", lambda: 0)
+
+
+def no_user_code_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hmp.numerics.attribution._users_line_in_backward", lambda: None)
+
+
+def arguments_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    handed_on = watcher.Watcher._handed_on
+    monkeypatch.setattr(
+        watcher.Watcher, "_handed_on", lambda self, call, known, inputs, bad, odd, *rest: self._made(call, known, inputs, odd, True)
+    )
+    assert handed_on
+
+
+def before_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    look = watcher.Watcher._look
+    monkeypatch.setattr(
+        watcher.Watcher, "_look", lambda self, call, known, args, kwargs, leaves, unread, before, odd: look(
+            self, call, known, args, kwargs, leaves, unread, {id(t): True for t in odd}, odd
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("mutate", "check"),
+    [
+        (nothing_in_forward, check_overflow_is_found_where_it_was_made),
+        (no_sequence_numbers, check_backward_is_found_at_the_forward_line),
+        (no_user_code_in_backward, check_a_hook_is_found_at_its_line),
+        (arguments_are_not_looked_at, check_data_is_told_apart),
+        (before_is_not_looked_at, check_in_place_looks_before_it_writes),
+    ],
+)
+def test_a_wrong_detection_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], check: Callable[[], None], monkeypatch: Any):
+    mutate(monkeypatch)
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_the_message_says_all_of_it(tmp_path: Path):
+    (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
+    (tmp_path / "fp32.txt").write_text("softmax\n")
+    (tmp_path / "dtype.txt").write_text("float16\n")
+    with hmp.casts(tmp_path):
+        finding = found(lambda: Block()(OVERFLOWS))
+    place = f"{tmp_path / 'bf16.txt'}:2"
+    assert str(finding).splitlines() == [
+        f"`bmm` made Inf out of finite inputs: in attention, {HERE}:{line_of('scores')}",
+        "  inputs: float16[1, 2, 2] in [300, 300]; float16[1, 2, 2] in [3000, 3000]",
+        "  output: float16[1, 2, 2] without a finite value, 4 Inf",
+        f"  rule: on the bf16 list of policy '{tmp_path.name}' ({place}), low dtype float16",
+        f"  try: write `bmm` in fp32.txt and take it off {place}; bfloat16 in place of float16 has float32's range",
+    ]
+
+
+def test_the_message_without_a_policy_and_in_float32():
+    finding = found(lambda: Root()(torch.ones(1, 2)).sum().backward())
+    assert str(finding).splitlines() == [
+        f"`sqrt` (div) made Inf out of finite inputs in the backward (SqrtBackward0): in Root, {HERE}:{line_of('root')}",
+        "  inputs: float32[1, 2] in [1, 1]; float32[1, 2] in [0, 0]",
+        "  output: float32[1, 2] without a finite value, 2 Inf",
+        "  rule: none of hmp's: no policy was in force here",
+        "  try: it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp",
+    ]
+
+
+def test_the_message_for_data():
+    finding = found(lambda: Root()(torch.tensor([[1.0, float("nan")]])))
+    lines = str(finding).splitlines()
+    assert lines[0] == (
+        "NaN came in with argument `x` of Root, no op made it; first used by `addmm`: "
+        f"in layer, {HERE}:{line_of('root')}"
+    )  # fmt: skip
+    assert lines[-1] == "  try: look at the batch: no list changes this"
+
+
+def test_log_goes_on_and_says_each_finding_once(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.ERROR, logger="hmp"), hmp.detect_nonfinite(on_find="log") as findings:
+        for _ in range(2):
+            Root()(torch.ones(1, 2)).sum().backward()
+            attend()
+    assert [finding.op for finding in findings] == ["sqrt", "bmm"]
+    assert [record.getMessage() for record in caplog.records] == [str(finding) for finding in findings]
+
+
+def test_torch_autocast_is_watched_too():
+    with torch.autocast("cpu", torch.float16):
+        finding = found(lambda: Block()(OVERFLOWS))
+    assert (finding.op, finding.line, finding.inputs[0].dtype) == ("bmm", line_of("scores"), "float16")
+    assert finding.remedy == "run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `bmm`"
+
+
+def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
+    def run() -> None:
+        Root()(torch.ones(1, 2)).sum().backward()
+
+    results: list[str] = []
+
+    def watched() -> None:
+        results.append(found(run).op)
+
+    with hmp.detect_nonfinite():
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    threads = [threading.Thread(target=watched) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results == ["sqrt", "sqrt"]
+
+
+def test_nested_regions_find_it_once():
+    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite() as outer, hmp.detect_nonfinite() as inner:
+        attend()
+    assert (len(outer), len(inner)) == (1, 0)
+
+
+COMPILED = """
+import torch, hmp
+class Root(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 2)
+    def forward(self, x):
+        return torch.sqrt(self.layer(x) * 0)
+model = torch.compile(Root(), backend="eager")
+model(torch.ones(1, 2))
+try:
+    with hmp.detect_nonfinite():
+        model(torch.ones(1, 2)).sum().backward()
+except hmp.NonFiniteError as error:
+    print(error.finding.op, error.finding.direction)
+print(sorted({row.op for row in hmp.compare(model, torch.ones(1, 2), loss=lambda out: out.sum()).rows}))
+"""
+
+
+def test_a_compiled_model_runs_uncompiled_and_is_seen():
+    # in a process of its own: compiling changes torch
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, cwd=HERE.parents[2], timeout=120)
+    assert done.stdout.splitlines() == ["sqrt backward", "['linear', 'mul', 'ones_like', 'sqrt', 'sum']"], done.stderr
+
+
+def test_it_is_a_decorator_and_leaves_nothing_behind():
+    observers = sys.modules["hmp.session.compiled_policies"].observers
+
+    @hmp.detect_nonfinite()
+    def step() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        step()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not observers
+    assert not torch.nn.modules.module._global_forward_pre_hooks and not torch.nn.modules.module._global_forward_hooks
+
+
+def test_an_unknown_on_find_is_an_error():
+    with pytest.raises(hmp.HmpError, match='on_find=\'stop\' is unknown; use "raise" to stop at the first finding or "log" to go on'):
+        hmp.detect_nonfinite(on_find="stop")
+
+
+def test_forward_ops_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("hmp.numerics.attribution.REMEMBERED", 10)
+    seen: list[int] = []
+    call = Attribution.call
+    monkeypatch.setattr(Attribution, "call", lambda self, aten: (call(self, aten), seen.append(len(self._by_sequence)))[0])
+    with hmp.detect_nonfinite():
+        x = torch.ones(2, requires_grad=True)
+        for _ in range(30):
+            x = x * 1
+    assert max(seen) == 10

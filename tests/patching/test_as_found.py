@@ -1,0 +1,148 @@
+"""What convert() keeps of torch from one conversion to the next is true of the torch of the next."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import types
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.dispatch import deciding
+from hmp.patching import cache
+from hmp.wrapping import kernel_fallback
+
+pytestmark = pytest.mark.searches_references
+
+X = torch.ones(2, 2)
+
+
+def dtypes(*functions) -> list[torch.dtype]:
+    with hmp.convert():
+        return [function(X).dtype for function in functions]
+
+
+def test_nothing_of_torchs_own_passes_for_somebody_elses() -> None:
+    # else what convert() works out would be worked out anew at every conversion
+    dtypes(F.relu)
+    assert not cache.foreign()
+
+
+def test_a_conversion_is_decided_once_as_long_as_torch_is_as_it_was() -> None:
+    policy = hmp.Policy.load("bert")
+    hmp.convert(policy=policy).revert()
+    before = deciding._of_ops(policy)
+    hmp.convert().revert()
+    assert deciding._of_ops(policy) is before
+
+
+def test_r16_a_patch_that_came_and_went_between_conversions(monkeypatch) -> None:
+    low = [torch.bfloat16]
+    assert dtypes(lambda x: torch.relu(x)) == low
+    with monkeypatch.context() as patched:
+        for owner in (torch, F, torch.Tensor):
+            patched.setattr(owner, "relu", lambda x: x.double())
+        assert hmp.convert(policy=hmp.Policy(bf16={"mm"})) and torch.relu(X).dtype is torch.float64
+        hmp.revert()
+    assert dtypes(lambda x: torch.relu(x)) == low
+
+
+def test_r8_the_code_of_a_composite_that_changes_between_conversions(monkeypatch) -> None:
+    policy = hmp.Policy(bf16={"mm"})
+
+    def multiplying(input, p=2, dim=1, eps=1e-12, out=None):
+        return torch.mm(input, input)
+
+    def normalized() -> torch.dtype:
+        with hmp.convert(policy=policy):
+            return F.normalize(X).dtype
+
+    assert normalized() is torch.float32
+    # in torch's own function, so that nothing but its body tells: what it calls now is on the list, and casts are off inside it (R8)
+    code = types.FunctionType(multiplying.__code__, vars(F)).__code__
+    monkeypatch.setattr(F.normalize, "__code__", code)
+    with hmp.convert(policy=policy):
+        assert torch.mm(X, X).dtype is torch.bfloat16
+        assert F.normalize(X).dtype is torch.float32
+
+
+def test_r16_what_stood_in_torchs_place_is_not_kept_alive(monkeypatch) -> None:
+    class Model:
+        pass
+
+    hmp.convert().revert()  # torch's own tables are filled at the first conversion, and keep what they find for good
+    for wraps in (lambda f: f, functools.wraps(F.softplus)):
+        model = Model()
+        reference = weakref.ref(model)
+        with monkeypatch.context() as patched:
+            patched.setattr(F, "softplus", wraps(lambda x, kept=model: x))
+            hmp.convert(policy=hmp.Policy(bf16={"softplus"})).revert()
+        del model
+        gc.collect()
+        assert reference() is None
+
+
+def test_a_users_function_that_is_another_at_the_next_conversion(monkeypatch) -> None:
+    users = types.ModuleType("users_functions")
+    users.double = lambda x: x * 2
+    monkeypatch.setitem(sys.modules, "users_functions", users)
+    policy = hmp.Policy(bf16={"users_functions.double"})
+    for _ in range(2):
+        with hmp.convert(policy=policy):
+            assert users.double(X).dtype is torch.bfloat16
+        reference = weakref.ref(users.double)
+        users.double = lambda x: x + x
+        gc.collect()
+        assert reference() is None
+
+
+@pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
+def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
+    square, window = torch.eye(16), torch.ones(16)
+    calls = {
+        "linalg.solve": lambda: torch.linalg.solve(square, square),
+        "stft": lambda: torch.stft(square.flatten(), 16, window=window, return_complex=True),
+    }
+    tried = []
+    retry = kernel_fallback.Kernels.retry
+    monkeypatch.setattr(kernel_fallback.Kernels, "retry", lambda self, *args: (tried.append(args[2]), retry(self, *args))[1])
+    monkeypatch.setattr(kernel_fallback, "known", lambda names, *, backward=False: frozenset())  # as on a device that nobody has looked at
+    for _ in range(2):
+        with hmp.convert(policy=hmp.Policy(bf16={op})):
+            calls[op]()
+            assert tried == [torch.bfloat16]
+            calls[op]()
+            assert tried == [torch.bfloat16] and hmp.fallbacks() == {op: 2}
+        tried.clear()
+        assert hmp.fallbacks() == {}
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
+    def fail(*args) -> None:
+        raise ArithmeticError
+
+    (gc.enable if enabled else gc.disable)()
+    try:
+        hmp.convert().revert()
+        assert gc.isenabled() is enabled
+        monkeypatch.setattr("hmp.torch_hooks.autocast.install", fail)
+        with pytest.raises(ArithmeticError):
+            hmp.convert()
+        assert gc.isenabled() is enabled
+    finally:
+        gc.enable()
+
+
+def test_partials_that_are_made_between_conversions() -> None:
+    assert dtypes(functools.partial(torch.matmul, X)) == [torch.bfloat16]
+    for collect in (gc.collect, lambda: None):
+        held = functools.partial(torch.matmul, X)
+        collect()
+        assert dtypes(held) == [torch.bfloat16]
+        assert held.func is torch.matmul

@@ -1,0 +1,344 @@
+"""Names that took a builtin of torch before convert() cast too, and are given back; what cannot be reached is listed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import importlib
+import itertools
+import sys
+import textwrap
+import types
+
+import numpy
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from oracle import BF16, F32
+from process_kit import run_in_another_process
+from trap_kit import policy
+
+pytestmark = pytest.mark.searches_references
+
+NUMBERS = itertools.count()
+LISTS = policy(bf16=["matmul", "mm", "relu", "tanh", "sigmoid", "gelu", "linear", "softmax"])
+X = torch.eye(4)
+
+SOURCE = """
+import collections, dataclasses, functools, types
+import torch
+import torch.nn.functional as F
+from torch import matmul, relu as rectified
+from torch.nn.functional import linear, softmax, gelu
+
+ACT2FN = {"tanh": torch.tanh, "gelu": F.gelu, "relu": F.relu}
+ORDERED = collections.OrderedDict(tanh=torch.tanh)
+STAGES = [torch.tanh, torch.sigmoid]
+
+class Acts:
+    plain = torch.tanh
+    static = staticmethod(torch.tanh)
+    table = {"tanh": torch.tanh}
+
+    def method(self, x, act=torch.tanh, *, other=torch.sigmoid):
+        return act(x), other(x)
+
+def default(x, act=torch.tanh, *, other=torch.sigmoid):
+    return act(x), other(x)
+
+def making(act):
+    def made(x):
+        return act(x)
+    return made
+
+closed = making(torch.tanh)
+
+class Module(torch.nn.Module):
+    def __init__(self, act=torch.tanh):
+        super().__init__()
+        self.act, self.acts, self.named = act, [torch.tanh], {"tanh": torch.tanh}
+
+    def forward(self, x):
+        return self.act(x), self.acts[0](x), self.named["tanh"](x)
+
+model = Module()
+layer = torch.nn.TransformerEncoderLayer(4, 2, 8, activation=F.gelu, batch_first=True)
+
+TUPLE = (torch.tanh, 1)
+SET = {torch.tanh}
+KEYS = {torch.tanh: "tanh"}
+NESTED = {"a": [(torch.sigmoid,)]}
+
+class Holder:
+    def __init__(self):
+        self.act = torch.tanh
+
+class Slots:
+    __slots__ = ("act",)
+
+    def __init__(self):
+        self.act = torch.tanh
+
+@dataclasses.dataclass
+class Config:
+    act: object = dataclasses.field(default=torch.sigmoid)
+
+def outer():
+    def inner(x, act=torch.sigmoid):
+        return act(x)
+    return inner
+
+objects = [Holder(), Slots(), outer()]
+"""
+
+REACHED = {
+    "from torch import": lambda m: m.matmul(X, X),
+    "import as": lambda m: m.rectified(X),
+    "from functional import, builtin": lambda m: m.linear(X, X),
+    "from functional import, builtin gelu": lambda m: m.gelu(X),
+    "from functional import, Python": lambda m: m.softmax(X, -1),
+    "table": lambda m: m.ACT2FN["tanh"](X),
+    "table, functional": lambda m: m.ACT2FN["gelu"](X),
+    "table, Python": lambda m: m.ACT2FN["relu"](X),
+    "ordered table": lambda m: m.ORDERED["tanh"](X),
+    "list": lambda m: m.STAGES[1](X),
+    "class attribute of an object": lambda m: m.Acts().plain(X),
+    "class attribute": lambda m: m.Acts.plain(X),
+    "static method": lambda m: m.Acts().static(X),
+    "table in a class": lambda m: m.Acts.table["tanh"](X),
+    "method's default": lambda m: m.Acts().method(X)[0],
+    "method's keyword default": lambda m: m.Acts().method(X)[1],
+    "default": lambda m: m.default(X)[0],
+    "keyword default": lambda m: m.default(X)[1],
+    "closure": lambda m: m.closed(X),
+    "module's attribute": lambda m: m.model(X)[0],
+    "module's list": lambda m: m.model(X)[1],
+    "module's table": lambda m: m.model(X)[2],
+    "a new module's default": lambda m: m.Module()(X)[0],
+    "TransformerEncoderLayer": lambda m: m.layer.activation(X),
+}
+
+
+@pytest.fixture
+def users(tmp_path, monkeypatch):
+    """A module of a user's, imported before convert()."""
+    hmp.revert()
+    name = f"users_own_{next(NUMBERS)}"  # classes of a module that was dropped may be alive still
+    (tmp_path / f"{name}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield importlib.import_module(name)
+    hmp.revert()
+    del sys.modules[name]
+
+
+def looks(value, depth=6):
+    """What a value looks like by identity, through dicts, lists, classes, functions and modules."""
+    if not depth:
+        return type(value).__name__
+    if isinstance(value, (staticmethod, types.FunctionType)):
+        cells = [c.cell_contents for c in getattr(value, "__closure__", None) or ()]
+        facts = (getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None), cells)
+        return id(value), [looks(each, depth - 1) for each in facts if each is not None]
+    if isinstance(value, (dict, types.MappingProxyType)):
+        return [(key if isinstance(key, str) else id(key), looks(each, depth - 1)) for key, each in value.items() if key != "__builtins__"]
+    if isinstance(value, (list, tuple)):
+        return [looks(each, depth - 1) for each in value]
+    if isinstance(value, (type, torch.nn.Module)) and getattr(value, "__module__", "").startswith("users_own"):
+        return id(value), looks(dict(vars(value)), depth - 1)
+    return id(value)
+
+
+def test_names_taken_before_convert_cast_and_are_given_back(users):
+    before = looks(vars(users))
+    assert {name: call(users).dtype for name, call in REACHED.items()} == dict.fromkeys(REACHED, F32)
+    for _ in range(2):
+        with hmp.convert(policy=LISTS):
+            assert {name: call(users).dtype for name, call in REACHED.items()} == dict.fromkeys(REACHED, BF16)
+            with hmp.disable_casts():
+                assert {call(users).dtype for call in REACHED.values()} == {F32}
+        assert {call(users).dtype for call in REACHED.values()} == {F32}
+        assert looks(vars(users)) == before
+    with hmp.casts(LISTS):
+        assert {call(users).dtype for call in REACHED.values()} == {BF16}
+    hmp.revert()
+    assert looks(vars(users)) == before
+
+
+def test_a_second_policy_reaches_names_that_the_first_left_alone(users):
+    with hmp.convert(policy=policy(bf16=["matmul"])):
+        assert users.matmul(X, X).dtype is BF16 and users.ACT2FN["tanh"](X).dtype is F32
+        hmp.convert(policy=LISTS)
+        assert users.matmul(X, X).dtype is BF16 and users.ACT2FN["tanh"](X).dtype is BF16
+
+
+def test_what_is_no_longer_ours_is_left_standing(users):
+    def mine(x):
+        return x
+
+    with hmp.convert(policy=LISTS):
+        users.matmul = users.ACT2FN["tanh"] = users.STAGES[0] = users.Acts.plain = users.model.act = mine
+        users.default.__defaults__ = (mine,)
+        del users.rectified, users.ACT2FN["gelu"], users.STAGES[1]
+    assert users.matmul is users.ACT2FN["tanh"] is users.STAGES[0] is users.Acts.plain is users.model.act is mine
+    assert users.default.__defaults__ == (mine,)
+    assert not hasattr(users, "rectified") and "gelu" not in users.ACT2FN and [mine] == users.STAGES
+    assert users.Acts.static is torch.tanh
+
+
+def test_a_model_is_not_kept_alive(users):
+    model = users.Module()
+    with hmp.convert(policy=LISTS):
+        collected = []
+        import weakref
+
+        weakref.finalize(model, collected.append, 1)
+        del model
+        gc.collect()
+        assert collected == [1]
+
+
+# --- names taken while torch is patched
+
+
+def test_names_taken_while_converted_are_given_torchs_own_function():
+    table, listed, keys, names = {}, [], {}, {torch.tanh}
+    with hmp.convert(policy=LISTS):
+        table["tanh"], keys[torch.tanh], closed = torch.tanh, 1, functools.partial(torch.tanh)
+        listed.append(F.gelu)
+        names.add(torch.matmul)
+
+        class Model(torch.nn.Module):
+            act = torch.tanh
+            static = staticmethod(torch.tanh)
+
+            def __init__(self, act=torch.tanh):
+                super().__init__()
+                self.act2 = act
+
+            def forward(self, x):
+                return self.act(x), self.act2(x), self.static(x)
+
+        class Plain:
+            act = staticmethod(torch.tanh)
+
+        model = Model()
+        assert [t.dtype for t in model(X)] == [BF16] * 3  # a class attribute takes no self, as the builtin does not
+        assert closed(X).dtype is BF16
+    assert table["tanh"] is torch.tanh and listed[0] is F.gelu and list(keys) == [torch.tanh] and names == {torch.tanh, torch.matmul}
+    assert model.act2 is torch.tanh and Model.__init__.__defaults__ == (torch.tanh,)
+    assert Model.act is Model.static is Plain.act is torch.tanh
+    assert [t.dtype for t in model(X)] == [F32] * 3
+
+
+# --- what cannot be reached
+
+
+def test_unreachable_lists_module_name_and_line_and_a_verbose_convert_tells_them(tmp_path):
+    """In a process of its own: pytest's and these tests' tables of torch's functions are users' references too."""
+    (tmp_path / "users_own.py").write_text(SOURCE)
+    lines = SOURCE.split("\n")
+
+    def line_of(start):
+        return next(i for i, line in enumerate(lines, 1) if line.startswith(start))
+
+    want = [
+        *(("users_own", name, line_of(name), "torch.tanh") for name in ("TUPLE", "SET", "KEYS")),
+        ("users_own", "NESTED", line_of("NESTED"), "torch.sigmoid"),
+        ("users_own", "Holder.act", line_of("class Holder"), "torch.tanh"),
+        ("users_own", "Slots.act", line_of("class Slots"), "torch.tanh"),
+        ("users_own", "Config.act", line_of("@dataclasses"), "torch.sigmoid"),
+        ("users_own", "outer.<locals>.inner, a default argument", line_of("def outer") + 1, "torch.sigmoid"),
+    ]
+    run_in_another_process(
+        f"""
+        import logging, users_own
+        kept, told = users_own.Config(), []
+
+        class Keep(logging.Handler):
+            def emit(self, record):
+                told.append(record.getMessage())
+
+        logging.getLogger("hmp").addHandler(Keep(logging.WARNING))
+        assert hmp.unreachable() == []  # nothing is patched
+        with hmp.convert(policy="torch-cpu"):
+            assert [each.op for each in hmp.unreachable()] == []  # the policy leaves them alone
+        hmp.revert()
+        lists = dict(bf16=frozenset(["tanh", "sigmoid", "matmul", "relu", "linear", "gelu"]), fp32=frozenset(), promote=frozenset())
+        policy = hmp.Policy(name="low", dtype=torch.bfloat16, **lists)
+        with hmp.convert(policy=policy):
+            assert told == []
+            assert sorted(map(tuple, hmp.unreachable())) == sorted({want!r}), hmp.unreachable()
+            x = torch.ones(2)
+            held = users_own.TUPLE[0], users_own.objects[0].act, users_own.objects[2], kept.act
+            assert {{each(x).dtype for each in held}} == {{torch.float32}}
+        with hmp.convert(policy=policy, isVerbose=True):
+            assert len([line for line in told if "users_own" in line]) == {len(want)}, told
+            assert "users_own:{line_of("TUPLE")}: TUPLE holds torch.tanh as it was before it was patched; it is not cast" in told
+        assert hmp.unreachable() == []
+        """,
+        path=str(tmp_path),
+    )
+
+
+def test_ops_called_inside_cpp_are_out_of_reach():
+    """Documented: a builtin that calls others calls them past Python."""
+    with hmp.convert(policy=policy(bf16=["mm", "bmm", "matmul"])):
+        x = torch.randn(4, 4)
+        assert torch.chain_matmul(x, x).dtype is F32 if hasattr(torch, "chain_matmul") else True
+        assert torch.linalg.multi_dot([x, x, x]).dtype is F32
+        assert torch.matmul(x, x).dtype is BF16
+
+
+# --- searches
+
+
+@pytest.mark.slow
+def test_frozen_objects_are_found():
+    run_in_another_process(
+        textwrap.dedent(
+            """
+            import functools, gc
+            def low(*names):
+                return hmp.Policy(name="low", dtype=torch.bfloat16, bf16=frozenset(names), fp32=frozenset(), promote=frozenset())
+
+            hmp.convert(policy=low("relu"))
+            held = functools.partial(torch.mm)
+            class Model(torch.nn.Module):
+                def __init__(self):
+                    super().__init__()
+                    self.act, self.weight = torch.tanh, torch.nn.Parameter(torch.ones(1))
+            model = Model()
+            gc.collect()
+            gc.freeze()
+            frozen = gc.get_freeze_count()
+            hmp.convert(policy=low("mm", "tanh"))
+            x = torch.ones(2, 2)
+            assert held(x, x).dtype is torch.bfloat16
+            assert model.act(x).dtype is torch.bfloat16
+            assert gc.get_freeze_count() >= frozen
+            hmp.revert()
+            assert held(x, x).dtype is torch.float32 and model.act is torch.tanh
+            """
+        )
+    )
+
+
+def test_a_models_activation_is_found_in_transformers():
+    """BERT holds F.gelu, a builtin, in an object that was made before convert()."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 16}
+    model = transformers.BertModel(transformers.BertConfig(**sizes))
+    act = model.encoder.layer[0].intermediate.intermediate_act_fn
+    assert act.act is F.gelu
+    with hmp.convert(policy=LISTS):
+        assert act(X).dtype is BF16
+    assert act.act is F.gelu and act(X).dtype is F32
+
+
+def test_attributes_that_are_no_tables_are_not_asked_what_they_are_worth():
+    model = torch.nn.Linear(2, 2)
+    model.cached, model.array, model.tables = torch.ones(3), numpy.ones(3), [torch.ones(2), {"f": torch.tanh}]
+    with hmp.convert(policy=policy(bf16={"linear"})):
+        assert model(torch.ones(1, 2)).dtype is torch.bfloat16

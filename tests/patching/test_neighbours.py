@@ -1,0 +1,359 @@
+"""What else may be at work in the process: torch's defaults, other people's objects and patches, torch's tables, its profiler."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import overrides
+from torch.profiler import ProfilerActivity, profile, record_function
+from torch.utils import _device
+
+import hmp
+from trap_kit import policy, same
+
+pytestmark = pytest.mark.searches_references
+
+LOW, WIDE, F64 = torch.bfloat16, torch.float32, torch.float64
+PRODUCTS = policy(bf16=["linear", "matmul", "mm"], fp32=["softmax"])
+A, B = torch.randn(4, 4), torch.randn(4, 4)
+
+
+def explicit(net: torch.nn.Sequential, x: torch.Tensor) -> torch.Tensor:
+    """What Linear, ReLU, Linear, Softmax give when their products are computed in bfloat16, by plain torch."""
+    first, second = net[0], net[2]
+    h = torch.relu(F.linear(x.to(LOW), first.weight.to(LOW), first.bias.to(LOW)))
+    return torch.softmax(F.linear(h, second.weight.to(LOW), second.bias.to(LOW)).float(), -1)
+
+
+def net() -> torch.nn.Sequential:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4), torch.nn.Softmax(-1))
+
+
+# --- torch's defaults
+
+
+@pytest.fixture
+def defaults() -> Iterator[None]:
+    yield
+    torch.set_default_dtype(WIDE)
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("dtype", [F64, LOW, torch.float16])
+def test_the_default_dtype_is_that_of_what_is_made_and_of_nothing_else(dtype: torch.dtype, defaults: None) -> None:
+    torch.set_default_dtype(dtype)
+    with hmp.convert(policy=PRODUCTS):
+        layer, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+        assert layer.weight.dtype is x.dtype is dtype
+        made, given = torch.mm(x, x.t()), torch.mm(A, B)
+        soft = torch.softmax(x, 0)
+        linear = layer(x)
+    low = dtype if dtype is F64 else LOW  # float64 is left to torch
+    same(made, torch.mm(x.to(low), x.t().to(low)))
+    same(linear, F.linear(x.to(low), layer.weight.to(low), layer.bias.to(low)))
+    same(soft, torch.softmax(x if dtype is F64 else x.float(), 0))
+    same(given, torch.mm(A.to(LOW), B.to(LOW)))
+
+
+@pytest.mark.parametrize("first", ["convert", "device"])
+def test_a_default_device_is_followed_whether_it_or_the_casts_came_first(first: str, defaults: None) -> None:
+    _device._device_constructors.cache_clear()  # torch fills it with what stands in its places when it is first used
+
+    def made() -> dict[str, tuple[str, torch.dtype]]:
+        constructors = {
+            "ones": lambda: torch.ones(2),
+            "full": lambda: torch.full((2,), 1.5),
+            "tensor": lambda: torch.tensor([1.5]),
+            "arange": lambda: torch.arange(3),
+            "linspace": lambda: torch.linspace(0, 1, 3),
+            "Linear": lambda: torch.nn.Linear(2, 2).weight,
+        }
+        results = {name: construct() for name, construct in constructors.items()}
+        return {name: (result.device.type, result.dtype) for name, result in results.items()}
+
+    if first == "device":
+        torch.set_default_device("meta")
+    with hmp.convert():
+        torch.set_default_device("meta")
+        under = made()
+        assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is LOW
+    assert under == made()
+    assert {device for device, _ in under.values()} == {"meta"}
+    torch.set_default_device("cpu")
+    with hmp.convert(policy=PRODUCTS):
+        same(torch.mm(A, B), torch.mm(A.to(LOW), B.to(LOW)))
+    torch.set_default_device(None)
+    assert made()["full"] == ("cpu", WIDE)
+
+
+def test_inference_mode_gives_what_training_gives_and_leaves_weights_that_train() -> None:
+    model, x = net(), torch.randn(3, 4)
+    with torch.inference_mode():
+        with hmp.convert(policy=PRODUCTS):  # torch is patched inside
+            first, second = model(x), model(x)
+        plain = model(x)
+    with hmp.convert(policy=PRODUCTS):
+        with torch.inference_mode():
+            third = model(x)
+        trained = model(x)
+        trained.sum().backward()
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        with torch.inference_mode():
+            after = model(x)
+    assert first.is_inference() and not trained.is_inference()
+    assert plain.dtype is WIDE
+    with torch.no_grad():
+        same(after, explicit(model, x))
+        model[0].weight.mul_(0.5)
+        for each in (first, second, third, trained):
+            same(each.clone(), explicit(model, x))
+    assert all(p.grad is not None and p.grad.dtype is WIDE for p in model.parameters())
+
+
+# --- other people's objects
+
+
+class Handled:
+    """An object that torch's functions take, as libraries write them: a table of torch's functions, filled when it is imported."""
+
+    TABLE: dict[Any, Callable[..., str]]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return cls.TABLE[func](*args, **(kwargs or {})) if func in cls.TABLE else NotImplemented
+
+
+HANDLED = (
+    torch.matmul,
+    torch.mul,
+    torch.relu,
+    torch.softmax,
+    torch.cat,
+    torch.mean,
+    F.relu,
+    F.softmax,
+    F.normalize,
+    F.layer_norm,
+    F.dropout,
+)
+Handled.TABLE = {function: lambda *args, _says=str(function), **kwargs: _says for function in HANDLED}
+
+
+@pytest.mark.parametrize("name", ["habana", "torch-cpu", "habana-o2"])
+def test_an_object_with_torch_function_is_asked_under_the_names_that_it_knows(name: str) -> None:
+    it = Handled()
+
+    def asked() -> list[str]:
+        return [
+            torch.matmul(it, A), torch.mul(it, 2), torch.relu(it), torch.softmax(it, 0), torch.cat([it, it]), torch.mean(it),
+            F.relu(it), F.softmax(it, 0), F.normalize(it), F.layer_norm(it, (4,)), F.dropout(it, 0.5),
+        ]  # fmt: skip
+
+    assert asked() == [str(function) for function in HANDLED]
+    with hmp.convert(policy=name):
+        with pytest.raises(TypeError, match=r"torch\.sin"):
+            torch.sin(it)
+        converted = asked()
+    assert converted == asked() == [str(function) for function in HANDLED]
+
+
+def test_a_mode_with_torch_function_sees_the_ops_and_the_casts() -> None:
+    class Seen(overrides.TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            names.append(getattr(func, "__name__", ""))
+            return func(*args, **(kwargs or {}))
+
+    def seen() -> list[str]:
+        return [name for name in names if name in ("matmul", "linear", "softmax", "bfloat16")]
+
+    names: list[str] = []
+    with Seen():
+        F.softmax(A @ B, 0), F.linear(A, B)
+    plain = seen()
+    names.clear()
+    with hmp.convert(policy=PRODUCTS), Seen():
+        product = A @ B
+        results = F.softmax(product, 0), F.linear(A, B)
+    assert [name for name in seen() if name != "bfloat16"] == plain
+    assert seen().count("bfloat16") == 4
+    same(product, A.to(LOW) @ B.to(LOW))
+    same(results[0], torch.softmax(product.float(), 0))
+    same(results[1], F.linear(A.to(LOW), B.to(LOW)))
+
+
+def test_a_tensor_subclass_with_torch_dispatch_is_cast_as_a_whole() -> None:
+    two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
+    two = two_tensor.TwoTensor(A, B)
+    with hmp.convert(policy=PRODUCTS):
+        product, soft = torch.mm(two, two), F.softmax(two, 0)
+    assert type(product) is type(soft) is two_tensor.TwoTensor
+    same(product.a, torch.mm(A.to(LOW), A.to(LOW)))
+    same(product.b, torch.mm(B.to(LOW), B.to(LOW)))
+    same(soft.b, torch.softmax(B, 0))
+
+
+def test_a_nested_tensor_is_cast_as_its_parts() -> None:
+    parts = [torch.randn(2, 4), torch.randn(3, 4)]
+    nested, layer = torch.nested.nested_tensor(parts, layout=torch.jagged), torch.nn.Linear(4, 4)
+    with hmp.convert(policy=PRODUCTS), torch.no_grad():
+        product = layer(nested)
+        loose = [layer(part) for part in parts]
+    for one, other in zip(product.unbind(), loose, strict=True):
+        same(one, other)
+
+
+# --- other people's patches
+
+
+def _counting(count: list[str], name: str) -> Callable[..., Any]:
+    def wrapper(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Any:
+        count.append(name)
+        return wrapped(*args, **kwargs)
+
+    return wrapper
+
+
+PATCHED = {"matmul": (torch, "matmul"), "linear": (F, "linear"), "softmax": (F, "softmax"), "forward": (torch.nn.Softmax, "forward")}
+
+
+def _use() -> list[torch.Tensor]:
+    return [torch.matmul(A, B), F.linear(A, B), F.softmax(A, 0), torch.nn.Softmax(0)(A)]
+
+
+def _expected() -> list[torch.Tensor]:
+    a, b = A.to(LOW), B.to(LOW)
+    return [torch.matmul(a, b), F.linear(a, b), torch.softmax(A, 0), torch.softmax(A, 0)]
+
+
+@pytest.mark.parametrize("order", ["they first, hmp inside", "they first, hmp outlives", "hmp first, they inside"])
+def test_wrapt_and_hmp_on_the_same_ops(order: str, torch_differences: Callable[[], list[str]]) -> None:
+    wrapt = pytest.importorskip("wrapt")
+    count: list[str] = []
+    originals = {name: vars(owner)[attribute] for name, (owner, attribute) in PATCHED.items()}
+
+    def wrap() -> None:
+        for name, (owner, attribute) in PATCHED.items():
+            wrapt.wrap_function_wrapper(owner, attribute, _counting(count, name))
+
+    def unwrap(to: dict[str, Any]) -> None:
+        for name, (owner, attribute) in PATCHED.items():
+            setattr(owner, attribute, to[name])
+
+    def check() -> None:
+        count.clear()
+        for got, want in zip(_use(), expected, strict=True):
+            same(got, want)
+        assert {*PATCHED} <= {*count}
+
+    expected = _expected()
+    if order.startswith("they"):
+        wrap()
+        try:
+            hmp.convert(policy=PRODUCTS)
+            check()
+            if order.endswith("inside"):
+                hmp.revert()
+                expected = _use()
+                check()  # theirs are still there
+        finally:
+            unwrap(originals)
+    else:
+        hmp.convert(policy=PRODUCTS)
+        before = {name: vars(owner)[attribute] for name, (owner, attribute) in PATCHED.items()}
+        wrap()
+        check()
+        unwrap(before)
+    outlived = order.endswith("outlives")
+    with pytest.warns(RuntimeWarning, match="on top of hmp") if outlived else contextlib.nullcontext():
+        hmp.revert()
+    assert torch_differences() == []
+
+
+def test_mock_patches_that_come_and_go_while_casts_do(torch_differences: Callable[[], list[str]]) -> None:
+    with mock.patch.object(torch, "matmul", wraps=torch.matmul) as theirs:
+        with hmp.convert(policy=PRODUCTS):
+            same(torch.matmul(A, B), torch.matmul(A.to(LOW), B.to(LOW)))
+            assert theirs.call_count == 2
+        assert torch.matmul is theirs
+    with hmp.convert(policy=PRODUCTS):
+        ours = torch.matmul
+        with mock.patch.object(torch, "matmul", wraps=torch.matmul) as theirs:
+            assert torch.matmul(A, B).dtype is LOW
+            assert theirs.call_count == 1
+        assert torch.matmul is ours
+    assert torch_differences() == []
+
+
+# --- torch's tables and its profiler
+
+
+def test_torchs_tables_of_overrides_hold_torchs_own_functions() -> None:
+    def tables() -> list[Any]:
+        for table in (overrides.get_testing_overrides, overrides._get_overridable_functions, overrides.get_ignored_functions):
+            table.cache_clear()
+        functions = overrides.get_overridable_functions()
+        return [
+            {owner: {*found} for owner, found in functions.items()},
+            {*overrides.get_testing_overrides()},
+            {*overrides.get_ignored_functions()},
+            [overrides.resolve_name(function) for function in HANDLED],
+            [overrides.is_tensor_method_or_property(function) for function in (torch.Tensor.add, torch.Tensor.relu, torch.mul)],
+        ]
+
+    before = tables()
+    with hmp.convert():
+        kept = overrides.get_overridable_functions()  # filled before torch was patched
+        assert torch.relu in [getattr(torch, f.__name__, None) for f in kept[torch]]
+        assert [overrides.resolve_name(function) for function in HANDLED] == before[3]
+    assert tables() == before
+
+
+def _profiled(run: Callable[[], Any], **options: Any) -> Counter[str]:
+    with profile(activities=[ProfilerActivity.CPU], **options) as profiler, record_function("mine"):
+        run()
+    events = Counter({event.key: event.count for event in profiler.key_averages()})
+    assert events["mine"] == 1
+    return Counter({key: count for key, count in events.items() if key.startswith("aten::")})
+
+
+def test_the_profiler_counts_what_explicit_casts_call() -> None:
+    model, x = net(), torch.randn(3, 4)
+    written_out = _profiled(lambda: explicit(model, x))
+    with hmp.convert(policy=PRODUCTS):
+        found = _profiled(lambda: model(x))
+        with_stack = _profiled(lambda: model(x), with_stack=True, record_shapes=True, profile_memory=True)
+    plain = _profiled(lambda: model(x))
+    ops = ("aten::linear", "aten::addmm", "aten::relu", "aten::softmax", "aten::_softmax", "aten::_to_copy")
+    assert [found[op] for op in ops] == [with_stack[op] for op in ops] == [written_out[op] for op in ops]
+    assert found["aten::_to_copy"] == 6 and plain["aten::_to_copy"] == 0
+
+
+def test_casts_come_and_go_while_the_profiler_runs() -> None:
+    model, x, seen = net(), torch.randn(3, 4), []
+
+    def step() -> None:
+        seen.append(model[0](x).dtype)
+
+    def run() -> None:
+        step()
+        with hmp.convert(policy=PRODUCTS):
+            step()
+            with hmp.disable_casts():
+                step()
+        step()
+
+    assert _profiled(run)["aten::linear"] == 4
+    assert seen == [WIDE, LOW, WIDE, WIDE]
+    with hmp.convert(policy=PRODUCTS), profile(schedule=torch.profiler.schedule(wait=1, warmup=1, active=2)) as profiler:
+        for _ in range(4):
+            step()
+            profiler.step()
+    assert seen[4:] == [LOW] * 4

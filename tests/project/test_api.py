@@ -1,0 +1,66 @@
+"""The public names, and Habana's own call."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+import hmp
+
+ROOT = Path(__file__).parents[2]
+NAMES = """convert revert is_converted casts apply remove disable_casts enable_casts casts_enabled Policy policies explain bf16_function
+    fp32_function promote_function register fallbacks benchmark compare tune detect_nonfinite cache_info
+    set_cache_limit clear_cache HmpError OpListError NonFiniteError"""
+
+
+def test_public_names_are_there_and_have_docstrings() -> None:
+    for name in NAMES.split():
+        assert name in hmp.__all__
+        assert inspect.getdoc(getattr(hmp, name)), name
+
+
+def test_from_hmp_import_hmp_works() -> None:
+    from hmp import hmp as package
+
+    assert package is hmp
+
+
+def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("linear\n")
+    (tmp_path / "b.txt").write_text("softmax\n")
+    paths = str(tmp_path / "a.txt"), str(tmp_path / "b.txt")
+    x = torch.randn(2, 2)
+    for convert in (
+        lambda: hmp.convert("O1", *paths, False),
+        lambda: hmp.convert(opt_level="O1", bf16_file_path=paths[0], fp32_file_path=paths[1], isVerbose=True),
+    ):
+        with convert():
+            assert hmp.is_converted()
+            assert torch.nn.functional.linear(x, x).dtype is torch.bfloat16
+            assert (x @ x).dtype is torch.float32  # not on this list
+            assert torch.softmax(x.bfloat16(), 0).dtype is torch.float32
+        assert not hmp.is_converted()
+
+
+def test_errors_are_of_one_family() -> None:
+    assert issubclass(hmp.OpListError, hmp.HmpError)
+    assert issubclass(hmp.OpListError, ValueError)
+    assert issubclass(hmp.NonFiniteError, hmp.HmpError)
+
+
+def test_the_core_imports_torch_and_the_standard_library_alone() -> None:
+    script = """if True:
+        import sys, torch
+        before = set(sys.modules)
+        import hmp
+        hmp.convert(); torch.ones(2, 2) @ torch.ones(2, 2); hmp.explain("mul"); hmp.revert()
+        new = {name.partition(".")[0] for name in set(sys.modules) - before}
+        torchs = {"torch", "sympy", "mpmath"}  # torch 2.7 imports sympy with torch.utils.checkpoint
+        print(sorted(new - set(sys.stdlib_module_names) - torchs - {"hmp"}))
+    """
+    run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

@@ -1,0 +1,103 @@
+"""The op lists and the package are found from an installed wheel, an editable install and a plain checkout."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = ("hmp", "op_lists", "pyproject.toml", "setup.cfg", "README.md", "LICENSE")
+REPORT = """
+import json, pathlib, hmp, hmp.cli
+print(json.dumps({
+    "file": str(pathlib.Path(hmp.__file__).resolve()),
+    "policies": {name: hmp.Policy.load(name).to_dict() for name in sorted(hmp.policies())},
+}))
+"""
+
+
+def run(command: Sequence[str | Path], cwd: Path, **env: str) -> str:
+    done = subprocess.run([str(part) for part in command], cwd=cwd, env=os.environ | env, capture_output=True, text=True)
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def policies_of(python: Path | str, cwd: Path, installed_in: Path, **env: str) -> Mapping[str, object]:
+    found = json.loads(run([python, "-c", REPORT], cwd, **env).splitlines()[-1])
+    assert Path(found["file"]).is_relative_to(installed_in.resolve()), "another hmp was imported"
+    return found["policies"]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped files, copied: a build leaves traces beside them."""
+    target = tmp_path_factory.mktemp("checkout")
+    for name in SHIPPED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, target / name)
+    return target
+
+
+@pytest.fixture(scope="module")
+def wheel(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("setuptools", "77", reason="the wheel is built without a network")
+    folder = tmp_path_factory.mktemp("wheel")
+    run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-w", folder, copy], folder)
+    (built,) = folder.glob("hmp_torch-*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def from_checkout(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, object]:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    return policies_of(sys.executable, elsewhere, copy, PYTHONPATH=str(copy))
+
+
+def test_checkout_finds_its_lists(from_checkout: Mapping[str, object]) -> None:
+    folders = {folder.name for folder in (ROOT / "op_lists").iterdir() if folder.is_dir()}
+    assert "habana" in folders
+    assert folders <= set(from_checkout)
+
+
+def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
+    expected = {str(file.relative_to(ROOT)) for file in (ROOT / "hmp").rglob("*.py")} | {"hmp/py.typed"}
+    expected |= {"hmp/" + str(file.relative_to(ROOT)) for file in (ROOT / "op_lists").rglob("*.txt")}
+    expected |= {str(file.relative_to(ROOT)) for file in (ROOT / "hmp/report/page/templates").iterdir()}
+    with zipfile.ZipFile(wheel) as archive:
+        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+    assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"
+
+
+def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path) -> None:
+    target = tmp_path / "site"
+    run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel], tmp_path)
+    assert (target / "hmp" / "op_lists" / "habana" / "bf16.txt").is_file()
+    assert policies_of(sys.executable, tmp_path, target, PYTHONPATH=str(target)) == from_checkout
+
+
+def test_editable_install_finds_its_lists(copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path) -> None:
+    run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
+    python = tmp_path / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
+    site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
+    # This environment's packages as a plain path: torch and setuptools are found, the .pth files there are not read again.
+    (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    install = [sys.executable, "-m", "pip", "--python", python, "install"]
+    run([*install, "--no-deps", "--no-build-isolation", "--no-index", "-e", copy], tmp_path)
+    assert policies_of(python, tmp_path, copy) == from_checkout
+
+
+def test_console_script_is_the_command_line(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert "hmp = hmp.cli:main" in archive.read(entry_points).decode()

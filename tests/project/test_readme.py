@@ -1,0 +1,114 @@
+"""The README says what is so: its lines run and print what it shows, its commands are the ones that are run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+TABLE_START = re.compile(r"^ *─+ *$", re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language]
+
+
+def test_opens_with_one_sentence_and_six_lines_that_print_what_is_shown() -> None:
+    title, sentence, code = README.split("\n\n")[:3]
+    assert title == "# hmp"
+    assert sentence.count(". ") == 0
+    assert sentence.endswith(".")
+    lines = code.splitlines()[1:-1]
+    assert len(lines) == 6
+    assert all(lines)
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], cwd=ROOT, capture_output=True, text=True)
+    assert done.stdout == blocks("text")[0], done.stderr
+
+
+@pytest.mark.parametrize("code", blocks("python"), ids=lambda code: code.partition("\n")[0][:40])
+def test_every_python_block_is_python(code: str) -> None:
+    compile(code, "README.md", "exec")
+
+
+@pytest.mark.slow
+def test_demo_output_is_what_the_demo_prints() -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("sklearn")
+    done = subprocess.run([sys.executable, "-m", "hmp", "demo", "--epochs", "1"], cwd=ROOT, capture_output=True, text=True)
+    (shown,) = [text for text in blocks("text") if text.startswith("hmp demo:")]
+    assert table_of(done.stdout) == table_of(shown), "run python -m hmp demo again and paste what it prints"
+    assert "check passed" in shown
+
+
+def table_of(output: str) -> list[str]:
+    """The table's words without what differs between two runs: accuracy, time, and where lines break."""
+    body = TABLE_START.split(output, maxsplit=1)[1].partition("check ")[0]
+    return re.sub(r"[\d.]+ (%|ms)", r"N \1", body).split()
+
+
+def test_ci_calls_the_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (extraction,) = re.findall(r"^test_command=.*$", script, re.MULTILINE)
+    extracted = subprocess.run(
+        ["bash", "-c", f'{extraction}\nprintf %s "$test_command"'], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (shown,) = [text for text in blocks("sh") if "pytest" in text]
+    assert extracted == shown.rstrip("\n")
+    assert re.search(r'^bash .*-c "\$test_command"', script, re.MULTILINE)
+
+
+def test_both_commands_make_their_own_environment_with_pinned_versions() -> None:
+    commands = [text for text in blocks("sh") if "venv" in text]
+    assert len(commands) == 2
+    for command in commands:
+        (environment,) = re.findall(r"python3 -m venv (\S+) && ", command)
+        assert command.count(f"{environment}/bin/") == 2
+        assert "-c tests/constraints.txt" in command
+    assert re.search(r"^torch==\S+$", (ROOT / "tests" / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_every_rule_and_every_preset_has_a_line() -> None:
+    assert re.findall(r"^\| R(\d+) \|", README, re.MULTILINE) == [str(number) for number in range(1, 20)]
+    section = README.partition("| preset |")[2].partition("\n\n")[0]
+    shown = {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.@-]+)`", line.split("|")[1])}
+    assert shown == set(hmp.policies())
+
+
+def test_metadata_claims_the_pythons_and_the_oldest_torch_that_were_run() -> None:
+    rows = re.findall(r"^\| (\d+\.\d+)\.\d+ \| (3\.\d+) \|", README.partition("## What it was run with")[2], re.MULTILINE)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert {python for _, python in rows} == set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project))
+    (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert min((torch for torch, _ in rows), key=lambda release: tuple(map(int, release.split(".")))) == oldest
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_mul_on_the_default_list_does_what_is_said() -> None:
+    assert "mul" in hmp.Policy.load("habana").bf16
+    assert "mul" not in hmp.Policy.load("autocast").bf16
+    positions = torch.arange(4096).float()
+    inverse_frequencies = 1 / 10000 ** (torch.arange(0, 64, 2) / 64)
+    exact = (positions.double()[:, None] * inverse_frequencies.double()).cos()
+    plain = (positions[:, None] * inverse_frequencies).cos()
+    total, loss = torch.zeros(()), torch.tensor(0.7)
+    with hmp.convert():
+        angles = positions[:, None] * inverse_frequencies
+        total += loss * 32
+    assert total.item() == 22.375
+    assert f"{(angles.double().cos() - exact).abs().max():.1f}" == "2.0"
+    assert f"{(plain - exact).abs().max():.4f}" == "0.0001"
+    kept = hmp.Policy.load("habana")
+    assert kept.replace(bf16=kept.bf16 - {"mul"}).bf16 == kept.bf16 - {"mul"}

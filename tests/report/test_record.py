@@ -1,0 +1,299 @@
+"""record() notes what ran in which precision: dtypes, casts and bytes counted by hand, places, and what a policy never met."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from hmp.report.rows import Row
+from trap_kit import policy
+
+BF16, F32 = torch.bfloat16, torch.float32
+LISTS = policy(bf16={"linear", "matmul", "conv2d"}, fp32={"softmax"}, promote={"cat", "add"})
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), nn.Linear(8, 4)))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.softmax(self.blocks(x), dim=-1)  # the line of softmax
+
+
+SOFTMAX_LINE = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("# the line of softmax"))
+
+
+def decided(report: hmp.Report) -> list[Row]:
+    return [row for row in report.rows if row.rule != "unlisted"]
+
+
+def row_of(report: hmp.Report, op: str) -> Row:
+    (found,) = [row for row in report.grouped("op") if row.op == op]
+    return found
+
+
+def test_dtypes_casts_and_bytes_are_those_of_the_calls() -> None:
+    net, x = Net(), torch.randn(3, 8)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        net(x)
+    first, second, last = decided(report)
+    assert (first.op, first.rule, first.inputs, first.compute, first.output) == ("linear", "bf16", "float32", "bfloat16", "bfloat16")
+    # input 3x8, weight 8x8, bias 8, of 4 bytes each
+    assert (first.calls, first.casts, first.casts_saved, first.cast_bytes) == (1, 3, 0, 4 * (24 + 64 + 8))
+    # the input is in bfloat16 by now
+    assert (second.inputs, second.casts, second.cast_bytes) == ("bfloat16, float32", 2, 4 * (32 + 4))
+    assert (last.op, last.rule, last.dtypes) == ("softmax", "fp32", "bfloat16 → float32 → float32")
+    assert (last.casts, last.cast_bytes) == (1, 2 * 12)
+    assert all(row.op_seconds > 0 and row.cast_seconds > 0 for row in (first, second, last))
+
+
+def test_the_place_is_the_modules_path_and_the_users_line() -> None:
+    net, x = Net(), torch.randn(3, 8)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        net(x)
+        torch.matmul(x, x.t())
+    paths = [row.module for row in decided(report) if row.op != "t"]
+    assert paths == ["blocks.0", "blocks.1.1", "Net", ""]
+    softmax = row_of(report, "softmax")
+    assert (softmax.file, softmax.line) == (__file__, SOFTMAX_LINE)
+    assert Path(row_of(report, "matmul").file).name == Path(__file__).name
+
+
+def test_casts_that_the_caches_save_are_told_apart() -> None:
+    net, x = Net(), torch.randn(3, 8)
+    with hmp.convert(policy=LISTS), torch.no_grad():
+        net(x)
+        with hmp.record() as report:
+            net(x)
+    rows = [row for row in decided(report) if row.op == "linear"]
+    assert sum(row.casts_saved for row in rows) == 4  # two weights, two biases
+    assert sum(row.casts for row in rows) == 1  # the input
+    assert sum(row.cast_bytes for row in rows) == 4 * 24
+
+
+def test_what_no_list_decides_is_seen_too() -> None:
+    x = torch.randn(3, 8)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        torch.tanh(x)
+        x.exp()
+        x * 2.0
+        F.gelu(x)
+        torch.cat([x, x.bfloat16()])
+        x + x
+        x.shape  # noqa: B018  # no op
+    ops = {row.op: row.rule for row in report.rows}
+    assert {op: ops[op] for op in ("tanh", "exp", "gelu")} == dict.fromkeys(("tanh", "exp", "gelu"), "unlisted")
+    assert ops["mul"] in ("R12", "unlisted")
+    assert ops["cat"] == ops["add"] == "promote"
+    assert not any("shape" in op for op in ops)
+    assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
+
+
+def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
+    """Their code runs with casts off, for they are one op (R8): these are calls under the policy all the same."""
+    low, wide = torch.randn(2, 3).bfloat16(), torch.randn(2, 3)
+    with hmp.convert(policy="habana"), hmp.record() as report:
+        nn.MSELoss()(low, low)
+        F.mse_loss(low, wide)
+        F.normalize(low)
+        torch._foreach_add([low], 1.0)
+    rows = {(row.op, row.rule, row.dtypes) for row in report.grouped("op")}
+    assert rows == {
+        ("mse_loss", "promote", "bfloat16 → bfloat16 → bfloat16"),
+        ("mse_loss", "promote", "bfloat16, float32 → float32 → float32"),
+        ("normalize", "unlisted", "bfloat16 → bfloat16 → bfloat16"),
+        ("_foreach_add", "unlisted", "bfloat16 → bfloat16 → bfloat16"),
+    }
+    assert report.uncast_calls == 0
+    assert "mse_loss" not in report.never_called
+
+
+def test_listed_names_that_were_never_called_are_told() -> None:
+    x = torch.randn(3, 8)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        x @ x.t()
+        x + x
+    assert report.never_called == ["cat", "conv2d", "linear", "softmax"]
+
+
+def test_what_ran_in_float32_for_want_of_a_kernel_is_told() -> None:
+    x = torch.eye(3)
+    with hmp.convert(policy=policy(bf16={"linalg.solve"})), hmp.record() as report:
+        assert torch.linalg.solve(x, x).dtype is F32
+    (row,) = report.no_kernel
+    assert (row.op, row.rule, row.compute, row.no_kernel) == ("linalg.solve", "bf16", "float32", 1)
+    assert "In float32 for want of a kernel (R11): linalg.solve (1)" in str(report)
+
+
+def test_results_and_gradients_are_the_same_bits_with_a_recording() -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(3, 8)
+
+    def gradients() -> list[torch.Tensor]:
+        net.zero_grad()
+        (net(x) ** 2).sum().backward()
+        return [p.grad.clone() for p in net.parameters()]
+
+    with hmp.convert(policy=LISTS):
+        plain = gradients()
+        with hmp.record():
+            recorded = gradients()
+        after = gradients()
+    assert all(map(torch.equal, plain, recorded))
+    assert all(map(torch.equal, plain, after))
+
+
+def test_nothing_observes_after_the_recording() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS):
+        F.linear(x, x)
+        before = F.linear.__code__
+        with hmp.record() as report:
+            F.linear(x, x)
+        F.linear(x, x)
+        assert F.linear.__code__ is before  # the switch that reads dtypes and nothing else
+        assert len(decided(report)) == 1
+        assert torch.nn.modules.module._global_forward_hooks == {}
+        assert torch.nn.modules.module._global_forward_pre_hooks == {}
+
+
+def test_a_recording_without_a_policy_says_so() -> None:
+    with hmp.record() as report:
+        torch.randn(3, 3).tanh()
+    assert decided(report) == []
+    assert "No policy decided anything: call hmp.convert()" in str(report)
+
+
+def test_convert_and_casts_inside_a_recording_are_recorded() -> None:
+    x = torch.randn(3, 3)
+    with hmp.record() as report:
+        with hmp.convert(policy=LISTS):
+            F.linear(x, x)
+        with hmp.casts(policy(fp32={"linear"}, name="wide")):
+            F.linear(x, x.bfloat16())
+    assert [(row.op, row.rule, row.compute) for row in decided(report)] == [("linear", "bf16", "bfloat16"), ("linear", "fp32", "float32")]
+    assert [each["name"] for each in report.policies] == ["test", "wide"]
+
+
+def test_recordings_nest_and_each_has_its_own() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record() as outer:
+        F.linear(x, x)
+        with hmp.record() as inner:
+            F.linear(x, x)
+            x.tanh()
+        F.linear(x, x)
+    assert row_of(inner, "linear").calls == 1
+    assert row_of(outer, "linear").calls == 3
+    assert row_of(outer, "linear").casts == 6
+    assert row_of(inner, "tanh").calls == row_of(outer, "tanh").calls == 1
+
+
+def test_an_exception_loses_nothing() -> None:
+    x = torch.randn(3, 8)
+    with hmp.convert(policy=LISTS):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):  # noqa: PT012
+            with hmp.record() as report:
+                torch.matmul(x, x.t())
+                torch.matmul(x, x)
+        assert torch.matmul(x, x.t()).dtype is BF16
+    rows = [row for row in decided(report) if row.op == "matmul"]
+    assert [(row.calls, row.raised) for row in rows] == [(1, 0), (1, 1)]
+    assert "1 call ended in an exception." in report.notes
+
+
+def test_other_threads_are_recorded() -> None:
+    x = torch.randn(3, 3)
+
+    def work() -> None:
+        for _ in range(50):
+            F.linear(x, x)
+
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for _ in range(50):
+            torch.matmul(x, x)
+        for thread in threads:
+            thread.join()
+    assert row_of(report, "linear").calls == 200
+    assert row_of(report, "linear").casts == 400
+    assert row_of(report, "matmul").calls == 50
+
+
+def test_calls_where_casts_are_off_are_counted_and_not_mixed_in() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        with hmp.disable_casts():
+            F.linear(x, x)
+            x.tanh()
+    assert report.rows == ()
+    assert report.uncast_calls == 2
+
+
+def test_a_report_can_be_read_while_it_is_recorded() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        F.linear(x, x)
+        assert row_of(report, "linear").calls == 1
+        F.linear(x, x)
+        assert row_of(report, "linear").calls == 2
+        assert report.never_called == ["add", "cat", "conv2d", "matmul", "softmax"]
+
+
+def test_the_profiler_shows_casts_under_a_name_of_ours() -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record(), torch.profiler.profile() as profile:
+        F.linear(x, x)
+    names = [event.key for event in profile.key_averages() if event.key.startswith("hmp::")]
+    assert names == ["hmp::cast float32 to bfloat16"]
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_a_compiled_function_runs_uncompiled_while_it_is_recorded() -> None:
+    net, x = Net(), torch.randn(3, 8)
+    compiled = torch.compile(net, backend="eager", fullgraph=True)
+    with hmp.convert(policy=LISTS):
+        compiled(x)
+        with hmp.record() as report:
+            compiled(x)
+        counters = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+        compiled(x)
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == counters  # the code that was compiled before
+    assert row_of(report, "softmax").calls == 1
+    assert sum(row.calls for row in decided(report) if row.op == "linear") == 2
+
+
+@pytest.mark.slow
+def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> None:
+    script = tmp_path / "first.py"
+    script.write_text(
+        "import sys, torch, hmp\n"
+        "x = torch.randn(3, 3)\n"
+        "plain = torch.compile\n"
+        "with hmp.casts('habana'), hmp.record() as report:\n"
+        "    assert 'torch._dynamo' not in sys.modules\n"
+        "    compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)\n"
+        "    compiled(x)\n"
+        "assert torch.compile is plain\n"
+        "report.assert_dtype('linear', torch.bfloat16)\n"
+        "with hmp.casts('habana'):\n"
+        "    assert compiled(x).dtype is torch.bfloat16\n"
+        "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1\n"
+    )
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        [sys.executable, script], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert ran.returncode == 0, ran.stderr

@@ -1,0 +1,185 @@
+"""What a Report is good for afterwards: text, JSON, TensorBoard, checks in tests, sums over runs and ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+
+import hmp
+from hmp.report.rows import Row
+from trap_kit import policy
+
+GOLDEN = Path(__file__).parents[1] / "support" / "golden"
+LISTS = policy(bf16={"linear"}, fp32={"softmax"})
+
+# A report by hand: nothing in it is measured.
+LINEAR = ("linear", "bf16", "linear (lists/bf16.txt:3)", "float32", "bfloat16", "bfloat16")
+SOFTMAX = ("softmax", "fp32", "softmax (lists/fp32.txt:1)", "bfloat16", "float32", "float32")
+SOLVE = ("linalg.solve", "bf16", "linalg.solve", "float32", "float32", "float32")
+ROWS = (
+    Row(*LINEAR, "encoder.0", "model.py", 12, 10, 30, 0, 122880, 2e-3, 5e-4),
+    Row(*LINEAR, "encoder.1", "model.py", 12, 10, 20, 10, 81920, 2e-3, 3e-4),
+    Row(*SOFTMAX, "head", "model.py", 30, 10, 10, 0, 2048, 1e-4, 2e-5),
+    Row(*SOLVE, "head", "model.py", 31, 1, 2, 0, 512, 1e-3, 1e-6, 1),
+    Row("matmul", "R7", "", "float32, bfloat16", "float32", "float32", "head", "model.py", 33, 2, 2, 0, 64, 1e-5, 1e-6, 0, 1),
+    Row("tanh", "unlisted", "", "bfloat16", "bfloat16", "bfloat16", "head", "model.py", 40, 10, 0, 0, 0, 3e-4),
+)
+POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}
+ABOUT = {
+    "policies": [{**POLICY, "fingerprint": "0123456789ab"}],
+    "never_called": ["gelu"],
+    "uncast_calls": 7,
+    "seconds": 0.25,
+    "torch": "2.13.0",
+}
+
+
+def by_hand() -> hmp.Report:
+    return hmp.Report(ROWS, **ABOUT)
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_golden(form: str, tmp_path: Path) -> None:
+    report = by_hand()
+    made = str(report) + "\n" if form == "text" else report.to_json(tmp_path / "report.json").read_text(encoding="utf-8")
+    kept = GOLDEN / f"report.{'txt' if form == 'text' else 'json'}"
+    assert made == kept.read_text(encoding="utf-8"), f"look at the difference; when it is meant, write it to {kept.name}"
+
+
+def test_tables_add_up_by_what_is_asked_for() -> None:
+    modules = by_hand().grouped("module")
+    assert [(row.module, row.calls, row.casts, row.cast_bytes) for row in modules] == [
+        ("encoder.0", 10, 30, 122880),
+        ("encoder.1", 10, 20, 81920),
+        ("head", 23, 14, 2624),
+    ]
+    by_calls = by_hand().grouped("op", "calls")
+    assert [(row.op, row.calls) for row in by_calls][:2] == [("linear", 20), ("softmax", 10)]
+    assert (by_calls[0].module, by_calls[0].line) == ("", 12)
+    console = Console(width=160, color_system=None)
+    with console.capture() as shown:
+        console.print(by_hand().table("module", "calls"))
+    assert shown.get().splitlines()[1].split()[:3] == ["head", "13", "14"]  # tanh, on no list, is left out
+    with pytest.raises(hmp.HmpError, match="by='colour' is none of 'op', 'module', 'line', 'call'"):
+        by_hand().table("colour")
+    with pytest.raises(hmp.HmpError, match="sort='colour' is no field of a row; there are op, rule"):
+        by_hand().table("op", "colour")
+
+
+def test_json_comes_back_as_it_was(tmp_path: Path) -> None:
+    x = torch.randn(3, 3)
+    with hmp.convert(policy=LISTS), hmp.record() as report:
+        F.softmax(F.linear(x, x), 0)
+    again = hmp.Report.load(report.to_json(tmp_path / "r.json"))
+    assert again.rows == report.rows
+    assert again.to_dict() == report.to_dict()
+    assert str(again) == str(report)
+    json.loads((tmp_path / "r.json").read_text())
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no such file; give one that Report.to_json"),
+        ("{", "is no JSON"),
+        ("[]", "is no report of hmp's"),
+        ('{"hmp_report": 99, "rows": []}', "another version: hmp_report is 99, not 1"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None, message: str) -> None:
+    file = tmp_path / "r.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(hmp.HmpError, match=message) as caught:
+        hmp.Report.load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_assert_dtype_says_where_it_was_otherwise() -> None:
+    report = by_hand()
+    report.assert_dtype("softmax", torch.float32)
+    report.assert_dtype("linear", torch.bfloat16)
+    with pytest.raises(
+        AssertionError,
+        match=r"(?s)linear did not compute in float32 in 20 calls:.*10 in bfloat16 \(rule bf16\) in encoder.0 at model",
+    ):
+        report.assert_dtype("linear", torch.float32)
+    with pytest.raises(AssertionError, match=r"gelu was not called with a floating tensor; called were linalg\.solve, linear"):
+        report.assert_dtype("gelu", torch.float32)
+
+
+def test_diff_names_what_ran_otherwise() -> None:
+    x = torch.randn(3, 3)
+    reports = []
+    for lists in (LISTS, LISTS.replace(bf16={"linear", "softmax"}, fp32=set())):
+        with hmp.convert(policy=lists), hmp.record() as report:
+            F.softmax(F.linear(x, x), 0)
+            if reports:
+                x.tanh()
+        reports.append(report)
+    assert reports[0].diff(reports[1]) == ["softmax: float32 -> bfloat16", "tanh: not called -> float32"]
+    assert reports[0].diff(reports[0]) == []
+
+
+def test_reports_of_several_runs_are_added_up() -> None:
+    other = hmp.Report(ROWS[:1], **{**ABOUT, "never_called": ["gelu", "softmax"], "seconds": 1.0})
+    both = by_hand().merge(other)
+    assert both.rows[0].calls == 20
+    assert both.rows[0].cast_bytes == 2 * 122880
+    assert len(both.rows) == len(ROWS)
+    assert both.never_called == ["gelu"]
+    assert both.uncast_calls == 14
+    assert "Added up over 2 ranks." in both.notes
+    assert len(both.policies) == 1
+
+
+def test_tensorboard_reads_the_sums(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from torch.utils.tensorboard import SummaryWriter
+
+    with SummaryWriter(str(tmp_path)) as writer:
+        by_hand().to_tensorboard(writer, step=3)
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (calls,) = events.Scalars("hmp/calls/linear/bfloat16")
+    assert (calls.step, calls.value) == (3, 20.0)
+    (casts,) = events.Scalars("hmp/casts")
+    assert casts.value == 64.0
+
+
+def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(
+        "import torch, torch.distributed as dist, torch.nn.functional as F, hmp\n"
+        "dist.init_process_group('gloo')\n"
+        "x = torch.randn(3, 3)\n"
+        "with hmp.casts('habana'), hmp.record() as report:\n"
+        "    for _ in range(dist.get_rank() + 1):\n"
+        "        F.linear(x, x)\n"
+        "merged = report.gather()\n"
+        "found = sum(r.calls for r in merged.rows if r.op == 'linear'), merged.to_dict()['ranks']\n"
+        "open(f'rank{dist.get_rank()}', 'w').write(str(found))\n"
+        "dist.destroy_process_group()\n"
+    )
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    ran = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["(3, 2)", "(2, 1)"]
+
+
+def test_without_rich_the_command_that_brings_it_is_named() -> None:
+    script = "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())"
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
+    assert ran.returncode == 1
+    assert "pip install 'hmp-torch[report]'" in ran.stderr

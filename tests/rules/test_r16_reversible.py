@@ -1,0 +1,397 @@
+"""R16: revert() leaves torch identical to what was found; a second convert() wraps nothing twice; handles restore the policy before."""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import inspect
+import sys
+import threading
+import warnings
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from trap_kit import policy
+
+pytestmark = pytest.mark.searches_references
+
+LOW = torch.bfloat16
+
+
+def in_force() -> str:
+    """Which of the policies used here is in force, told by what it casts."""
+    x = torch.ones(2)
+    return {(LOW, False): "relu", (torch.float32, True): "sin", (torch.float32, False): "none"}[
+        torch.relu(x).dtype, torch.sin(x).dtype == LOW
+    ]
+
+
+RELU, SIN = {"bf16": ["relu"]}, {"bf16": ["sin"]}
+
+
+@pytest.mark.parametrize("name", ["habana", "habana-o2", "bert", "resnet50"])
+def test_r16_revert_leaves_torch_as_it_was_found(name, torch_differences):
+    hmp.convert(policy=name)
+    assert torch_differences() != []
+    assert hmp.is_converted()
+    hmp.revert()
+    assert torch_differences() == []
+    assert not hmp.is_converted()
+
+
+def test_r16_importing_hmp_changes_nothing(torch_differences):
+    assert torch_differences() == []
+
+
+def test_r16_every_way_back(torch_differences):
+    hmp.convert().revert()
+    assert torch_differences() == []
+    with hmp.convert() as handle:
+        assert hmp.is_converted()
+    assert torch_differences() == []
+    handle.revert()
+    hmp.revert()
+    hmp.revert()
+    assert torch_differences() == []
+
+
+def test_r16_a_second_conversion_wraps_nothing_twice():
+    def frames() -> list[int]:
+        found = []
+        for call in (
+            lambda: torch.mul(x, x),
+            lambda: x * x,
+            lambda: F.relu(x),
+            lambda: F.linear(x[None], x[None]),
+            lambda: torch.nn.ReLU()(x),
+        ):
+            call()
+            entered = 0
+
+            def count(frame, event, argument):
+                nonlocal entered
+                entered += event == "call"
+
+            sys.setprofile(count)
+            call()
+            sys.setprofile(None)
+            found.append(entered)
+        return found
+
+    x = torch.ones(2)
+    hmp.convert()
+    once, objects = frames(), [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, F.relu.__code__, torch.optim.SGD.step]
+    for each in ("bert", "habana-o2", "habana") * 3:
+        hmp.convert(policy=each)
+    assert frames() == once
+    assert [torch.mul, torch.Tensor.__mul__, F.relu, F.linear, F.relu.__code__, torch.optim.SGD.step] == objects
+
+
+def test_r16_a_second_conversion_replaces_the_policy():
+    hmp.convert(policy=policy(**RELU))
+    assert in_force() == "relu"
+    hmp.convert(policy=policy(**SIN))
+    assert in_force() == "sin"
+
+
+def test_r16_a_handle_restores_the_policy_before_it(torch_differences):
+    with hmp.convert(policy=policy(**RELU)):
+        with hmp.convert(policy=policy(**SIN)):
+            assert in_force() == "sin"
+            with hmp.casts(policy(**RELU)):
+                assert in_force() == "relu"
+            assert in_force() == "sin"
+        assert in_force() == "relu"
+        with pytest.raises(KeyError), hmp.convert(policy=policy(**SIN)):
+            raise KeyError
+        assert in_force() == "relu"
+        handle = hmp.convert(policy=policy(**SIN))
+        handle.revert()
+        handle.revert()
+        assert in_force() == "relu"
+    assert in_force() == "none"
+    hmp.revert()  # the region's patches stayed, doing nothing
+    assert torch_differences() == []
+
+
+def test_r16_revert_goes_all_the_way_back_from_inside(torch_differences):
+    with hmp.convert(policy=policy(**RELU)):
+        with hmp.convert(policy=policy(**SIN)):
+            hmp.revert()
+            assert in_force() == "none"
+            assert torch_differences() == []
+
+
+def test_r16_revert_inside_a_region_makes_it_plain_torch(torch_differences):
+    with hmp.casts(policy(**RELU)):
+        hmp.revert()
+        assert in_force() == "none" and not hmp.casts_enabled()
+        assert torch_differences() == []
+    with hmp.casts(policy(**SIN)):
+        assert in_force() == "sin"
+    assert in_force() == "none"
+
+
+def test_r16_revert_reaches_the_regions_of_other_threads(torch_differences):
+    inside, reverted, found = threading.Event(), threading.Event(), []
+
+    def work():
+        with hmp.casts(policy(**RELU)):
+            found.append(in_force())
+            inside.set()
+            reverted.wait(10)
+            found.append(in_force())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    inside.wait(10)
+    hmp.revert()
+    reverted.set()
+    thread.join()
+    assert found == ["relu", "none"]
+    assert torch_differences() == []
+
+
+def test_r16_the_patches_of_a_region_do_nothing_outside_it(torch_differences):
+    x = torch.ones(2)
+    with hmp.casts("habana"):
+        taken = torch.relu, torch.Tensor.mul, F.linear, F.layer_norm
+    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)], strict=True)} == {torch.float32}
+    assert not hmp.casts_enabled() and not hmp.is_converted()
+    hmp.revert()
+    assert torch_differences() == []
+    assert {each(x, *more).dtype for each, more in zip(taken, [(), (x,), (torch.eye(2),), ((2,),)], strict=True)} == {torch.float32}
+
+
+def test_r16_functions_look_like_themselves_while_converted():
+    functions = (F.relu, F.softmax, F.layer_norm, F.dropout, torch.nn.init.normal_, torch.utils.checkpoint.checkpoint)
+    before = {function: (function.__name__, inspect.signature(function), function.__doc__) for function in functions}
+    sources = [inspect.getsource(function) for function in functions]
+    named = [torch.mul.__name__, torch.mul.__doc__, torch.Tensor.mul.__doc__]
+    hmp.convert()
+    for function, facts in before.items():
+        assert (function.__name__, inspect.signature(function), function.__doc__) == facts
+    assert [torch.mul.__name__, torch.mul.__doc__, torch.Tensor.mul.__doc__] == named
+    assert [inspect.getsource(function) for function in functions] == sources
+
+
+def _foreign_builtin():
+    inner = torch.mul
+    torch.mul = lambda *args, **kwargs: inner(*args, **kwargs)
+    return (lambda: torch.mul), lambda: torch.mul(torch.ones(1), torch.ones(1))
+
+
+def _foreign_method():
+    inner = torch.Tensor.__mul__
+    torch.Tensor.__mul__ = lambda self, other: inner(self, other)
+    return (lambda: vars(torch.Tensor).get("__mul__")), lambda: torch.ones(1) * torch.ones(1)
+
+
+def _foreign_code():
+    F.dropout2d.__code__ = (lambda input, p=0.5, training=True, inplace=False: torch.relu(input)).__code__
+    return (lambda: F.dropout2d.__code__), lambda: F.dropout2d(torch.ones(1))
+
+
+@pytest.mark.parametrize("patch", [_foreign_builtin, _foreign_method, _foreign_code])
+def test_r16_a_foreign_patch_on_top_is_left_standing_with_a_warning(patch, torch_differences):
+    originals = torch.mul, vars(torch.Tensor).get("__mul__"), F.dropout2d.__code__
+    try:
+        hmp.convert()
+        what, call = patch()
+        foreign = what()
+        assert call().dtype == LOW
+        with pytest.warns(match=r"mul|dropout2d"):
+            hmp.revert()
+        assert what() is foreign
+        assert call().dtype == torch.float32
+        assert len(torch_differences()) == 1
+    finally:
+        torch.mul, F.dropout2d.__code__ = originals[0], originals[2]
+        if originals[1] is not None:
+            torch.Tensor.__mul__ = originals[1]
+        elif "__mul__" in vars(torch.Tensor):
+            del torch.Tensor.__mul__
+    assert torch_differences() == []
+
+
+def test_r16_a_foreign_patch_in_another_place_is_none_of_our_business(torch_differences):
+    original = F.relu
+
+    def foreign(*args, **kwargs):
+        return original(*args, **kwargs)
+
+    try:
+        hmp.convert()
+        F.relu = foreign
+        assert F.relu(torch.ones(1)).dtype == LOW
+        hmp.revert()
+        assert F.relu is foreign and F.relu(torch.ones(1)).dtype == torch.float32
+    finally:
+        F.relu = original
+    assert torch_differences() == []
+
+
+def test_r16_somebody_who_restores_the_original_over_us(torch_differences):
+    original = torch.mul
+    hmp.convert()
+    torch.mul = original
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        hmp.revert()
+    assert torch.mul is original
+    assert torch_differences() == []
+
+
+BAD = {
+    "missing file": lambda tmp: hmp.convert(bf16_file_path=str(tmp / "absent.txt")),
+    "folder": lambda tmp: hmp.convert(bf16_file_path=str(tmp)),
+    "unknown op": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, b"relu\nliner\n")),
+    "binary": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, bytes(range(256)))),
+    "not utf-8": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, "reluü\n".encode("latin-1"))),
+    "on both lists": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, b"relu\n"), fp32_file_path=_file(tmp, b"relu\n", "f.txt")),
+    "opt level": lambda tmp: hmp.convert(opt_level="O7"),
+    "preset": lambda tmp: hmp.convert(policy="no-such-policy"),
+    "dtype": lambda tmp: hmp.convert(dtype=torch.float64),
+    "policy and path": lambda tmp: hmp.convert(policy="habana", bf16_file_path=_file(tmp, b"relu\n")),
+}
+
+
+def _file(folder, content: bytes, name: str = "b.txt") -> str:
+    path = folder / name
+    path.write_bytes(content)
+    return str(path)
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_r16_a_failed_conversion_changes_nothing(name, tmp_path, torch_differences):
+    with pytest.raises(hmp.HmpError):
+        BAD[name](tmp_path)
+    assert torch_differences() == []
+    assert not hmp.is_converted() and in_force() == "none"
+    hmp.convert(policy=policy(**RELU))
+    patched = set(torch_differences())
+    with pytest.raises(hmp.HmpError):
+        BAD[name](tmp_path)
+    assert in_force() == "relu"
+    assert set(torch_differences()) == patched
+    hmp.revert()
+    assert torch_differences() == []
+
+
+def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
+    model = torch.nn.Linear(2, 2)
+    for attempt in (
+        lambda: hmp.casts("no-such-policy").__enter__(),
+        lambda: hmp.apply(model, "no-such-policy"),
+        lambda: hmp.apply(torch.relu),
+    ):
+        with pytest.raises(hmp.HmpError):
+            attempt()
+    assert torch_differences() == []
+
+
+def test_r16_users_modules_are_as_before(torch_differences):
+    class Before(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(2, 2)
+
+        def forward(self, x):
+            return self.linear(x)
+
+    kept = dict(vars(Before))
+    model, applied = Before(), Before()
+    state = dict(vars(applied))
+    with hmp.convert():
+
+        class During(Before):
+            def __init__(self):
+                super().__init__()
+                self.more = 1
+
+        original = During.__init__
+        hmp.apply(applied)
+        assert During().more == Before()(torch.ones(1, 2)).shape[0] == 1
+        model(torch.ones(1, 2))
+    hmp.revert()
+    assert dict(vars(Before)) == kept and vars(applied) == state and type(applied) is Before
+    assert inspect.isfunction(vars(During)["__init__"]) and vars(During)["__init__"].__qualname__.endswith("During.__init__")
+    assert During().more == 1 and callable(original)
+    assert torch_differences() == []
+    assert applied(torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_differences):
+    class Users(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        def step(self, closure=None):
+            return closure()
+
+    hmp.convert()
+    optimizer = Users([torch.nn.Parameter(torch.ones(1))])
+    optimizer.step(lambda: None)
+    hmp.revert()
+    # torch itself hooks step at the first instance; ours must be gone from it
+    assert Users.step.__code__ is torch.optim.SGD.step.__code__
+    assert optimizer.step(lambda: 7) == 7
+    assert torch_differences() == []
+
+
+def test_r16_threads_that_compute_while_torch_is_patched_and_restored(torch_differences):
+    errors, done = [], threading.Event()
+
+    def work():
+        x, net = torch.ones(4, 4), torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4), torch.nn.ReLU())
+        while not done.is_set():
+            try:
+                (net(x) * 2.0 + x @ x).float().sum().backward()
+                with hmp.disable_casts():
+                    assert F.softmax(torch.cat([x, x]), -1).dtype == torch.float32
+                with hmp.casts(policy(**SIN)):
+                    torch.sin(x)
+            except Exception as error:
+                errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(8):
+        hmp.convert()
+        hmp.convert(policy="bert")
+        hmp.revert()
+    done.set()
+    for thread in threads:
+        thread.join()
+    hmp.revert()
+    assert errors == []
+    assert torch_differences() == []
+
+
+def test_r16_convert_and_revert_in_turns(torch_differences):
+    x = torch.ones(2)
+    for _ in range(4):
+        hmp.convert()
+        assert (x * x).dtype == LOW
+        with hmp.casts("bert"):
+            assert (x * x).dtype == torch.float32
+        copy.deepcopy(hmp.apply(torch.nn.Linear(2, 2)))(x)
+        hmp.revert()
+        assert (x * x).dtype == torch.float32
+        assert torch_differences() == []
+
+
+@pytest.mark.parametrize("lists", [{"bf16": ["getitem", "setitem"]}, {"fp32": ["*"]}], ids=["indexing", "all"])
+def test_r16_a_tensor_never_becomes_a_sequence(lists):
+    """Python gives a class a slot for `__getitem__` when that is set, and keeps it when it is deleted."""
+    is_sequence = ctypes.pythonapi.PySequence_Check
+    scalar = torch.ones(())
+    assert not is_sequence(ctypes.py_object(scalar))
+    with hmp.convert(policy=policy(**lists)):
+        assert not is_sequence(ctypes.py_object(scalar))
+        assert torch.tensor([scalar, scalar]).tolist() == [1.0, 1.0]
+    assert not is_sequence(ctypes.py_object(scalar))

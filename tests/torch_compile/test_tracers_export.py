@@ -1,0 +1,252 @@
+"""torch.export (not strict), make_fx and fx.symbolic_trace of a model whose casts are on: the casts are in what they give."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._decomp import core_aten_decompositions
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import hmp
+from oracle import BF16, F32
+from process_kit import run_in_another_process
+from trap_kit import policy, same
+
+pytestmark = pytest.mark.searches_references
+
+X = torch.randn(4, 16, generator=torch.Generator().manual_seed(5))
+LISTS = policy(bf16=["linear", "matmul", "layer_norm", "relu", "t"], fp32=["softmax"])
+
+
+class Model(torch.nn.Module):
+    """Functions, methods, operators, a module, and a region without casts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear, self.norm = torch.nn.Linear(16, 16), torch.nn.LayerNorm(16)
+
+    def forward(self, x):
+        hidden = self.norm(self.linear(x))
+        scores = torch.softmax(hidden @ hidden.t(), -1)
+        with hmp.disable_casts():
+            wide = x.matmul(x.t())
+        return hidden, scores, wide, x.matmul(x.t()), x.relu(), F.relu(x * 1)
+
+
+def by_hand(model, x):
+    """What `Model` gives under LISTS, in plain torch."""
+    low, linear, norm = x.to(BF16), model.linear, model.norm
+    hidden = F.layer_norm(F.linear(low, linear.weight.to(BF16), linear.bias.to(BF16)), (16,), norm.weight, norm.bias)
+    scores = torch.softmax((hidden @ hidden.t()).to(F32), -1)
+    return hidden, scores, x.matmul(x.t()), low.matmul(low.t()), low.relu(), F.relu(low)
+
+
+def assert_casts(got, model, x=X):
+    with hmp.disable_casts():
+        want = by_hand(model, x)
+    assert [t.dtype for t in got] == [BF16, F32, F32, BF16, BF16, BF16]
+    for one, other in zip(got, want, strict=True):
+        same(one.detach(), other.detach())
+
+
+SCOPES = {
+    "convert": lambda make, model: _under(hmp.convert(policy=LISTS), make, model),
+    "casts": lambda make, model: _under(hmp.casts(LISTS), make, model),
+    "apply": lambda make, model: make(hmp.apply(model, LISTS)),
+}
+
+
+def _under(scope, make, model):
+    with scope:
+        return make(model)
+
+
+def export(model, **more):
+    return torch.export.export(model, (X,), strict=False, **more).module()
+
+
+def fx_of(model, mode="real", **more):
+    return make_fx(lambda x: model(x), tracing_mode=mode, _allow_non_fake_inputs=True, **more)(X)
+
+
+GRAPHS = {
+    "export": export,
+    "export, dynamic": lambda model: export(model, dynamic_shapes={"x": {0: torch.export.Dim("rows")}}),
+    "export, decomposed": lambda model: torch.export.export(model, (X,), strict=False).run_decompositions().module(),
+    "make_fx": fx_of,
+    "make_fx, fake": lambda model: fx_of(model, "fake"),
+    "make_fx, symbolic": lambda model: fx_of(model, "symbolic"),
+    "make_fx, before dispatch": lambda model: fx_of(model, "fake", pre_dispatch=True),
+    "make_fx, decomposed": lambda model: fx_of(model, "fake", decomposition_table=core_aten_decompositions()),
+}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("name", GRAPHS)
+def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
+    model = Model()
+    graph = SCOPES[scope](GRAPHS[name], model)
+    hmp.remove(model)
+    assert_casts(graph(X), model)
+    with hmp.casts(policy(fp32=["linear", "matmul", "relu", "layer_norm"], bf16=["softmax"])):
+        assert_casts(graph(X), model)
+    with hmp.convert(), hmp.disable_casts():
+        assert_casts(graph(X), model)
+    hmp.revert()
+    assert_casts(graph(X), model)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_a_graph_made_without_casts_has_none(name):
+    model = Model()
+    with hmp.convert(policy=LISTS), hmp.disable_casts():
+        graph = GRAPHS[name](model)
+    assert {t.dtype for t in graph(X)} == {F32}
+    with hmp.casts(LISTS):
+        assert [t.dtype for t in model(X)] == [BF16, F32, F32, BF16, BF16, BF16]
+
+
+def test_an_exported_graph_with_a_dynamic_size_takes_any_size():
+    model = Model()
+    with hmp.casts(LISTS):
+        graph = GRAPHS["export, dynamic"](model)
+    rows = torch.randn(3000, 16)
+    assert_casts(graph(rows), model, rows)
+
+
+def test_an_exported_program_is_saved_and_loaded_with_its_casts(tmp_path):
+    model = Model()
+    with hmp.casts(LISTS):
+        torch.export.save(torch.export.export(model, (X,), strict=False), tmp_path / "program.pt2")
+    hmp.revert()
+    assert_casts(torch.export.load(tmp_path / "program.pt2").module()(X), model)
+
+
+def test_an_exported_graph_trains_with_the_gradients_of_explicit_casts():
+    model = Model()
+    with hmp.casts(LISTS):
+        graph = export(model)
+    sum(t.float().square().sum() for t in graph(X)).backward()
+    want = torch.autograd.grad(sum(t.float().square().sum() for t in by_hand(model, X)), list(model.parameters()))
+    for parameter, gradient in zip(graph.parameters(), want, strict=True):
+        same(parameter.grad, gradient)
+
+
+@pytest.mark.slow
+def test_branches_of_cond_are_cast():
+    run_in_another_process(
+        """
+        class Branches(torch.nn.Module):
+            def forward(self, x):
+                return torch.cond(x.sum() > 0, lambda z: (z @ z.t(),), lambda z: (z.matmul(z.t()) - 1,), (x,))
+
+        x = torch.ones(4, 4) * 0.3
+        with hmp.casts("habana"):
+            graph = torch.export.export(Branches(), (x,), strict=False).module()
+        low = x.bfloat16()
+        assert torch.equal(graph(x)[0], low @ low.t()) and graph(x)[0].dtype is torch.bfloat16
+        assert torch.equal(graph(-x)[0], low @ low.t() - 1)
+        """
+    )
+
+
+def test_make_fx_of_a_function_transform_holds_the_casts():
+    def loss(x):
+        return torch.matmul(x, x.t()).float().sum()
+
+    with hmp.casts(LISTS):
+        graph = make_fx(torch.func.vmap(torch.func.grad(loss)))(X[:, None])
+    hmp.revert()
+
+    def by_hand_loss(x):
+        return torch.matmul(x.to(BF16), x.to(BF16).t()).float().sum()
+
+    same(graph(X[:, None]), torch.func.vmap(torch.func.grad(by_hand_loss))(X[:, None]))
+
+
+def test_decompositions_see_no_casts():
+    """An op that torch takes apart in Python is one op still: its parts are not decided again."""
+    everything = policy(bf16=["*"])
+    with hmp.casts(everything):
+        graph = make_fx(lambda x: F.layer_norm(x, (16,)), tracing_mode="fake", decomposition_table=core_aten_decompositions())(X)
+    want = make_fx(lambda x: F.layer_norm(x.to(BF16), (16,)), tracing_mode="fake", decomposition_table=core_aten_decompositions())(X)
+    assert [str(n.target) for n in graph.graph.nodes] == [str(n.target) for n in want.graph.nodes]
+    same(graph(X), want(X))
+
+
+# --- fx.symbolic_trace: no tensors, so its graph calls torch's functions as the model does
+
+
+class Traced(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = torch.nn.Linear(16, 16)
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        return hidden, hidden @ hidden.t(), torch.softmax(hidden, -1), F.relu(x), x.relu(), 2.0 * x, torch.nn.functional.gelu(x)
+
+
+TRACED_LISTS = policy(bf16=["linear", "matmul", "relu", "mul", "gelu", "t"], fp32=["softmax"])
+TRACED_DTYPES = [BF16, BF16, F32, BF16, BF16, BF16, BF16]
+
+
+@pytest.mark.parametrize("when", ["before", "while", "without casts"])
+def test_a_symbolic_trace_casts_as_its_model_does(when):
+    model = Traced()
+    if when == "before":
+        graph = torch.fx.symbolic_trace(model)
+        hmp.convert(policy=TRACED_LISTS)
+    else:
+        hmp.convert(policy=TRACED_LISTS)
+        with hmp.disable_casts() if when == "without casts" else hmp.enable_casts():
+            graph = torch.fx.symbolic_trace(model)
+    for each in (graph, copy.deepcopy(graph), torch.fx.Transformer(graph).transform()):
+        got = each(X)
+        assert [t.dtype for t in got] == TRACED_DTYPES
+        for one, other in zip(got, model(X), strict=True):
+            same(one.detach(), other.detach())
+        with hmp.disable_casts():
+            assert {t.dtype for t in each(X)} == {F32}
+    got = torch.fx.Interpreter(graph).run(X)
+    assert [t.dtype for t in got] == TRACED_DTYPES
+    hmp.revert()
+    assert {t.dtype for t in graph(X)} == {F32}
+
+
+def test_a_symbolic_trace_is_pickled_without_casts_of_its_own():
+    run_in_another_process(
+        """
+        with hmp.convert():
+            graph = torch.fx.symbolic_trace(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+            copied = pickle.loads(pickle.dumps(graph))
+            assert copied(torch.ones(2, 4)).dtype is torch.bfloat16
+        assert copied(torch.ones(2, 4)).dtype is torch.float32
+        """
+    )
+
+
+def test_the_code_of_a_symbolic_trace_names_torchs_functions():
+    plain = torch.fx.symbolic_trace(Traced()).code
+    with hmp.convert():
+        assert torch.fx.symbolic_trace(Traced()).code == plain
+
+
+def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():
+    """Documented: nothing of a `with` is written down. An exported graph has it."""
+
+    class Region(torch.nn.Module):
+        def forward(self, x):
+            with hmp.disable_casts():
+                return torch.matmul(x, x.t())
+
+    graph = torch.fx.symbolic_trace(Region())
+    with hmp.casts(LISTS):
+        assert Region()(X).dtype is F32
+        assert graph(X).dtype is BF16
+        assert export(Region())(X).dtype is F32
