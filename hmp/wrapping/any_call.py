@@ -70,8 +70,8 @@ class AnyCall(RuledOp):
             return saturation.saturated(op, args, kwargs, target)
         if rule.fill:
             args, kwargs = saturation.bounded(args, kwargs, target)
-        # a switch has seen this of the calls that it looks at; here are also those that it does not
-        if all(t.dtype is target for t in tensors):
+        # a switch has seen this of the calls that it looks at; here are those, too, that it does not
+        if not [t for t in tensors if t.dtype is not target]:
             return op(*args, **kwargs)
         # not where the first one's dtype is known to have no kernel (R11)
         if rule.asks_torch_first and target is tensors[0].dtype:
