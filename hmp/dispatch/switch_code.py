@@ -53,8 +53,8 @@ PLAIN, NO_LOOK = Look("plain"), Look("")
 
 def look_for(rule: CallRule) -> Look:
     """The look that tells, for a call under `rule`, that there is nothing to do but calling the op."""
-    dtype = {"bf16": rule.low, "fp32": torch.float32}.get(rule.kind)
-    if dtype is not None and (rule.no_kernel or rule.no_backward_kernel) and dtype is not torch.float32:
+    dtype = rule.dtype
+    if dtype is not None and rule.asks_for_kernels:
         return NO_LOOK
     if rule.op in ("batch_norm", "layer_norm", "group_norm"):
         # on the promote list a wide weight widens the input
@@ -68,9 +68,9 @@ def look_for(rule: CallRule) -> Look:
     if rule.op == "setitem":
         return Look("written")
     if dtype is not None:
-        care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.arithmetic or rule.fill
+        care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.saturates
         return Look("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
-    if rule.kind in ("promote", "first") and not rule.arithmetic and not rule.fill:
+    if rule.kind in ("promote", "first") and not rule.asks_for_kernels and not rule.saturates:
         return Look("same")
     return NO_LOOK
 

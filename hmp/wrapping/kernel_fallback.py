@@ -43,8 +43,11 @@ class Kernels:
         self._retries = rule.retries
         self.failed: dict[Any, None] = {}
 
-    def lacks(self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        """Whether the call is known to have no kernel in `dtype` where `tensors` are; what is known is counted and logged."""
+    def lacks(
+        self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, counted: bool = True
+    ) -> bool:
+        """Whether the call is known to have no kernel in `dtype` where `tensors` are; such a call is counted and logged, once, by whoever
+        then runs it in float32."""
         if dtype not in LOW:
             return False
         device = tensors[0].device.type
@@ -53,13 +56,13 @@ class Kernels:
             found = torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
         if not found and self.failed:
             found = _signature(tensors, dtype, args, kwargs) in self.failed
-        if found:
+        if found and counted:
             self._note(device, dtype)
         return found
 
-    def lacks_in_place(self, tensor: Tensor) -> bool:
+    def lacks_in_place(self, tensor: Tensor, *, counted: bool = True) -> bool:
         """Whether an op that writes into `tensor` is known to have no kernel in its dtype."""
-        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {})
+        return bool(self._known) and self.lacks([tensor], tensor.dtype, (), {}, counted=counted)
 
     def retry(
         self,

@@ -13,9 +13,8 @@ import torch
 from ..casting import Caster, Tensor, castable, deliver, tensor_casts
 from ..ops import op_facts
 from . import refusals
+from .op_rule import Choose, Op
 
-Op = Callable[..., Any]
-Choose = Callable[[list[Tensor]], torch.dtype]
 # torch's own, taken before anything is patched
 _renorm_ = torch.embedding_renorm_
 _ones_like = torch.ones_like
@@ -34,15 +33,10 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
 
 
 def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """The input is cast. Weight and bias stay float32 where torch has a mixed kernel; running statistics are updated in place.
-
-    torch's kernels want weight, bias and statistics in one dtype: the input's, or float32. What does not fit is cast for
-    the call, statistics with the result written back.
-    """
-
+    """R9: the input is cast. Weight and bias stay float32 where torch has a mixed kernel; running statistics are updated in place."""
     weight_at, bias_at = order.index("weight"), order.index("bias")
-    stats_at = order.index("running_mean") if "running_mean" in order else None
     affine_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
+    served = refusals.served(_any_norm(op, name, order, choose, caster), op)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and type(args[0]) is Tensor and args[0].dtype in tensor_casts.CASTABLE and order[0] == "input":
@@ -57,10 +51,21 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
                     return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
         return served(*args, **kwargs)
 
+    return wrapper
+
+
+def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+    """R9 for any call of a norm.
+
+    torch's kernels want weight, bias and statistics in one dtype: the input's, or float32. What does not fit is cast for
+    the call, statistics with the result written back.
+    """
+    stats_at = order.index("running_mean") if "running_mean" in order else None
+    without_stats = tuple(n for n in order if not n.startswith("running_"))
+
     def general(*args: Any, **kwargs: Any) -> Any:
-        names = order
-        if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool):
-            names = tuple(n for n in order if not n.startswith("running_"))  # the overload without statistics
+        # a flag in the place of the statistics: the overload without them
+        names = without_stats if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool) else order
         values = _bind(names, args, kwargs)
         x: Any = values.get("input")
         if not castable(x) or _left_to_torch(values):
@@ -73,27 +78,34 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
             return op(*args, **kwargs)
         out = values.pop("out", None)
         kwargs.pop("out", None)
-        fits = not held or held == {dtype}
-        if not fits:
-            if "bias" in affine and "weight" not in affine and "weight" in values:
-                # torch has no mixed kernel for a bias alone
-                affine["weight"] = _ones_like(affine["bias"])
+        copies = stats
+        if held and held != {dtype}:
             mixed_kernel = name in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
-            affine = {n: caster(t, wanted) for n, t in affine.items()}
+            affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: tensor_casts.cast(t, wanted) for n, t in stats.items()}
-        else:
-            copies = stats
         values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
         result = _again(op, names, args, kwargs, values)
-        for n, copy in copies.items():
-            if copy is not stats[n] and _trains(names, values):
-                with torch.no_grad():
-                    stats[n].copy_(copy)
+        if copies is not stats and _trains(names, values):
+            _write_back(copies, stats)
         return result if out is None else deliver(result, out)
 
-    served = refusals.served(general, op)
-    return wrapper
+    return general
+
+
+def _with_weight(affine: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Tensor]:
+    """`affine`, with a weight of ones beside a bias alone, for which torch has no mixed kernel."""
+    if "bias" in affine and "weight" not in affine and "weight" in values:
+        return {**affine, "weight": _ones_like(affine["bias"])}
+    return affine
+
+
+def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
+    """R9: what an op has made of copies of running statistics arrives in the statistics themselves."""
+    with torch.no_grad():
+        for n, copy in copies.items():
+            if copy is not stats[n]:
+                stats[n].copy_(copy)
 
 
 def _trains(order: tuple[str, ...], values: dict[str, Any]) -> bool:

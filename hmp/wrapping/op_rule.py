@@ -1,4 +1,4 @@
-"""What op_wrap needs to know of an op and its rule, and which tensors of a call the rule may cast."""
+"""What op_wrap needs to know of an op and its rule, which tensors of a call the rule may cast, and what it makes of them."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
 from ..lists import Cast
 
 Op = Callable[..., Any]
+Choose = Callable[[list[Tensor]], torch.dtype]
 Kind = Literal[
     "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
     "no_kernel_in_place", "inside", "autocast",
 ]  # fmt: skip
+# What no rule looks into. Numbers are no part of it: they may overflow (R12).
+SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 
 
 class CallRule(NamedTuple):
@@ -51,6 +54,21 @@ class CallRule(NamedTuple):
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     retries: bool = False
     unlisted: CallRule | None = None
+
+    @property
+    def dtype(self) -> torch.dtype | None:
+        """The dtype that R1 and R2 give every castable input; None where the inputs of a call tell."""
+        return {"bf16": self.low, "fp32": torch.float32}.get(self.kind)
+
+    @property
+    def asks_for_kernels(self) -> bool:
+        """Whether every call is to be looked up among those known to have no kernel (R11)."""
+        return bool(self.no_kernel or self.no_backward_kernel) and self.dtype is not torch.float32
+
+    @property
+    def saturates(self) -> bool:
+        """Whether scalars of a call may have to be moved inside a dtype that its tensors tell (R12)."""
+        return self.arithmetic or self.fill
 
 
 def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:
@@ -149,3 +167,28 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
         if castable(tensor):
             found.append(tensor)
     return True
+
+
+def chooser(rule: CallRule) -> Choose:
+    """What the rule makes of castable tensors, given in the order of the op's parameters; there is at least one."""
+    if rule.kind == "bf16":
+        return lambda tensors: rule.low
+    if rule.kind == "fp32":
+        return lambda tensors: torch.float32
+    if rule.kind == "first":
+        return lambda tensors: tensors[0].dtype
+    if rule.kind in ("no_kernel", "inside"):  # the low dtype in play, which a kernel may not take
+        return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
+    return lambda tensors: tensor_casts.widest(tensors, count_0dim=rule.join)
+
+
+def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
+    """Whether `inplace`, which stands at `position`, is set."""
+    return bool(args[position] if position < len(args) else kwargs.get("inplace"))
+
+
+def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:
+    """Whether the call writes into one of its arguments."""
+    at = rule.out_at
+    out = args[at] if at is not None and at < len(args) else kwargs.get("out")
+    return out is not None or (rule.inplace_at is not None and flag(args, kwargs, rule.inplace_at))

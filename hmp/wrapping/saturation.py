@@ -56,7 +56,10 @@ def fill_wrapper(op: Op, rule: CallRule) -> Op:
 
 
 def guard_wrapper(op: Op, rule: CallRule) -> Op:
-    """R12 for unlisted multiplication: `(1 - mask) * finfo(float32).min` stays finite in a low dtype."""
+    """R12 for unlisted multiplication: `(1 - mask) * finfo(float32).min` stays finite in a low dtype.
+
+    That no scalar is large a builtin's switch has seen of what comes through it; regions beside the casts in focus come without.
+    """
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         for a in args:
@@ -73,22 +76,24 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
         dtype = tensor_casts.widest(tensors, count_0dim=False) if tensors else None
         if dtype is not None and dtype is not torch.float32 and overflowing(args, kwargs, dtype):
             try:
-                return guarded(args, kwargs, dtype, tensors or ())
+                return _guarded(op, rule, args, kwargs, dtype, tensors or ())
             except (TypeError, NotImplementedError) as error:
                 if not refusals.is_of_a_cast(error, (args, kwargs)):
                     raise
         return op(*args, **kwargs)
 
-    def guarded(args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
-        if kwargs.get("out") is not None:
-            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-                return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
-            return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
-        if rule.kind == "guard":
-            return saturated(op, args, kwargs, dtype)
-        return _saturated_in_place(op, args[0], args[1:], kwargs)
-
     return guard
+
+
+def _guarded(op: Op, rule: CallRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
+    """R12: the call, whose scalar is beyond `dtype`, with a finite result in that; R5 and R6 for where it is written."""
+    if kwargs.get("out") is not None:
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+        return deliver(saturated(op, args, {n: v for n, v in kwargs.items() if n != "out"}, dtype), kwargs["out"])
+    if rule.kind == "guard":
+        return saturated(op, args, kwargs, dtype)
+    return _saturated_in_place(op, args[0], args[1:], kwargs)
 
 
 def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:

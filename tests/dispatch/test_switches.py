@@ -12,7 +12,10 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.context import state
+from hmp.dispatch import deciding
+from hmp.dispatch.switch_code import look_for
 from hmp.ops import signatures, sites
+from hmp.wrapping import norms_and_lookups, op_wrap
 from trap_kit import policy, same
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -324,3 +327,14 @@ def test_every_policy_in_use_is_followed_whichever_the_switches_are_made_for() -
     model = hmp.apply(torch.nn.Linear(3, 3), one)
     assert model(x).dtype is BF16
     assert dtypes() == plain
+
+
+@pytest.mark.parametrize("lists", [{}, {"bf16": {"*"}}, {"promote": {"*"}}], ids=["unlisted", "bf16", "promote"])
+def test_r11_where_a_switch_calls_torch_by_itself_the_wrapper_answers_for_a_missing_kernel(lists: dict[str, set[str]]) -> None:
+    # what a switch calls past a wrapper that has no answer would raise where R11 asks for float32
+    without = {
+        decision.rule.op
+        for original, decision in deciding.decide(hmp.Policy("mine", **lists)).items()
+        if look_for(decision.rule).glance in ("same", "dtype") and not hasattr(op_wrap(original, decision.rule), "again")
+    }
+    assert without <= norms_and_lookups.BUILDERS.keys()  # a look-up computes nothing, and a norm has moved its statistics

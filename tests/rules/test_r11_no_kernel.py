@@ -224,6 +224,14 @@ def test_r11_is_logged_once_an_op_and_counted(caplog: pytest.LogCaptureFixture) 
     assert hmp.fallbacks() == {}
 
 
+def test_r11_a_write_in_place_is_counted_once() -> None:
+    with hmp.convert():
+        x, other = X.half(), low()
+        torch.rrelu_(x)
+        torch.rrelu_(other)  # has a kernel
+        assert hmp.fallbacks() == {"rrelu_": 1}
+
+
 def test_r11_nothing_is_counted_where_casts_are_off() -> None:
     with hmp.convert(), hmp.disable_casts():
         with pytest.raises(RuntimeError):

@@ -1,0 +1,114 @@
+"""Any call of an op, however its arguments are given: what the quick ways (`fixed_dtype`, `promote`, `unlisted`) leave over."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..casting import Caster, Tensor, cast_call, castable, each_tensor, tensor_casts
+from ..ops import op_facts
+from . import jit_trace, out_argument, refusals, saturation
+from .copied_views import Original, refuse_writes
+from .kernel_fallback import GIVEN_UP
+from .op_rule import CallRule, Op, flag, survey
+from .ruled_op import RuledOp
+
+_REFUSED = object()  # in the place of a result: torch would not take the call
+
+
+class AnyCall(RuledOp):
+    """An op under R1, R2, R3, R7 or R11, whichever is its rule; R5, R6 and R12 as the arguments ask for them."""
+
+    __slots__ = ("_inplace_at", "_out_at")
+
+    def __init__(self, op: Op, rule: CallRule, caster: Caster) -> None:
+        super().__init__(op, rule, caster)
+        self._out_at = rule.out_at
+        self._inplace_at = rule.inplace_at
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R5 where a flag says so, R6 with `out`, else R1, R2, R3 and R7 out of place; R11 where torch refuses that."""
+        at = self._out_at
+        if at is not None and at < len(args):
+            args, kwargs = args[:at], {**kwargs, "out": args[at]}
+        try:
+            if kwargs.get("out") is not None and not self.rule.writes_out_itself:
+                return out_argument.call_with_out(self, self.call, args, kwargs)
+            if self._inplace_at is not None and flag(args, kwargs, self._inplace_at):
+                return self.in_place(*args, **kwargs)
+            try:
+                return self._out_of_place(args, kwargs)
+            except RuntimeError as error:
+                result = self.again(error, args, kwargs)
+                if result is GIVEN_UP:
+                    raise
+                return result
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return self.op(*args, **kwargs)
+
+    def wrapper(self) -> Op:
+        """The op for which no call is a quick one."""
+        call = self.call
+        return lambda *args, **kwargs: call(args, kwargs)
+
+    def _out_of_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R1, R2, R3, R7: the castable inputs get one dtype; scalars stay finite in it (R12)."""
+        op, rule = self.op, self.rule
+        tensors = survey(args, kwargs, rule)
+        if not tensors:
+            if rule.score_taker:
+                args = saturation.scores_in_explicit_dtype(args, kwargs)
+            return op(*args, **kwargs)
+        target = self.target(tensors, args, kwargs)
+        if target is None:
+            return op(*args, **kwargs)
+        if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, kwargs, target):
+            return saturation.saturated(op, args, kwargs, target)
+        if rule.fill:
+            args, kwargs = saturation.bounded(args, kwargs, target)
+        # a switch has seen this of the calls that it looks at; here are those, too, that it does not
+        if not [t for t in tensors if t.dtype is not target]:
+            return op(*args, **kwargs)
+        # not where the first one's dtype is known to have no kernel (R11)
+        if rule.asks_torch_first and target is tensors[0].dtype:
+            result = self._asked(tensors, args, kwargs)
+            if result is not _REFUSED:
+                return result
+        cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, rule.keep)
+        result = op(*cast_args, **cast_kwargs)
+        if not rule.view:
+            return result
+        return _refusing_writes(result, self, (cast_args, cast_kwargs), (args, kwargs), tensors[0].dtype)
+
+    def _asked(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R7: what torch itself makes of a mixture; _REFUSED where it gives no answer, and the inputs get one dtype."""
+        if not _torch_knows(tensors, self.rule, args, kwargs):
+            return _REFUSED
+        if not refusals.users_python_sees(tensors):
+            try:
+                return self.op(*args, **kwargs)
+            except RuntimeError as error:
+                if not refusals.is_of_a_dtype(error):
+                    raise
+                jit_trace.resume()
+        elif self.rule.retries and refusals.torch_takes(self.op, args, kwargs, tensors):
+            return self.op(*args, **kwargs)
+        return _REFUSED
+
+
+def _torch_knows(tensors: list[Tensor], rule: CallRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """R7: whether torch's answer to a mixture is that of the kernel that will run."""
+    if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(tensor_casts.has_values(t) and t.numel() for t in tensors):
+        return True  # of nothing no kernel computes
+    # probabilities may be in another dtype than the scores, wherever they are
+    return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
+
+
+def _refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tuple[Any, Any], dtype: torch.dtype) -> Any:
+    """R10: a view of copies, which refuses writes."""
+    copies = [new for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
+    return refuse_writes(result, ruled.rule.op, copies, Original(ruled.op, *call, dtype))

@@ -1,0 +1,62 @@
+"""R5: what an op writes into is never cast; what it reads becomes that tensor's dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..casting import Caster, Tensor, cast_call, castable, each_castable, tensor_casts
+from . import refusals, saturation
+from .kernel_fallback import Kernels
+from .op_rule import CallRule, Op, survey
+
+
+def in_place_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+    """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
+    kernels = Kernels(rule)
+
+    def in_place(*args: Any, **kwargs: Any) -> Any:
+        first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        if rule.writes_out_itself:  # a method's first argument is no tensor
+            first = next(each_castable((*args, *kwargs.values())), None)
+        tensors = survey(args, kwargs, rule)
+        if not castable(first) or tensors is None:
+            return op(*args, **kwargs)
+        if rule.for_backward and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+            return op(*args, **kwargs)
+        try:
+            if kernels.lacks_in_place(first):
+                # R11: computed in float32, written into the tensor that it is
+                cast_args, cast_kwargs = cast_for(first, torch.float32, args, kwargs)
+                return first.copy_(op(*cast_args, **cast_kwargs))
+            cast_args, cast_kwargs = cast_for(first, first.dtype, args, kwargs)
+            return op(*cast_args, **cast_kwargs)
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_of_a_cast(error, (args, kwargs)):
+                raise
+        return op(*args, **kwargs)
+
+    def cast_for(first: Tensor, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        """The arguments in `dtype`; what is filled in stays finite in the dtype of `first` (R12)."""
+        if rule.fill:
+            # an index is no value: x[70000] = s
+            index = args[1:2] if rule.op == "setitem" else ()
+            values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
+            args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
+        return cast_call(args, kwargs, dtype, caster, rule.keep)
+
+    return in_place
+
+
+def no_kernel_in_place_wrapper(op: Op, rule: CallRule) -> Op:
+    """R5 and R11: torch writes in place, but where it has no kernel for that."""
+    in_float32 = in_place_wrapper(op, rule, tensor_casts.cast)
+    kernels = Kernels(rule)
+
+    def in_place(*args: Any, **kwargs: Any) -> Any:
+        first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
+        # the call in float32 counts itself
+        return (in_float32 if castable(first) and kernels.lacks_in_place(first, counted=False) else op)(*args, **kwargs)
+
+    return in_place

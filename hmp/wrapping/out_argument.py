@@ -1,0 +1,70 @@
+"""R6: `out=` gets the result of the op under its rule, in `out`'s own dtype."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..casting import Tensor, cast_call, castable, deliver, each_castable, tensor_casts
+from . import jit_trace, refusals, saturation
+from .op_rule import survey
+from .ruled_op import RuledOp
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+
+
+def call_with_out(ruled: RuledOp, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """R6 and R11: the result in `kwargs["out"]`. Whether `out` was refused or a kernel is missing, `call` without `out` tells."""
+    try:
+        return _into_out(ruled, args, kwargs)
+    except RuntimeError as error:
+        known = len(ruled.kernels.failed)
+        if ruled.rule.retries and refusals.is_of_a_dtype(error):
+            jit_trace.resume()
+            try:
+                call(args, _without_out(kwargs))
+            except RuntimeError as second:
+                if not refusals.is_torchs_own(second):
+                    raise
+                jit_trace.resume()
+        if len(ruled.kernels.failed) == known:
+            raise
+        return _into_out(ruled, args, kwargs)
+
+
+def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """R6: the op runs under its rule, and the result arrives in `out` in `out`'s dtype."""
+    op, rule = ruled.op, ruled.rule
+    out, rest = kwargs["out"], _without_out(kwargs)
+    tensors = survey(args, rest, rule)
+    if not tensors:
+        return op(*args, **kwargs)
+    first = args[0] if args else None
+    if out is first and not (rule.arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
+        # written into its first input: R5
+        return op(*args, **kwargs) if rule.mixes_in_place else ruled.in_place(*args, **kwargs)
+    target = ruled.target(tensors, args, rest)
+    if target is None:
+        return op(*args, **kwargs)
+    outs = list(each_castable((out,)))
+    differentiating = torch.is_grad_enabled() and any(t.requires_grad for t in (*tensors, *outs))
+    cast_args, cast_kwargs = cast_call(args, rest, target, ruled.caster, rule.keep)
+    if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
+        return deliver(saturation.saturated(op, args, rest, target), out)
+    if not _is_delivered(tensors, outs, target):
+        return op(*cast_args, **cast_kwargs, out=out)  # fits, or is torch's to refuse
+    if differentiating:
+        return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
+    result = deliver(op(*cast_args, **cast_kwargs), out)
+    return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
+
+
+def _is_delivered(tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
+    """R6: whether `outs` are all in the dtype that torch computes `tensors` in, save those in `target`, in which the op writes itself."""
+    return {t.dtype for t in outs} - {target} == {tensor_casts.widest(tensors, count_0dim=True)}
+
+
+def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in kwargs.items() if name != "out"}
