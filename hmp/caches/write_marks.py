@@ -26,20 +26,22 @@ from typing import Any, Literal
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from .. import torch_private
+
 Tensor = torch.Tensor
 Refusal = Literal["", "device", "foreign memory", "held elsewhere", "process group", "other threads"]
 
 # torch's own, taken before anything is patched
-is_marked: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
-storage_of: Callable[[Tensor], Any] = torch._C.TensorBase.untyped_storage
-_lazy_clone: Callable[[Tensor], Tensor] | None = getattr(torch._C._VariableFunctions, "_lazy_clone", None)
-_interpret: Any = getattr(torch._C, "_jit_interpret_graph", None)
-_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_use_count: Callable[[int], int] = torch._C._storage_Use_Count
-_holders: Callable[[Tensor], int] = torch._C.TensorBase._use_count  # type: ignore[attr-defined]
+is_marked = torch_private.is_copied_on_write
+storage_of = torch_private.storage_of
+_lazy_clone = torch_private.lazy_clone
+_interpret: Any = torch_private.run_graph
+_modes = torch_private.function_modes
+_use_count = torch_private.owners_of_storage
+_holders = torch_private.holders_of_tensor
 _frames = sys._current_frames
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
-_guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_guards = torch_private.tensor_guards
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
@@ -174,7 +176,7 @@ def reads_only(code: types.CodeType) -> None:
 
 @functools.cache
 def _marking() -> Any:
-    return torch._C.parse_ir(_MARKING)
+    return torch_private.parse_graph(_MARKING)
 
 
 def _marked_while_others_wait(tensor: Tensor) -> bool:
