@@ -38,9 +38,13 @@ def release(text: str) -> tuple[int, ...]:
 
 TORCH = release(torch.__version__)
 
+# All that is asked of torch here, and whether it must be there.
+NAMES: dict[str, bool] = {}
+
 
 def _required(name: str) -> Any:
     """What torch has under that name."""
+    NAMES[name] = True
     try:
         return _found(name)
     except (AttributeError, ImportError) as error:
@@ -49,6 +53,7 @@ def _required(name: str) -> Any:
 
 def _optional(name: str, fallback: Any) -> Any:
     """What torch has under that name, else `fallback`."""
+    NAMES[name] = False
     try:
         return _found(name)
     except (AttributeError, ImportError):
@@ -84,13 +89,17 @@ class Place(NamedTuple):
 def _place(name: str) -> Place:
     """A place where torch must have something."""
     _required(name)
-    owner, _, attribute = name.rpartition(".")
-    return Place(_found(owner), attribute)
+    return _place_of(name)
 
 
 def _places(*names: str) -> tuple[Place, ...]:
     """Those of the places where torch has something."""
-    return tuple(_place(name) for name in names if _optional(name, None) is not None)
+    return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
+
+
+def _place_of(name: str) -> Place:
+    owner, _, attribute = name.rpartition(".")
+    return Place(_found(owner), attribute)
 
 
 # --- where torch's functions stand -----------------------------------------------------------------------------------------
@@ -160,10 +169,19 @@ grad_of: Any = _required("torch._C.TensorBase.grad")
 # The layout of oneDNN's tensors.
 MKLDNN: Any = _required("torch._mkldnn")
 
-# Memory whose copy is put off until somebody writes to it. A torch that has no such memory marks none, and no copy is ever kept.
-is_copied_on_write: Callable[[Tensor], bool] = _optional("torch._C._is_cow_tensor", lambda tensor: False)
-lazy_clone: Callable[[Tensor], Tensor] | None = _optional("torch._C._VariableFunctions._lazy_clone", None)
-run_graph: Callable[..., Any] | None = _optional("torch._C._jit_interpret_graph", None)
+
+class CopyOnWrite(NamedTuple):
+    """Memory whose copy is put off until somebody writes to it: whether a tensor's is such memory, what makes it so, and what runs a graph
+    that does without letting go of the GIL."""
+
+    is_pending: Callable[[Tensor], bool]
+    lazy_clone: Callable[[Tensor], Tensor]
+    run_graph: Callable[..., Any]
+
+
+# All of it or nothing: with None no memory is marked, and no copy is kept.
+_parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
+copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
 # Dynamo's guards, which compare much of a tensor in one call. Without them each question is asked by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 
@@ -223,9 +241,9 @@ TRACERS = (
     _place("torch._C._create_graph_by_tracing"),
     _place("torch._C.ScriptModule._create_method_from_trace"),
 )
+_builtins: Any = _required("torch.jit._builtins")
 # Tells the name of the op that a function is, by a table that it fills when it is first asked.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
-_builtins: Any = _required("torch.jit._builtins")
 _required("torch.jit._builtins._builtin_table")
 
 
