@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..torch_private import is_any_autocast_enabled
+
 PEAK = "peak memory"
 SAVED = "saved for backward"
 
@@ -101,7 +103,7 @@ def enters_autocast(step: Callable[[], object]) -> bool:
 
     def look(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal found
-        found = found or torch._C._is_any_autocast_enabled()
+        found = found or is_any_autocast_enabled()
         return tensor
 
     with saved_tensors_hooks(look, lambda tensor: tensor):

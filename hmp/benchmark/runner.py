@@ -17,6 +17,7 @@ from ..errors import HmpError
 from ..lists import Policy
 from ..patching import patches
 from ..torch_hooks import module_calls
+from ..torch_private import is_any_autocast_enabled
 from .memory import SAVED, allocated, meter
 from .result import Benchmark, StepError
 from .row import Row
@@ -107,7 +108,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 
 
 def _check_surroundings() -> None:
-    if torch._C._is_any_autocast_enabled():
+    if is_any_autocast_enabled():
         raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
     if module_calls.any_marked():
         raise HmpError(

@@ -2,7 +2,6 @@
 
 from . import cast_cache, weight_cache, write_marks
 from .cast_cache import cache_info, clear_cache, hits, set_cache_limit
-from .shared_cast import tracing
 
 __all__ = [
     "cache_info",
@@ -10,7 +9,6 @@ __all__ = [
     "clear_cache",
     "hits",
     "set_cache_limit",
-    "tracing",
     "weight_cache",
     "write_marks",
 ]

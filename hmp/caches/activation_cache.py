@@ -12,13 +12,14 @@ from collections.abc import Callable
 import torch
 
 from ..casting import Tensor, cast
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd as _may_share
 from . import shared_cast
-from .shared_cast import may_share, shared
+from .shared_cast import shared
 from .write_marks import is_marked, mark, noted, shown
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
@@ -56,7 +57,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     global hits
     if tensor.layout is not torch.strided or tensor.nbytes < shared_cast.WORTH_SHARING:
         return cast(tensor, dtype)
-    if _compiling() or _dispatch_modes() or not may_share():
+    if _compiling() or _dispatch_modes() or not _may_share():
         return cast(tensor, dtype)  # a trace must hold the cast, not its result; a dual tensor's copy has a tangent of its own
     grad = _grad_enabled()
     inference = tensor.is_inference()

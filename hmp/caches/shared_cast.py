@@ -6,13 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.autograd import forward_ad
 
 from ..casting import Tensor, cast
 
 # torch's own, taken before anything is patched
-tracing: Callable[[], Any] = torch._C._get_tracing_state
-functorch_stack: Callable[[], Any] = torch._C._functorch.peek_interpreter_stack
 _detach = Tensor.detach
 
 # Below so many bytes a cast costs less than sharing one: measured, 4 microseconds. In bytes because numel() is an op in a trace.
@@ -34,8 +31,3 @@ class Shared(torch.autograd.Function):
 
 
 shared: Callable[[Tensor, Tensor], Tensor] = Shared.apply
-
-
-def may_share() -> bool:
-    """Whether a graph of plain autograd is made: not a trace, not a function transform, not forward-mode differentiation."""
-    return tracing() is None and functorch_stack() is None and forward_ad._current_level < 0

@@ -21,15 +21,17 @@ from typing import Any
 import torch
 
 from ..casting import Tensor, cast
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import graph_task as _graph_task
+from ..torch_private import in_plain_autograd as _may_share
+from ..torch_private import trace_here as _tracing
 from . import shared_cast
-from .shared_cast import may_share, shared, tracing
+from .shared_cast import shared
 from .write_marks import is_marked, looks_as_now, mark, note, noted, shown, storage_of
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
 _inference_mode = torch.is_inference_mode_enabled
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
@@ -83,7 +85,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # a trace must hold the cast, not its result, and compares lines of source: all its casts are made in this one
-    if _compiling() or tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not may_share())):
+    if _compiling() or _tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not _may_share())):
         return cast(weight, dtype)
     try:
         kept = getattr(storage_of(weight), "_hmp_noted", None)  # `noted`, written out: this is asked at each use
@@ -131,7 +133,7 @@ def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:
 def _missed(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy | None) -> Tensor:
     """`weight` in `dtype`, cast now; a copy is kept where the weight is likely to be used again before it is written."""
     global misses
-    if weight.layout is not torch.strided or weight.is_inference() or not may_share():
+    if weight.layout is not torch.strided or weight.is_inference() or not _may_share():
         return cast(weight, dtype)
     version = weight._version
     if kept is None or kept.epoch != _epoch:
@@ -211,7 +213,7 @@ def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
 
 def _runs_again(weight: Tensor, trains: bool) -> bool:
     """Whether this is a checkpoint's forward or recomputation for a weight that trains: whoever uses one has no memory for copies."""
-    in_backward = _graph_task_id() != -1
+    in_backward = _graph_task() != -1
     return in_backward if trains else weight.requires_grad and (in_backward or getattr(_here, "runs_again", False))
 
 

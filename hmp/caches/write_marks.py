@@ -26,20 +26,21 @@ from typing import Any, Literal
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from .. import torch_private
+
 Tensor = torch.Tensor
 Refusal = Literal["", "device", "foreign memory", "held elsewhere", "process group", "other threads"]
 
 # torch's own, taken before anything is patched
-is_marked: Callable[[Tensor], bool] = getattr(torch._C, "_is_cow_tensor", lambda tensor: False)
-storage_of: Callable[[Tensor], Any] = torch._C.TensorBase.untyped_storage
-_lazy_clone: Callable[[Tensor], Tensor] | None = getattr(torch._C._VariableFunctions, "_lazy_clone", None)
-_interpret: Any = getattr(torch._C, "_jit_interpret_graph", None)
-_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_use_count: Callable[[int], int] = torch._C._storage_Use_Count
-_holders: Callable[[Tensor], int] = torch._C.TensorBase._use_count  # type: ignore[attr-defined]
+storage_of = torch_private.storage_of
+_copy_on_write = torch_private.copy_on_write
+is_marked: Callable[[Tensor], bool] = (lambda tensor: False) if _copy_on_write is None else _copy_on_write.is_pending
+_modes = torch_private.function_modes
+_use_count = torch_private.owners_of_storage
+_holders = torch_private.holders_of_tensor
 _frames = sys._current_frames
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
-_guards: Any = getattr(getattr(getattr(torch._C, "_dynamo", None), "guards", None), "TensorGuards", None)
+_guards = torch_private.tensor_guards
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
@@ -80,7 +81,7 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
     """
     storage = storage_of(tensor)
     storage._hmp_noted = what
-    if not tensor.is_cpu or _lazy_clone is None or _interpret is None or not _has_gil():
+    if not tensor.is_cpu or _copy_on_write is None or not _has_gil():
         return "device"  # or a torch, or a Python, that has no such mark
     if not storage.resizable():
         return "foreign memory"  # numpy shares it
@@ -90,8 +91,8 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
         return "process group"  # its threads write what they receive, and do not always hold the tensor
     try:
         if len(_frames()) == 1 and not _modes():
-            _lazy_clone(tensor)
-        elif not beside_others or not _marked_while_others_wait(tensor):
+            _copy_on_write.lazy_clone(tensor)
+        elif not beside_others or not _marked_while_others_wait(tensor, _copy_on_write.run_graph):
             return "other threads"
     except RuntimeError:  # memory that is not of torch's allocator: a file's, another process's
         return "foreign memory"
@@ -174,10 +175,10 @@ def reads_only(code: types.CodeType) -> None:
 
 @functools.cache
 def _marking() -> Any:
-    return torch._C.parse_ir(_MARKING)
+    return torch_private.parse_graph(_MARKING)
 
 
-def _marked_while_others_wait(tensor: Tensor) -> bool:
+def _marked_while_others_wait(tensor: Tensor, run_graph: Callable[..., Any]) -> bool:
     """Whether the tensor was marked: only while every other Python thread waits or reads."""
     places = _places_of_threads()
     del places[threading.get_ident()]
@@ -185,7 +186,7 @@ def _marked_while_others_wait(tensor: Tensor) -> bool:
         return False
     allowed = _OWN_PLACES.union(places.values())
     at_these_places = map(allowed.issuperset, map(map, itertools.repeat(_place), map(dict.values, itertools.starmap(_frames, ((),)))))
-    marked = map(_interpret, itertools.repeat(_marking()), zip(itertools.compress((tensor,), at_these_places)))
+    marked = map(run_graph, itertools.repeat(_marking()), zip(itertools.compress((tensor,), at_these_places)))
     collecting = gc.isenabled()
     gc.disable()  # a finalizer of somebody's would be bytecode
     try:

@@ -10,6 +10,8 @@ from typing import Any, TypeGuard
 
 import torch
 
+from ..torch_private import MKLDNN as MKLDNN
+
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
 
@@ -31,7 +33,6 @@ _and = torch.logical_and
 _not = torch.logical_not
 _detach = torch.Tensor.detach
 _dispatch = torch.Tensor.__torch_dispatch__
-MKLDNN = torch._mkldnn  # type: ignore[attr-defined]
 
 
 def castable(value: object) -> TypeGuard[Tensor]:

@@ -25,6 +25,7 @@ from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 import torch
 
+from .. import torch_private
 from ..errors import HmpError
 
 P = ParamSpec("P")
@@ -224,16 +225,16 @@ def _began_here(ended: Stretch) -> bool:
 
 # On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later), but for
 # what follows a nested backward and for a backward that C++ starts.
-_key_in_tls: Callable[[str], bool] = getattr(torch._C, "_is_key_in_tls", lambda key: False)
-_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id  # -1 where this thread is not in a backward
+_is_kept, _kept = torch_private.is_kept_in_thread, torch_private.kept_in_thread
+_graph_task = torch_private.graph_task
 
 
 def settle() -> Casts | Off:
     """What is in force in a context that never said: PROCESS, and in autograd's threads what the caller of backward() has there."""
-    if _graph_task_id() == -1:
+    if _graph_task() == -1:
         put(PROCESS)  # remembered, so that the question is asked once a thread
         return PROCESS
-    caller = torch._C._get_obj_in_tls("context") if _key_in_tls("context") else None
+    caller = _kept("context") if _is_kept("context") else None
     found = caller.get(_here) if caller is not None else None
     if isinstance(found, Stretch):
         found = found.state  # the context is a copy

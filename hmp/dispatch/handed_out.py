@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 
-from .. import fork_safe
+from .. import fork_safe, torch_private
 from ..ops import Site
 from ..patching import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, patches, references
 
-_FUNCTIONS: type = type(torch._C._VariableFunctions)
+_FUNCTIONS: type = type(torch_private.variable_functions)
 _METACLASS: type = type(torch.Tensor)
 _TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
 
@@ -35,6 +35,7 @@ _asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
 _in_types: list[tuple[type, str, Any]] = []  # type, name, what was there
 _tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold switches
 _MISSING = object()
+_modes, _mode_at, _device_mode = torch_private.function_modes, torch_private.function_mode_at, torch_private.device_mode.__name__
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
@@ -62,7 +63,7 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
             defined: Any = vars(_FUNCTIONS).get(name)
             if isinstance(defined, staticmethod) and defined.__func__ == original:
                 _put(_FUNCTIONS, name, _Function(original))
-            elif isinstance(home, types.ModuleType) and home.__name__.startswith("torch._C.") and _is_elsewhere(original, home):
+            elif torch_private.is_in_c(home) and _is_elsewhere(original, home):
                 _ask(home, name, original)
         _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
 
@@ -103,9 +104,9 @@ def _hand_out(original: Any, standing: Any) -> Any:
 
 def _is_anybodys(call: types.FrameType) -> bool:
     """Whether what torch hands out at this call goes to somebody else than hmp or a device that is in force."""
-    modes = torch._C._len_torch_function_stack()
+    modes = _modes()
     if modes:
-        return not _is_ours(type(torch._C._get_function_stack_at(modes - 1)).__module__)
+        return not _is_ours(type(_mode_at(modes - 1)).__module__)
     return any(map(_has_handler, call.f_locals.values()))
 
 
@@ -120,12 +121,12 @@ def _has_handler(value: Any) -> bool:
 
 
 # What every subclass has that has none of its own, and what torch's own objects without one have.
-_NOBODYS = (torch.Tensor.__torch_function__.__func__, torch._C._disabled_torch_function_impl)  # type: ignore[attr-defined]
+_NOBODYS = (torch.Tensor.__torch_function__.__func__, torch_private.no_torch_function)  # type: ignore[attr-defined]
 
 
 def _is_ours(module: Any) -> bool:
     """Whether a module is hmp's or has the mode of a device, which asks a table that torch filled of its own functions."""
-    return module == "torch.utils._device" or str(module).partition(".")[0] == "hmp"
+    return module == _device_mode or str(module).partition(".")[0] == "hmp"
 
 
 def _take_over() -> None:

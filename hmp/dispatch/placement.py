@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch.jit._builtins as jit_builtins
-
 from ..ops import Site
 from ..patching import heap, partials, patches, references, stands_in
 from ..torch_hooks import late_imports, override_tables
+from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo
 from . import handed_out, switches
 
 _switches: dict[int, Callable[..., Any]] = {}
@@ -22,8 +20,9 @@ def install(sites: Iterable[Site]) -> None:
     if not _switches:
         override_tables.answer(own)
         late_imports.install(own)
-        _reset_dynamo()
-        patches.swap(jit_builtins._find_builtin, _find_builtin(patches.plain(jit_builtins._find_builtin)))
+        reset_dynamo()
+        find = getattr(*BUILTIN_FINDER)
+        patches.swap(find, _finding_switches(patches.plain(find)))
         patches.on_restore(_forget_switches)
     fresh: dict[int, Callable[..., Any]] = {}
     bound: list[tuple[Site, Any]] = []
@@ -80,27 +79,6 @@ def in_place() -> list[Callable[..., Any]]:
     return list(_switches.values())
 
 
-def _reset_dynamo() -> None:
-    """Compiled code and tables of torch.compile's that belong to other casts are forgotten; it is not imported for that."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or not hasattr(dynamo, "reset"):
-        return
-    compiled = getattr(sys.modules.get("torch._dynamo.convert_frame"), "output_codes", None)
-    if getattr(compiled, "seen", True):
-        dynamo.reset()
-    for module, names in _DYNAMO_TABLES.items():
-        for name in names:
-            clear = getattr(getattr(sys.modules.get(module), name, None), "cache_clear", None)
-            if clear is not None:
-                clear()
-
-
-_DYNAMO_TABLES = {
-    "torch._dynamo.trace_rules": ("get_torch_obj_rule_map", "get_tensor_method"),
-    "torch._dynamo.variables.torch": ("get_overridable_functions", "tracing_state_functions"),
-}
-
-
 def own(function: Any) -> Any:
     """torch's builtin, for what stands in its place; anything else as it is."""
     return function.__wrapped__ if stands_in(function) and hasattr(function, "__wrapped__") else function
@@ -117,7 +95,7 @@ def _named(switch: Callable[..., Any], site: Site) -> Callable[..., Any]:
     return switch
 
 
-def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+def _finding_switches(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     """torch.jit.script finds the op behind a switch: scripted code is compiled without casts."""
 
     def find(function: Any) -> str | None:
@@ -131,11 +109,11 @@ def _find_builtin(original: Callable[[Any], str | None]) -> Callable[[Any], str 
 
 def _forget_switches() -> None:
     # the table may have been filled while switches stood in torch's places
-    table = jit_builtins._builtin_table or {}
+    table = builtin_table()
     for switch in _switches.values():
         op = table.pop(id(switch), None)
         if op is not None:
             table.setdefault(id(switch.__wrapped__), op)  # type: ignore[attr-defined]
     _switches.clear()
     switches.forget()
-    _reset_dynamo()
+    reset_dynamo()

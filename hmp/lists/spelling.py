@@ -14,6 +14,7 @@ from ..errors import OpListError
 from ..observing import log
 from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, sites_of, takes_tensor
 from ..patching import cache
+from ..torch_private import schemas_of
 from .entries import AUTOCAST, EVERY_OP, Rule
 from .presets import home
 
@@ -71,10 +72,7 @@ def _is_op(name: str) -> bool:
     found = sites_of(name)
     if any(site.owner is not torch for site in found):
         return True
-    return any(
-        site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(torch._C._jit_get_schemas_for_operator("aten::" + name))
-        for site in found
-    )
+    return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
 
 
 def resolve(rule: Rule) -> tuple[str, ...]:

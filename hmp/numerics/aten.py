@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..torch_private import storage_of
+
 Tensor = torch.Tensor
 
 # They draw and look at no values.
@@ -86,5 +88,4 @@ def storage_address(tensor: Tensor) -> int:
     """Where the tensor's memory begins, 0 where it has none of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
-    # TensorBase's: hmp notes who asks a Tensor for its storage
-    return int(torch._C.TensorBase.untyped_storage(tensor).data_ptr())
+    return int(storage_of(tensor).data_ptr())

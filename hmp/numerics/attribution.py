@@ -17,16 +17,16 @@ from ..context import here
 from ..lists import Policy
 from ..observing import PACKAGES, Modules, Place, caller
 from ..session import observed_by
+from ..torch_private import current_node as _node
+from ..torch_private import run_backward
+from ..torch_private import sequence_number as _sequence_number
 from ..wrapping import CallRule
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.
-_ENGINE = "_engine_run_backward"
+_ENGINE = run_backward.__code__.co_name
 # How many forward ops are remembered for their backward; beyond that the oldest are forgotten.
 REMEMBERED = 500_000
-
-_sequence_number: Callable[[], int] = getattr(torch._C, "_get_sequence_nr", None) or torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
-_node: Callable[[], Any] = torch._C._current_autograd_node
 
 
 class Owner(NamedTuple):

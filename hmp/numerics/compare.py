@@ -18,6 +18,7 @@ from ..formatting import dtype_name
 from ..lists import DEFAULT, Policy, as_policy
 from ..session import casts
 from ..torch_hooks import given_to
+from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
@@ -57,7 +58,7 @@ def compare(
         value, source = _loss_of(output, loss)
         if value is not None:
             value.backward()
-        with disable_casts(), torch._C._DisableTorchDispatch(), torch.no_grad():
+        with disable_casts(), without_torch_dispatch(), torch.no_grad():
             output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
             if value is not None:
                 loss_value = float(value)
@@ -84,7 +85,7 @@ def _check(model: Any) -> None:
         raise HmpError(f"compare() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
     if isinstance(model, torch.jit.ScriptModule):
         raise HmpError("compare() sees nothing inside a scripted module, which is compiled; compare the module that it was made of")
-    if any(isinstance(mode, Shadows) for mode in _modes()):
+    if any(isinstance(mode, Shadows) for mode in dispatch_mode_stack()):
         raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
 
 
@@ -104,12 +105,6 @@ def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Polic
 def _region(model: torch.nn.Module, chosen: Policy) -> Any:
     """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
     return casts(chosen.unscoped) if given_to(model) is not None else casts(chosen, model=model)
-
-
-def _modes() -> list[Any]:
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-    return list(_get_current_dispatch_mode_stack())
 
 
 def _call(model: torch.nn.Module, batch: Any) -> Any:
@@ -201,7 +196,7 @@ def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator
         for module, found in buffers:
             module._buffers.clear()
             module._buffers.update(found)
-        with torch.no_grad(), torch._C._DisableTorchDispatch():
+        with torch.no_grad(), without_torch_dispatch():
             for tensor, values in shadows.saved:
                 tensor.copy_(values)
         for tensor, gradient in gradients:

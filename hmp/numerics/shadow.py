@@ -11,11 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor
+from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance

@@ -10,12 +10,11 @@ from typing import Any, Literal
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, has_values
 from ..observing import log
+from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .finding import Finding, find
@@ -189,8 +188,8 @@ class Watcher(TorchDispatchMode):
                 each.used |= id(each.finding) in inside
         for tensor in written:
             origin = self._origin(tensor)
-            if origin is not None and origin.kind == "inside" and tensor.nbytes == _storage(tensor).nbytes():
-                del self._origins[_storage(tensor)._cdata]
+            if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
+                del self._origins[storage_of(tensor)._cdata]
 
     def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
         """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
@@ -267,13 +266,13 @@ class Watcher(TorchDispatchMode):
             return
         if len(self._origins) > 1000:
             self._origins = {key: value for key, value in self._origins.items() if not value[0].expired()}
-        weak = StorageWeakRef(_storage(tensor))
+        weak = StorageWeakRef(storage_of(tensor))
         self._origins[weak.cdata] = (weak, origin)
 
     def _origin(self, tensor: Tensor) -> Origin | None:
         if not storage_address(tensor):
             return None
-        found = self._origins.get(_storage(tensor)._cdata)
+        found = self._origins.get(storage_of(tensor)._cdata)
         return None if found is None else found[1]
 
     def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
@@ -304,10 +303,6 @@ class Watcher(TorchDispatchMode):
                         found = f"argument `{name}` of {type(module).__name__}"
             frame = frame.f_back
         return found or _OUTSIDE
-
-
-def _storage(tensor: Tensor) -> Any:
-    return torch._C.TensorBase.untyped_storage(tensor)
 
 
 def _is_finite(tensor: Tensor) -> bool:

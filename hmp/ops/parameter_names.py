@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 
 from ..patching import patches
+from ..torch_private import schemas_of
 from .sites import PYTHON_OPS
 
 
@@ -38,7 +38,7 @@ def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
 @functools.cache
 def _parameters_in_schemas(op: str) -> tuple[str, ...]:
     longest: tuple[str, ...] = ()
-    for schema in torch._C._jit_get_schemas_for_operator("aten::" + op.replace(".", "_")):
+    for schema in schemas_of("aten::" + op.replace(".", "_")):
         names = tuple(a.name for a in schema.arguments if not a.kwarg_only)
         if len(names) > len(longest) and "Dimname" not in str(schema):
             longest = names

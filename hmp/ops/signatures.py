@@ -8,9 +8,8 @@ from __future__ import annotations
 import functools
 from typing import Literal, NamedTuple
 
-import torch
-
-from .sites import Site
+from ..torch_private import schemas_of
+from .sites import NAMESPACES, Site
 
 Holds = Literal["tensor", "tensor?", "number", "tensors", "other", "absent"]
 _MARKS: dict[str, Holds] = {"!": "tensor", "?": "tensor?", "~": "number", "*": "tensors", "-": "absent"}
@@ -84,7 +83,7 @@ sum: input! | dim keepdim=False ; dtype-
 ALIASES = {"input": ("x", "a", "x1"), "other": ("x2",), "dim": ("axis",), "keepdim": ("keepdims",)}
 # Of the parameters that are rarely given, those for which None is the same as nothing.
 _NONE_IS_NOTHING = frozenset({"out", "dtype", "out_dtype", "rounding_mode"})
-_NAMESPACES = frozenset({"torch", "torch.nn.functional", "torch.Tensor", "torch._C._nn", "torch._VF"})
+_NAMESPACES = frozenset(where for where, _, prefix in NAMESPACES if not prefix)
 
 
 class Parameter(NamedTuple):
@@ -141,7 +140,7 @@ def _signature(op: str, method: bool, dunder: bool) -> Signature | None:
             found.append(Parameter("self" if method and name == "input" else name, holds, default, by_keyword, optional))
     if dunder:
         return Signature(tuple(found))
-    schemas = [s for s in torch._C._jit_get_schemas_for_operator("aten::" + op) if any("Tensor" in str(a.type) for a in s.arguments)]
+    schemas = [s for s in schemas_of("aten::" + op) if any("Tensor" in str(a.type) for a in s.arguments)]
     known = {p.name for p in found} | {"out"}
     for schema in schemas:
         if not known.issuperset(found[0].name if a.name == "self" else a.name for a in schema.arguments):

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from .. import torch_private
 from ..patching import cache
+from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
 # (how it is written, the owner, the prefix of its ops' ids)
@@ -25,8 +27,7 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch", torch, ""),
     ("torch.nn.functional", F, ""),
     ("torch.Tensor", torch.Tensor, ""),
-    ("torch._C._nn", torch._C._nn, ""),
-    ("torch._VF", torch._VF, ""),
+    *((where, owner, "") for where, owner in torch_private.OP_NAMESPACES),
     ("torch.special", torch.special, "special."),
     ("torch.linalg", torch.linalg, "linalg."),
     ("torch.fft", torch.fft, "fft."),
@@ -34,17 +35,8 @@ NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch.masked", torch.masked, "masked."),
     ("torch.signal.windows", torch.signal.windows, "signal.windows."),
 )
-# Where the builtins of some of them stand too, under names such as linalg_multi_dot and _sparse_mm.
-_BINDINGS: tuple[tuple[str, Any, str], ...] = tuple(
-    (f"torch._C._{name}", getattr(torch._C, f"_{name}"), f"{name}.")
-    for name in ("linalg", "special", "fft", "sparse")
-    if hasattr(torch._C, f"_{name}")
-)
 # The modules of torch whose public Python functions are ops.
-PYTHON_OPS = frozenset(
-    """torch.nn.functional torch._tensor torch.functional torch._lowrank torch._lobpcg torch._jit_internal torch.masked._ops
-    torch.signal.windows.windows""".split()
-)
+PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal.windows.windows", *torch_private.OP_MODULES})
 
 
 @dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
@@ -128,7 +120,7 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
     return found
 
 
-_OF_VF = vars(type(torch._C._VariableFunctions))
+_OF_VF = vars(type(torch_private.variable_functions))
 # What getattr() finds on Tensor besides what is in a class of torch's.
 _OF_OBJECTS = frozenset((*dir(object), *dir(type(torch.Tensor))))
 
@@ -138,13 +130,13 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     # most names are in none of the places that they are looked for in, which getattr() is slow to say
     if isinstance(owner, types.ModuleType):
         found = owner.__dict__.get(attribute)
-        if found is None and owner is torch._VF and attribute in _OF_VF:
-            found = getattr(torch._C._VariableFunctions, attribute)
-    elif attribute in owner.__dict__ or attribute in torch._C.TensorBase.__dict__:
+        if found is None and owner is torch_private.vf and attribute in _OF_VF:
+            found = getattr(torch_private.variable_functions, attribute)
+    elif attribute in owner.__dict__ or attribute in TensorBase.__dict__:
         found = getattr(owner, attribute, None)
     else:
         # methods that every Python object has (`__eq__` of `type`) are no sites
-        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(torch._C.TensorBase, attribute) else None
+        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(TensorBase, attribute) else None
     return None if found is None or not callable(found) or isinstance(found, type) else found
 
 
@@ -169,7 +161,7 @@ def _names_in(namespace: str) -> tuple[Container[str], ...]:
     found: list[Container[str]] = []
     for _, owner in _namespaces(namespace):
         found.append(vars(owner))
-        found += [vars(torch._C.TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch._VF else []
+        found += [vars(TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch_private.vf else []
     return tuple(found)
 
 
@@ -190,7 +182,7 @@ def _look_up(op: str) -> tuple[Site, ...]:
             original = _lookup(owner, attribute)
             if original is not None:
                 sites.append(Site(owner, attribute, original, where, op))
-    for where, owner, prefix in _BINDINGS:
+    for where, owner, prefix in BUILTIN_NAMESPACES:
         for attribute in (f"{namespace}_{name}", f"_{namespace}_{name}", f"_{name}") if prefix == namespace + "." else ():
             original = _lookup(owner, attribute)
             if original is not None and any(original is site.original for site in sites):
@@ -214,7 +206,7 @@ def refresh() -> None:
 def _owners() -> tuple[Any, ...]:
     """Where ops stand, and the helpers of those that are written in Python."""
     modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
-    return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *_BINDINGS)), torch._C.TensorBase, *modules)))
+    return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)), TensorBase, *modules)))
 
 
 @cache.cached
@@ -253,7 +245,7 @@ def every_op() -> tuple[str, ...]:
 @functools.cache
 def aten_names() -> frozenset[str]:
     """The names of ATen's ops that take a tensor."""
-    schemas = (s for s in torch._C._jit_get_all_schemas() if s.name.startswith("aten::"))
+    schemas = (s for s in torch_private.all_schemas() if s.name.startswith("aten::"))
     return frozenset(s.name.removeprefix("aten::") for s in schemas if takes_tensor([s]))
 
 

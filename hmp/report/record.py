@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from ..session import observed_by
+from ..torch_private import dynamo
 from .recorder import Recorder, Unlisted
 from .report import Report
 
@@ -37,9 +37,9 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """A stretch in which compiled code runs as it was written; torch._dynamo, which takes seconds to import, is not imported for that."""
+    """A stretch in which compiled code runs as it was written; Dynamo, which takes seconds to import, is not imported for that."""
     with ExitStack() as stack:
-        if "torch._dynamo" in sys.modules:
+        if dynamo() is not None:
             stack.enter_context(torch.compiler.set_stance("force_eager"))
             yield
             return

@@ -19,6 +19,7 @@ from ..formatting import dtype_name
 from ..lists import CASTS, EVERY_OP, Policy, Rule, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
+from ..torch_private import is_profiled, variable_functions
 from ..wrapping import CallRule, fallbacks
 from .rows import UNLISTED, Row, grouped
 
@@ -28,10 +29,14 @@ _RULES = {
     "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
     "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
 }  # fmt: skip
+# What may stand before an op's name, the longest first.
+_OWNERS = (
+    *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
+    f"{type(variable_functions).__name__}.",
+)
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _clock = time.perf_counter
 _compiling = torch.compiler.is_compiling
-_profiling: Any = torch.autograd.profiler
 
 
 class _Call:
@@ -70,7 +75,7 @@ class Recorder:
                 return caster(tensor, dtype)
             hits = casts_saved()
             started = self._now()
-            if _profiling._is_profiler_enabled:
+            if is_profiled():
                 with torch.profiler.record_function(f"hmp::cast {_short[tensor.dtype]} to {_short[dtype]}"):
                     copy = caster(tensor, dtype)
             else:
@@ -249,7 +254,7 @@ def _op_id(function: Op) -> str:
     name = resolve_name(function) or getattr(function, "__qualname__", "")
     if name.endswith((".__get__", ".__set__", ".__delete__")):
         return ""
-    for prefix in ("torch.nn.functional.", "torch.Tensor.", "torch._C._nn.", "torch._VF.", "torch.", "_VariableFunctionsClass."):
+    for prefix in _OWNERS:
         name = name.removeprefix(prefix)
     if name.startswith("__") and name.endswith("__"):
         name = op_facts.DUNDER_OPS.get(name[2:-2], name[2:-2])

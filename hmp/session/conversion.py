@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,6 +19,7 @@ from ..lists import DEFAULT, Cast, Policy, as_policy, scopes
 from ..patching import alone, patches, references
 from ..torch_compile import bridge
 from ..torch_hooks import autocast, module_calls, plumbing
+from ..torch_private import dynamo
 from ..wrapping import Observer
 from . import calls_in_flight, compiled_policies
 from .compiled_policies import lock as _lock
@@ -199,8 +199,8 @@ def _refuse_tracing() -> None:
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, which torch.compile leaves alone with all that it calls, while hmp's bridge does not see to that."""
-    dynamo = sys.modules.get("torch._dynamo")
-    return function if dynamo is None or patches.installed() else dynamo.disable(function)
+    imported = dynamo()
+    return function if imported is None or patches.installed() else imported.disable(function)
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:

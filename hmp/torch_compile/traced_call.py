@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode, handle_torch_function
 
+from ..torch_private import without_torch_function
 from ..wrapping import autocast_inside
 from . import dynamo_internals, dynamo_names
 
@@ -66,12 +67,12 @@ class Aborted(BaseException):
 def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
     """A region of torch.autocast in the graph that is being made."""
     region = dynamo_internals.variables().Autocast([device, dtype, True, True])
-    with torch._C.DisableTorchFunction():  # entering asks the mode in force, which here is the call itself
+    with without_torch_function():  # entering asks the mode in force, which here is the call itself
         region.enter(tx)
     try:
         yield
     finally:
-        with torch._C.DisableTorchFunction():
+        with without_torch_function():
             region.exit(tx)
 
 

@@ -29,6 +29,8 @@ from ..casting import each_tensor
 from ..context import Casts, Off, Stretch, Table, state
 from ..observing import log, speaks
 from ..patching import patches
+from ..torch_private import AUTOCAST_CAST, dynamo_foldable
+from ..torch_private import is_any_autocast_enabled as _any_really_enabled
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it speaks of, where no argument says so
@@ -41,7 +43,6 @@ _DTYPES = {
 }
 
 _really_enabled: Callable[..., bool] = torch.is_autocast_enabled
-_any_really_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
 
 def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | None:
@@ -130,7 +131,7 @@ def install() -> None:
         (cls.__enter__, _enter),
         (cls.__exit__, _exit),
         (autocast_mode.is_autocast_available, _noting_requests),
-        (autocast_mode._cast, _cast_of_every_device),
+        (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
         patches.swap(function, make(patches.plain(function)))
     if _FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
@@ -163,7 +164,7 @@ def _forget() -> None:
     _installation, _said = None, False
     for changed in list(_stretches):
         changed.now = None
-    constants = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})
+    constants = dynamo_foldable()
     for answer, original in _answers.items():
         if answer in constants:
             constants[original] = constants.pop(answer)

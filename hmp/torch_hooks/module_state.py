@@ -11,10 +11,8 @@ from torch.nn.modules.module import register_module_buffer_registration_hook
 from ..casting import tensor_casts
 from ..context import state
 from ..patching import patches
-
-# getset descriptors; torch's annotations speak of the values behind them
-_data: Any = torch._C.TensorBase.data
-_grad: Any = torch._C.TensorBase.grad
+from ..torch_private import data_of as _data
+from ..torch_private import grad_of as _grad
 
 
 class _Descriptor(property):

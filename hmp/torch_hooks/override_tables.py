@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import overrides
-from torch.utils import _device
 
 from ..patching import patches
+from ..torch_private import device_mode
 
 _CACHED: Any = type(functools.lru_cache(lambda: None))
 
@@ -33,7 +33,7 @@ def answer(own: Callable[[Any], Any]) -> None:
 
 def _tables() -> Iterator[Callable[[], Any]]:
     """What these modules of torch's keep once it is worked out, and work out from nothing."""
-    for module in (overrides, _device):
+    for module in (overrides, device_mode):
         for value in list(vars(module).values()):
             function = getattr(value, "__wrapped__", None)
             if isinstance(value, _CACHED) and isinstance(function, types.FunctionType) and not inspect.signature(function).parameters:

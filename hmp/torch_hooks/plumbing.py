@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.utils.prune
 
+from .. import torch_private
 from ..caches import cast_cache, weight_cache
 from ..casting import tensor_casts
 from ..context import Bound, call_without_casts, state, without_casts
@@ -27,7 +28,6 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch.amp.grad_scaler": ("GradScaler.scale", "GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
     "torch.nn.utils.clip_grad": (
         "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_",
-        "_get_total_norm", "_clip_grads_with_norm_",
     ),
     # these compute a weight once, and store it
     "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
@@ -36,13 +36,10 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
     "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
-    "torch.testing._comparison": ("assert_close", "assert_allclose"),
-    "torch.testing._creation": ("make_tensor",),
-    "torch._tensor_str": ("_str",),
-    "torch.utils.data.dataloader": ("DataLoader.__iter__", "_BaseDataLoaderIter.__next__"),
-    "torch.utils.data._utils.worker": ("_worker_loop",),
-    # model.to(bfloat16) and load_state_dict(assign=True) give parameters and buffers another dtype on purpose
-    "torch.nn.modules.module": ("Module._apply", "Module.load_state_dict"),
+    "torch.testing": ("assert_close", "assert_allclose", "make_tensor"),
+    "torch.utils.data.dataloader": ("DataLoader.__iter__",),
+    # load_state_dict(assign=True) gives parameters and buffers another dtype on purpose
+    "torch.nn.modules.module": ("Module.load_state_dict",),
 }  # fmt: skip
 
 
@@ -67,6 +64,7 @@ def _functions() -> Iterator[types.FunctionType]:
             function = _find(module_name, name)
             if function is not None:
                 yield function
+    yield from filter(None, map(_standing, torch_private.AROUND_A_MODEL))
     for name, function in vars(torch.nn.init).items():
         if inspect.isfunction(function) and not name.startswith("_"):
             yield function
@@ -81,15 +79,24 @@ def _functions() -> Iterator[types.FunctionType]:
 
 def _find(module_name: str, name: str) -> types.FunctionType | None:
     """The function that stands there, None where this torch has none."""
-    found: Any = importlib.import_module(module_name)
-    for part in name.split("."):
-        found = inspect.getattr_static(found, part, None)
+    owner: Any = importlib.import_module(module_name)
+    *owners, attribute = name.split(".")
+    for each in owners:
+        owner = inspect.getattr_static(owner, each, None)
+    return _standing(torch_private.Place(owner, attribute))
+
+
+def _standing(place: torch_private.Place) -> types.FunctionType | None:
+    found: Any = inspect.getattr_static(*place, None)
     found = getattr(found, "__func__", found)
     return found if isinstance(found, types.FunctionType) else None
 
 
 def _replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    function = _find(module_name, name)
+    _swap(_find(module_name, name), make)
+
+
+def _swap(function: types.FunctionType | None, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     if function is not None:
         patches.swap(function, make(patches.plain(function)))
 
@@ -100,7 +107,7 @@ def codes() -> set[types.CodeType]:
     But for data loading, in which a thread may wait for as long as it likes.
     """
     found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
-    return found | {torch.autograd.graph._engine_run_backward.__code__}
+    return found | {torch_private.run_backward.__code__}
 
 
 def _install_optimizers() -> None:
@@ -116,7 +123,7 @@ def _install_optimizers() -> None:
 
         return patched
 
-    _replace("torch.optim.optimizer", "Optimizer._patch_step_function", patch_step_function)
+    _swap(_standing(torch_private.STEP_HOOKER), patch_step_function)
 
 
 def _mute_step(cls: type) -> None:
@@ -158,10 +165,7 @@ def _install_checkpoint() -> None:
         return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)
 
     _replace("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
-    name = "_checkpoint_without_reentrant_generator"
-    # torch 2.15 and later: the old name hands its arguments on to this one, which torch itself calls
-    newer = f"{name}_impl"
-    _replace("torch.utils.checkpoint", newer if _find("torch.utils.checkpoint", newer) else name, generator)
+    _swap(_standing(torch_private.checkpoint_generator()), generator)
 
 
 def _install_autograd() -> None:
@@ -195,14 +199,14 @@ def _install_autograd() -> None:
         return attach
 
     for name in ("then", "add_done_callback"):
-        patches.rebind(torch._C.Future, name, continuing(vars(torch._C.Future)[name]))
-    patches.rebind(torch.autograd.Variable, "_execution_engine", _Engine(torch.autograd.Variable._execution_engine))
+        patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
+    patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     _replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # these put their results together with ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
         _replace("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
-        _replace("torch._functorch.eager_transforms", name, transform)
+        _replace("torch.func", name, transform)
 
 
 class _Engine:
@@ -229,10 +233,10 @@ def _install_dispatch() -> None:
 
         return entered
 
-    _replace("torch.utils._python_dispatch", "TorchDispatchMode.__enter__", enter)
-    fake_tensor = sys.modules.get("torch._subclasses.fake_tensor")
-    if fake_tensor is not None:
-        _mute_dispatch(fake_tensor.FakeTensorMode)  # one may have been entered before
+    _swap(_standing(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
+    fake_tensor_mode = torch_private.fake_tensor_mode()
+    if fake_tensor_mode is not None:
+        _mute_dispatch(fake_tensor_mode)  # one may have been entered before
     for cls in subclasses(torch.Tensor):
         _mute_dispatch(cls)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+
+from ..torch_private import dynamo
 
 _MANY = 1_000_000
 
@@ -17,18 +18,18 @@ def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
 
     Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
     """
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None or not any(map(_is_compiled, model.modules())):
+    imported = dynamo()
+    if imported is None or not any(map(_is_compiled, model.modules())):
         yield
         return
     names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
-    config = dynamo.config
+    config = imported.config
     limits = {name: _MANY for name in names if hasattr(config, name)}
     try:
         with config.patch(limits):
             yield
     finally:
-        dynamo.reset()
+        imported.reset()
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:

@@ -26,6 +26,7 @@ from ..lists import plain_path
 from ..observing import Modules
 from ..report.record import uncompiled
 from ..session import observed_by
+from ..torch_private import functorch_level
 from ..wrapping import CallRule, Op, op_wrap
 from .decisions import Decisions, Key
 from .task import Task
@@ -174,7 +175,7 @@ class Probe:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
                 return wrapper(*args, **kwargs)
-            if torch._C._functorch.peek_interpreter_stack() is not None:
+            if functorch_level() is not None:
                 measured = self._unit(op)[1]  # tensors stand for others there, and have no numbers to compare
                 measured.calls, measured.unseen = measured.calls + 1, True
                 return wrapper(*args, **kwargs)

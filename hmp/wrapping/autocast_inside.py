@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
 from .op_rule import CallRule, Op, survey
 
@@ -26,7 +27,6 @@ _cache: Callable[[bool], None] = torch.set_autocast_cache_enabled
 _nest: Callable[[], int] = torch.autocast_increment_nesting
 _unnest: Callable[[], int] = torch.autocast_decrement_nesting
 _clear: Callable[[], None] = torch.clear_autocast_cache
-_is_available: Callable[[str], bool] = torch._C._is_autocast_available
 
 
 class _Here(threading.local):

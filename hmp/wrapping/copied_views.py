@@ -14,10 +14,13 @@ from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import is_functorchs as _is_functorchs
+from ..torch_private import storage_of as _storage
+from ..torch_private import without_torch_function_of_classes as _plainly
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass
-_storage = torch.Tensor.untyped_storage
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
@@ -42,18 +45,18 @@ class CopiedView(Tensor):
         written = _written(func, args, kwargs)
         if isinstance(written, CopiedView):
             raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
-        with torch._C.DisableTorchFunctionSubclass():
+        with _plainly():
             result = func(*args, **kwargs)
             sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
             original = next((Original(func, args, kwargs, s._hmp_original.dtype) for s in sources if s._hmp_original is not None), None)
             return _settle(result, sources, original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
+        with _plainly():
             return _as_subclass(self, Tensor).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        with torch._C.DisableTorchFunctionSubclass():
+        with _plainly():
             copied = _as_subclass(self, Tensor).__deepcopy__(memo)
             return _as_subclass(copied, Tensor)
 
@@ -110,11 +113,11 @@ def _strongly(value: Any) -> Any:
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
     """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on."""
     if type(result) is Tensor:
-        if torch._C._functorch.is_functorch_wrapped_tensor(result) or _in_make_fx():
+        if _is_functorchs(result) or _in_make_fx():
             return result  # inside vmap and grad a wrapper level would be lost; make_fx refuses subclasses that it does not know
         if not any(_same_storage(result, copied) for copied in copies):
             return result
-        with torch._C.DisableTorchFunctionSubclass():
+        with _plainly():
             marked = _as_subclass(result, CopiedView)
         marked._hmp_op, marked._hmp_original = op, original
         return marked
@@ -126,7 +129,7 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
 
 def _in_make_fx() -> bool:
     """Whether ops on real tensors are being written down."""
-    if not torch._C._len_torch_dispatch_stack():
+    if not _dispatch_modes():
         return False
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
     return proxy_tensor is not None and proxy_tensor.get_proxy_mode() is not None
@@ -149,7 +152,7 @@ def uncopied(value: Any) -> Any:
         return value
     original = value._hmp_original
     view = None if original is None else original.view()
-    with torch._C.DisableTorchFunctionSubclass():
+    with _plainly():
         if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
             return view
         plain = _as_subclass(value, Tensor)

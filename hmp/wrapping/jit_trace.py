@@ -6,17 +6,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
-from ..caches import tracing
 from ..patching import patches
-
-# What makes a trace of the first function among its arguments; owner and name.
-_MAKERS: tuple[tuple[Any, str], ...] = (
-    (torch._C, "_create_function_from_trace"),
-    (torch._C, "_create_graph_by_tracing"),
-    (torch._C.ScriptModule, "_create_method_from_trace"),
-)
+from ..torch_private import TRACERS, ScriptModule, set_trace
+from ..torch_private import trace_here as tracing
 
 
 class _Here(threading.local):
@@ -28,13 +20,13 @@ _here = _Here()
 
 def install() -> None:
     """Notes every trace that is being made, until patches.restore()."""
-    for owner, name in _MAKERS:
+    for owner, name in TRACERS:
         patches.rebind(owner, name, _maker(getattr(owner, name)))
 
 
 def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
     def make(*args: Any, **kwargs: Any) -> Any:
-        traced = next(i for i, a in enumerate(args) if callable(a) and not isinstance(a, torch._C.ScriptModule))
+        traced = next(i for i, a in enumerate(args) if callable(a) and not isinstance(a, ScriptModule))
         return original(*args[:traced], _noted(args[traced]), *args[traced + 1 :], **kwargs)
 
     return make
@@ -65,4 +57,4 @@ def resume() -> None:
         if not nodes[-1].kind().startswith("aten::"):
             return  # a user's autograd.Function, inside which torch traces nothing
         nodes[-1].destroy()  # the op that failed: torch cannot read a graph that holds it
-    torch._C._set_tracing_state(trace)  # type: ignore[attr-defined]
+    set_trace(trace)

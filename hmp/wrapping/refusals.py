@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.utils import _python_dispatch
 
+from .. import torch_private
 from ..casting import Tensor, tensor_casts
 from . import jit_trace
 
@@ -27,12 +27,11 @@ _WORDS = re.compile(
 )
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory")
 _OWN = frozenset({"torch", "hmp"})
-# (pack, unpack) in force here, None for none; with True also inside a trace. None where this torch does not say.
-_hooks: Callable[[bool], Any] | None = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+_hooks = torch_private.saved_tensors_hooks
 _function = torch.Tensor.__torch_function__
-_disabled = torch._C._disabled_torch_function_impl
-_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_disabled = torch_private.no_torch_function
+_function_modes = torch_private.function_modes
+_dispatch_modes = torch_private.dispatch_modes
 
 
 def is_of_a_dtype(error: Exception) -> bool:
@@ -115,7 +114,7 @@ def torch_takes(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensor
     if any(map(_answers, tensors)):
         return False
     try:
-        with torch.no_grad(), torch._C.DisableTorchFunction(), _python_dispatch._disable_current_modes():
+        with torch.no_grad(), torch_private.without_torch_function(), torch_private.without_dispatch_modes():
             op(*args, **kwargs)
     except RuntimeError:
         jit_trace.resume()
@@ -126,9 +125,9 @@ def torch_takes(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensor
 def _modes() -> list[Any]:
     found: list[Any] = []
     if _function_modes():
-        found += torch.overrides._get_current_function_mode_stack()
+        found += torch_private.function_mode_stack()
     if _dispatch_modes():
-        found += _python_dispatch._get_current_dispatch_mode_stack()
+        found += torch_private.dispatch_mode_stack()
     return found
 
 
