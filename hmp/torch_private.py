@@ -3,7 +3,7 @@
 Everything is taken here once, at import and before anything is patched: torch's own functions and objects. What must be there and is
 not ends `import hmp` with an error that names it; what may be missing has a fallback. Late modules of torch are not imported for this.
 
-Not here: what torch.compile is made of (torch_compile/dynamo_internals.py), which is looked at when that is imported, and what is read
+Not here: what torch.compile is made of (torch_compile/dynamo_names.py), which is looked at when that is imported, and what is read
 off tensors, modules and nodes (`_version`, `_buffers`), which is checked at the end.
 """
 

@@ -51,7 +51,8 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
 
     Tests marked searches_references convert with it, and so do tests marked slow and all other processes.
     """
-    if any(request.node.get_closest_marker(name) for name in ("searches_references", "slow")) or "hmp.dispatch.placement" not in sys.modules:
+    searches = any(request.node.get_closest_marker(name) for name in ("searches_references", "slow"))
+    if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return
     from hmp.patching import heap, references

@@ -1,8 +1,9 @@
 """The code of switches, written for one builtin's parameters and one way of looking at them.
 
 Where nothing is to be cast a switch reads dtypes and calls the op; what is ordinary it casts by itself; all else is the wrapper's.
-Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260. docs/architecture.md shows what
-is written for `linear`; in a traceback, a debugger and `inspect.getsource(torch.nn.functional.linear.__code__)` its lines are found too.
+Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260.
+docs/architecture.md shows what is written for `linear`; in a traceback, a debugger and `inspect.getsource(F.linear.__code__)` its lines
+are found too.
 """
 
 from __future__ import annotations

@@ -13,7 +13,8 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 
 # From the ground up: what stands in one line imports nothing of that line but itself.
 LEVELS = (
-    "errors fork_safe torch_private",
+    "errors",
+    "fork_safe torch_private",
     "formatting observing",
     "patching",
     "context casting",
@@ -40,9 +41,7 @@ MACHINERY = {"wrapping", "dispatch", "torch_hooks", "patching", "torch_compile"}
 LONGEST_FILE, LONGEST_FUNCTION = 400, 60
 # These may only shrink, and go when they are within the limit.
 LONGER_FILES: dict[str, int] = {}
-LONGER_FUNCTIONS = {
-    "hmp/wrapping/wrappers.py:_cast": 216,
-}
+LONGER_FUNCTIONS: dict[str, int] = {}
 # What tools use of the machinery, and should not. It may only shrink.
 TOOLS_THAT_REACH_IN: dict[str, set[str]] = {
     "hmp.benchmark.runner": {"patching.patches", "torch_hooks.module_calls"},

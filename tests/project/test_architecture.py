@@ -1,0 +1,65 @@
+"""docs/architecture.md speaks of what there is."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.dispatch import switch_code
+from hmp.ops import sites
+from hmp.ops.signatures import signature_of
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PLACES = sorted(set(re.findall(r"`([\w/]+\.py)(?::(\w+))?`", PAGE)))
+
+
+@pytest.mark.parametrize(("file", "name"), PLACES, ids=lambda part: part or "-")
+def test_every_place_that_it_names_is_there(file: str, name: str) -> None:
+    path = ROOT / "hmp" / file
+    assert path.is_file()
+    if name:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+        assigned = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+        assert name in defined | assigned
+
+
+FOLDERS = sorted(set(re.findall(r"`((?:tests|op_lists|caches|cli|compat|wrapping)/[\w/]*)[`/]", PAGE)))
+
+
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_every_folder_that_it_names_is_there(folder: str) -> None:
+    place = folder.rpartition("/")[0] if "test_r" in folder else folder.rstrip("/")
+    assert (ROOT / place).is_dir() or (ROOT / "hmp" / place).is_dir()
+
+
+def test_every_package_is_in_the_picture() -> None:
+    picture = PAGE[PAGE.index("```text") : PAGE.index("```", PAGE.index("```text") + 3)]
+    packages = {path.parent.name for path in (ROOT / "hmp").glob("*/__init__.py")} | {"errors", "fork_safe", "torch_private"}
+    assert not {package for package in packages if not re.search(rf"\b{package}\b", picture)}
+
+
+def test_the_code_of_a_switch_is_what_is_written_for_linear() -> None:
+    shown = PAGE[PAGE.index("```python\n") + len("```python\n") : PAGE.rindex("\n```\n")]
+    signature = signature_of(sites.sites_of("linear")[0])
+    written = "\n".join(switch_code.source(signature, switch_code.Look("dtype", torch.bfloat16, "CAST_PRODUCT_INPUT")))
+    number = re.compile(r"SIGNATURES\[\d+\]")  # in the order in which ops are called
+    assert number.sub("SIGNATURES[0]", written) == shown
+
+
+def test_the_code_of_a_switch_is_found_by_inspect_and_in_tracebacks() -> None:
+    hmp.convert(policy="torch-cpu")
+    F.linear(torch.randn(2, 3), torch.randn(4, 3))
+    assert "def hmp_switch(input" in inspect.getsource(F.linear.__code__)
+    with pytest.raises(RuntimeError) as raised:
+        F.linear(torch.randn(2, 3), torch.randn(4, 5))
+    lines = [str(entry.statement).strip() for entry in raised.traceback]
+    assert "return _op(input_cast, weight_cast, bias_cast)" in lines
