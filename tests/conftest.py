@@ -58,7 +58,7 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
     from hmp.patching import heap, references
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heap, "find", lambda: heap.Living([], []))
+        patch.setattr(heap, "partials_and_modules", lambda: heap.Holders([], []))
         patch.setattr(references, "_in_python_modules", lambda switches: iter(()))
         yield
 
@@ -100,7 +100,7 @@ def _left_in() -> object:
     if state is None or state.here() is state.PROCESS:
         return None
     found = state.here()
-    state.put(state.UNSETTLED)
+    state.put(state.UNSET)
     return found
 
 

@@ -2,12 +2,12 @@
 
 from . import regions, state
 from .regions import Region, disable_casts, enable_casts, without_casts
-from .state import PROCESS, Bound, Casts, Entered, Held, InBackward, Off, Stretch, Table, call_without_casts, casts_enabled, here
+from .state import PROCESS, Bound, CompiledPolicy, Entered, Held, InBackward, Off, Stretch, Table, call_without_casts, casts_enabled, here
 
 __all__ = [
     "PROCESS",
     "Bound",
-    "Casts",
+    "CompiledPolicy",
     "Entered",
     "Held",
     "InBackward",

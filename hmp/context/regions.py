@@ -20,7 +20,7 @@ import torch
 
 from ..errors import HmpError
 from . import state
-from .state import Casts, Off, Stretch, begin, call_under, end, get, here, live, put, settled, stretch, traced_plainly
+from .state import CompiledPolicy, Off, Stretch, begin, call_under, end, get, here, in_force, put, regions_open, stretch, traced_plainly
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class Region:
     restores what was before.
     """
 
-    def __init__(self, name: str, choose: Callable[[Casts | Off], Casts | Off], brings_casts: bool = False) -> None:
+    def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
         self._name = name
         self._choose = choose
         self.brings_casts = brings_casts
@@ -208,7 +208,7 @@ class _Traced(Region):
         pass
 
 
-def _region(name: str, choose: Callable[[Casts | Off], Casts | Off], function: Callable[P, R] | None) -> Any:
+def _region(name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Callable[P, R] | None) -> Any:
     region = (_Traced if traced_plainly() else Region)(name, choose)
     return region if function is None else region(function)
 
@@ -231,15 +231,15 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
     def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
         # call_without_casts, written out: composites run through this at every call, and what they call starts no task
         before = get()
-        off = (before.now or settled(before)).off
+        off = (before.now or in_force(before)).off
         try:
-            live.append(None)
+            regions_open.append(None)
             put(off)
             return function(*args, **kwargs)
         finally:
             try:
                 put(before)
             finally:
-                live.pop()
+                regions_open.pop()
 
     return quiet

@@ -42,20 +42,22 @@ class Off:
     given = None
     disabled = True
 
-    def __init__(self, on: Casts) -> None:
+    def __init__(self, on: CompiledPolicy) -> None:
         self.on = on
-        self.now: Casts | Off | None = None  # what a context holds says what is in force by this; None: that takes a look (`settled`)
+        self.now: CompiledPolicy | Off | None = (
+            None  # what a context holds says what is in force by this; None: that takes a look (`settled`)
+        )
 
     @property
-    def application(self) -> int:
+    def scope_id(self) -> int:
         """That of the casts that `enable_casts()` brings back."""
-        return self.on.application
+        return self.on.scope_id
 
     @property
     def off(self) -> Off:
         return self
 
-    def settled(self) -> Casts | Off:
+    def in_force(self) -> CompiledPolicy | Off:
         """What is in force where a context holds this."""
         return self
 
@@ -73,7 +75,7 @@ class InBackward(Off):
     @property
     def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
         """The wrappers for what torch refuses."""
-        return MADE_TO_FIT
+        return DTYPE_REPAIRS
 
     @property
     def off(self) -> Off:
@@ -84,43 +86,43 @@ class InBackward(Off):
         return self
 
 
-class Casts:
-    """Casts in force: `table` maps a torch function to what is called in its place, `policy` is where it came from, and `looks` says
+class CompiledPolicy:
+    """A policy as it is called: `table` maps a torch function to what is called in its place, `policy` where it came from, `fast_paths`
     how to see, before a call, that it has nothing to cast.
 
     Of a policy whose scoped lines were resolved for a model, `policy` is what holds in one module and `given` the whole; `application` is
     the number of that resolution, by which submodules know what they put in force, and 0 where there was none.
     """
 
-    __slots__ = ("__weakref__", "application", "given", "in_backward", "looks", "now", "off", "policy", "table")
+    __slots__ = ("__weakref__", "fast_paths", "given", "in_backward", "now", "off", "policy", "scope_id", "table")
     disabled = False
 
     def __init__(
-        self, table: Table, policy: Any, looks: Mapping[Any, Any] = types.MappingProxyType({}), given: Any = None, application: int = 0
+        self, table: Table, policy: Any, fast_paths: Mapping[Any, Any] = types.MappingProxyType({}), given: Any = None, scope_id: int = 0
     ) -> None:
         self.table = table
         self.policy = policy
-        self.looks = looks
+        self.fast_paths = fast_paths
         self.given = policy if given is None else given
-        self.application = application
+        self.scope_id = scope_id
         self.now = self
         self.off = Off(self)
         self.in_backward: Off = InBackward(self)
 
     @property
-    def on(self) -> Casts:
+    def on(self) -> CompiledPolicy:
         return self
 
 
 NOTHING: Table = types.MappingProxyType({})
 # What hmp does in backward while torch is patched, whatever the policy.
-MADE_TO_FIT: Table = NOTHING
+DTYPE_REPAIRS: Table = NOTHING
 # One object for the life of the process: convert() and revert() replace its table, so every thread sees them at its next op.
-PROCESS = Casts(NOTHING, None)
+PROCESS = CompiledPolicy(NOTHING, None)
 
 # One entry for everything that may make a context hold something other than PROCESS. It is a list and no number because its
 # append and pop are atomic; what is in it means nothing, only whether anything is.
-live: list[None] = []
+regions_open: list[None] = []
 
 
 class Entered:
@@ -128,8 +130,8 @@ class Entered:
     that an interrupt could leave in its middle."""
 
     __slots__ = ()
-    __init__ = live.append  # a builtin is not bound: called with None
-    __del__ = live.pop  # and with nothing
+    __init__ = regions_open.append  # a builtin is not bound: called with None
+    __del__ = regions_open.pop  # and with nothing
 
 
 class Stretch(Entered):
@@ -141,30 +143,30 @@ class Stretch(Entered):
     """
 
     __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "token")
-    now: Casts | Off | None
-    state: Casts | Off
+    now: CompiledPolicy | Off | None
+    state: CompiledPolicy | Off
     before: Held
     key: object  # what the user left and entered
     token: Token[Held] | None
     ending: object  # what a `with` ends it by: collected no sooner than this
 
 
-class Unsettled:
+class Unset:
     """What a context holds that never said."""
 
     __slots__ = ()
     now = None
 
 
-Held: TypeAlias = "Casts | Off | Stretch | Unsettled"
-UNSETTLED = Unsettled()
-_here: ContextVar[Held] = ContextVar("hmp_casts", default=UNSETTLED)
+Held: TypeAlias = "CompiledPolicy | Off | Stretch | Unset"
+UNSET = Unset()
+_here: ContextVar[Held] = ContextVar("hmp_casts", default=UNSET)
 
 get = _here.get
 put = _here.set
 
 
-def stretch(state: Casts | Off, key: object = None) -> Stretch:
+def stretch(state: CompiledPolicy | Off, key: object = None) -> Stretch:
     """A stretch that has not begun."""
     made: Stretch = Stretch(None)
     made.state, made.key, made.now, made.token, made.ending = state, key, None, None, None
@@ -186,16 +188,16 @@ def end(old: Stretch) -> None:
     old.ending = None  # which refers to it
 
 
-def settled(held: Held) -> Casts | Off:
+def in_force(held: Held) -> CompiledPolicy | Off:
     """What is in force in this context, which holds `held`."""
     if isinstance(held, Off):
-        return held.settled()
-    if isinstance(held, Casts):
+        return held.in_force()
+    if isinstance(held, CompiledPolicy):
         return held
-    return settle() if isinstance(held, Unsettled) else held.now or _looked_through(held)
+    return inherit_from_caller() if isinstance(held, Unset) else held.now or _looked_through(held)
 
 
-def _looked_through(ended: Stretch) -> Casts | Off:
+def _looked_through(ended: Stretch) -> CompiledPolicy | Off:
     """What is in force below a stretch that has ended, and is found at once from now on."""
     top = get()
     below: Held = ended
@@ -209,7 +211,7 @@ def _looked_through(ended: Stretch) -> Casts | Off:
         else:
             below = below.before
     put(below if top is ended else top)
-    return settled(below)
+    return in_force(below)
 
 
 def _began_here(ended: Stretch) -> bool:
@@ -229,7 +231,7 @@ _is_kept, _kept = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
 
 
-def settle() -> Casts | Off:
+def inherit_from_caller() -> CompiledPolicy | Off:
     """What is in force in a context that never said: PROCESS, and in autograd's threads what the caller of backward() has there."""
     if _graph_task() == -1:
         put(PROCESS)  # remembered, so that the question is asked once a thread
@@ -238,13 +240,13 @@ def settle() -> Casts | Off:
     found = caller.get(_here) if caller is not None else None
     if isinstance(found, Stretch):
         found = found.state  # the context is a copy
-    return (PROCESS if found is None or isinstance(found, Unsettled) else found).in_backward
+    return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
 
 
-def here() -> Casts | Off:
+def here() -> CompiledPolicy | Off:
     """What is in force for the calling thread or task."""
     held = get()
-    return held.now or settled(held)
+    return held.now or in_force(held)
 
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
@@ -266,7 +268,7 @@ def casts_enabled() -> bool:
     return not _compiling() and here().policy is not None
 
 
-def call_under(state: Casts | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function` returns when called with `state` in force."""
     called = Stretch(None)  # stretch(), begin() and end(), written out
     called.state = called.now = state

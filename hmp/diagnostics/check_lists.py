@@ -7,13 +7,20 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import OpListError
-from ..lists import CASTS, EVERY_OP, Cast, Policy, Rule, parse_list, read_list, scopes, spelling
+from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, parse_list, read_list, scopes, spelling
 from ..ops import op_facts, sites
 from .explanation import explain
 
 Level = Literal["ok", "note", "error"]
 # How files are named that hold a list of that kind.
-_MARKS: Mapping[str, Cast] = {"bf16": "bf16", "fp16": "bf16", "lower": "bf16", "fp32": "fp32", "promote": "promote", "widest": "promote"}
+_MARKS: Mapping[str, ListName] = {
+    "bf16": "bf16",
+    "fp16": "bf16",
+    "lower": "bf16",
+    "fp32": "fp32",
+    "promote": "promote",
+    "widest": "promote",
+}
 
 
 class Finding(NamedTuple):
@@ -22,7 +29,7 @@ class Finding(NamedTuple):
     path: str
     line: int | None
     name: str
-    cast: Cast
+    cast: ListName
     level: Level
     message: str
 
@@ -31,14 +38,14 @@ class Finding(NamedTuple):
         return f"{at}: {self.name}: {self.message}" if self.name else f"{at}: {self.message}"
 
 
-def files_of(path: str | Path, cast: Cast | None = None) -> list[tuple[Path, Cast]]:
+def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path, ListName]]:
     """The list files at `path`, a file or a policy's folder, each with its kind: `cast`, or what its name says.
 
     OpListError where nothing says it, or nothing is there.
     """
     file = Path(path)
     if file.is_dir():
-        found: list[tuple[Path, Cast]] = [(file / f"{each}.txt", each) for each in CASTS if (file / f"{each}.txt").is_file()]
+        found: list[tuple[Path, ListName]] = [(file / f"{each}.txt", each) for each in CASTS if (file / f"{each}.txt").is_file()]
         if not found:
             raise OpListError("holds none of bf16.txt, fp32.txt and promote.txt", file)
         return found
@@ -50,10 +57,10 @@ def files_of(path: str | Path, cast: Cast | None = None) -> list[tuple[Path, Cas
     return [(file, cast)]
 
 
-def check(files: Iterable[tuple[Path, Cast]]) -> list[Finding]:
+def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
     """What there is to say of every name in the files, in their order; what cannot be read at all is one error of its file."""
     found: list[Finding] = []
-    rules: list[Rule] = []
+    rules: list[ListEntry] = []
     for path, cast in files:
         try:
             rules += read_list(path, cast)
@@ -72,12 +79,12 @@ def check(files: Iterable[tuple[Path, Cast]]) -> list[Finding]:
     return sorted(found, key=lambda each: (order.get(each.path, 0), each.line or 0))
 
 
-def _of_rules(rules: list[Rule]) -> list[Finding]:
-    taken: dict[tuple[Cast, str | None, str], Rule] = {}
-    usable: list[Rule] = []
+def _of_rules(rules: list[ListEntry]) -> list[Finding]:
+    taken: dict[tuple[ListName, str | None, str], ListEntry] = {}
+    usable: list[ListEntry] = []
     found: list[Finding] = []
 
-    def say(rule: Rule, level: Level, message: str) -> None:
+    def say(rule: ListEntry, level: Level, message: str) -> None:
         found.append(Finding(rule.path or "", rule.line, rule.text, rule.cast, level, message))
 
     for rule in rules:
@@ -116,7 +123,7 @@ def _of_rules(rules: list[Rule]) -> list[Finding]:
     return found
 
 
-def _meaning(rule: Rule, policy: Policy) -> tuple[Level, str]:
+def _meaning(rule: ListEntry, policy: Policy) -> tuple[Level, str]:
     if rule.name == EVERY_OP:
         return "ok", f"every op that is on no list ({sum(1 for _ in sites.starred())})"
     if "." in rule.name and not sites.sites_of(spelling.resolve(rule)[0]):

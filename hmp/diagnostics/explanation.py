@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from ..context import state
 from ..dispatch import deciding
 from ..formatting import dtype_name, html
-from ..lists import DEFAULT, EVERY_OP, Policy, as_policy, spelling
-from ..lists import Rule as ListEntry
+from ..lists import DEFAULT, EVERY_OP, ListEntry, Policy, as_policy, spelling
 from ..ops import op_facts, sites
 from ..wrapping import kernel_fallback
 

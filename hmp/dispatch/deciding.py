@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..context import state
-from ..lists import CASTS, EVERY_OP, Cast, Policy, Rule, spelling
+from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
-from ..wrapping import CallRule, Kind, Observer, kernel_fallback, norms_and_lookups, op_wrap, user_rule
+from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
 from . import user_functions
-from .switch_code import Look, look_for
+from .switch_code import FastPath, fast_path_of
 
 
 class Decision:
@@ -25,7 +25,7 @@ class Decision:
     The rule and the wrapper are made when they are first asked for: most ops are never called.
     """
 
-    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
+    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None) -> None:
         self.original = sites[0].original
         self.kind = kind
         self.source = source
@@ -38,10 +38,10 @@ class Decision:
         return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
 
     @property
-    def rule(self) -> CallRule:
+    def rule(self) -> OpRule:
         """The rule that is applied."""
         if self._rule is None:
-            self._rule = _call_rule(self.sites[0], self.kind, self._low)
+            self._rule = _op_rule(self.sites[0], self.kind, self._low)
         return self._rule
 
     def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -74,13 +74,13 @@ class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 
     def __init__(self, policy: Policy) -> None:
-        self.by_cast: dict[Cast, dict[str, Rule]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
-        self.star: Rule | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
+        self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
 
-    def source(self, op: str) -> Rule | None:
+    def source(self, op: str) -> ListEntry | None:
         """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
         line = sites.ancestry(op)
-        lists: tuple[tuple[Cast, ...], ...] = (("bf16", "fp32"), ("promote",))
+        lists: tuple[tuple[ListName, ...], ...] = (("bf16", "fp32"), ("promote",))
         for casts in lists:
             for name in line:
                 for cast in casts:
@@ -133,7 +133,7 @@ def decide(policy: Policy) -> Mapping[Any, Decision]:
     return _with_composites(found, policy)
 
 
-def _dotted(policy: Policy) -> Iterator[tuple[str, Rule]]:
+def _dotted(policy: Policy) -> Iterator[tuple[str, ListEntry]]:
     """The entries of the lists that may be users' functions."""
     for cast in CASTS:
         if any("." in name for name in getattr(policy, cast)):
@@ -171,29 +171,31 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
     return found
 
 
-def _add(found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: Rule | None, rule: CallRule | None = None) -> None:
+def _add(
+    found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None
+) -> None:
     # one function may stand in several places: torch.conv2d is F.conv2d
     known = found.get(site.original)
     found[site.original] = Decision((site,), kind, low, source, rule) if known is None else known.also_at(site)
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
-_MADE_TO_FIT = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
+_REPAIRS = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
 @cache.cached
-def made_to_fit() -> dict[Any, Callable[..., Any]]:
+def dtype_repairs() -> dict[Any, Callable[..., Any]]:
     """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
-    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _MADE_TO_FIT})
+    return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
 
 
-class MadeToFit(Mapping[Any, Callable[..., Any]]):
+class DtypeRepairs(Mapping[Any, Callable[..., Any]]):
     """That table, made when it is first asked for: where backward runs no Python code of the user's nobody asks."""
 
     def _table(self) -> dict[Any, Callable[..., Any]]:
-        made = made_to_fit()
-        if state.MADE_TO_FIT is self:
-            state.MADE_TO_FIT = made
+        made = dtype_repairs()
+        if state.DTYPE_REPAIRS is self:
+            state.DTYPE_REPAIRS = made
         return made
 
     def __getitem__(self, original: Any) -> Callable[..., Any]:
@@ -226,14 +228,14 @@ def _forwards(original: Any, decision: Decision) -> bool:
     return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS
 
 
-class Looks(Mapping[Any, Look]):
+class FastPaths(Mapping[Any, FastPath]):
     """How to see for each torch function of some decisions that a call has nothing to cast."""
 
     def __init__(self, decisions: Mapping[Any, Decision]) -> None:
         self._decisions = decisions
 
-    def __getitem__(self, original: Any) -> Look:
-        return look_for(self._decisions[original].rule)
+    def __getitem__(self, original: Any) -> FastPath:
+        return fast_path_of(self._decisions[original].rule)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._decisions)
@@ -242,7 +244,7 @@ class Looks(Mapping[Any, Look]):
         return len(self._decisions)
 
 
-def _kind(site: Site, cast: Cast | None, low: torch.dtype) -> Kind | None:
+def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:
     """What is done at a site whose op follows the list `cast`, None for nothing."""
     op, base = site.op, sites.base_of(site.op)
     if site.in_place:
@@ -296,14 +298,14 @@ def _facts(op: str) -> _Facts:
 
 
 @cache.cached
-def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
+def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
     op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
     needs_order = site.python or op in norms_and_lookups.BUILDERS or op in op_facts.KEPT_ARGUMENTS or kind == "first"
     order = parameters(site.original, op) if needs_order else ()
     kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
     function = site.original if isinstance(site.original, types.FunctionType) else None
     elsewhere = _kind(site, None, low) if kind == "autocast" else None
-    return CallRule(
+    return OpRule(
         op=op,
         kind=kind,
         low=low,
@@ -325,5 +327,5 @@ def _call_rule(site: Site, kind: Kind, low: torch.dtype) -> CallRule:
         no_kernel=facts.no_kernel,
         no_backward_kernel=facts.no_backward_kernel,
         retries=facts.repeatable and not site.in_place,
-        unlisted=_call_rule(site, elsewhere, low) if elsewhere is not None else None,
+        unlisted=_op_rule(site, elsewhere, low) if elsewhere is not None else None,
     )

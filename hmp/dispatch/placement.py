@@ -44,7 +44,7 @@ def install(sites: Iterable[Site]) -> None:
     bound.clear()
     if fresh:
         fresh = {key: handed_out.standing(switch.__wrapped__, switch) for key, switch in fresh.items()}  # type: ignore[attr-defined]
-        alive = heap.find()
+        alive = heap.partials_and_modules()
         partials.rebind(alive.partials, fresh)
         references.rebind(alive.modules, fresh)
 

@@ -21,7 +21,7 @@ from ..caches import cast_cache
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature, op_facts
-from ..wrapping import CallRule
+from ..wrapping import OpRule
 
 Glance = Literal["", "plain", "dtype", "same", "number", "wide", "written", "norm", "attention"]
 
@@ -38,7 +38,7 @@ class _NotGiven:
 NOT_GIVEN = _NotGiven()
 
 
-class Look(NamedTuple):
+class FastPath(NamedTuple):
     """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
 
     With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.
@@ -49,36 +49,36 @@ class Look(NamedTuple):
     casts: Literal["", "CAST", "CAST_PRODUCT_INPUT"] = ""
 
 
-PLAIN, NO_LOOK = Look("plain"), Look("")
+PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
 
 
-def look_for(rule: CallRule) -> Look:
+def fast_path_of(rule: OpRule) -> FastPath:
     """The look that tells, for a call under `rule`, that there is nothing to do but calling the op."""
     dtype = rule.dtype
     if dtype is not None and rule.asks_for_kernels:
-        return NO_LOOK
+        return NO_FAST_PATH
     if rule.op in ("batch_norm", "layer_norm", "group_norm"):
         # on the promote list a wide weight widens the input
-        return NO_LOOK if rule.kind == "promote" else Look("norm", dtype)
+        return NO_FAST_PATH if rule.kind == "promote" else FastPath("norm", dtype)
     if rule.op == "scaled_dot_product_attention":
-        return Look("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_LOOK
+        return FastPath("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_FAST_PATH
     if rule.kind == "guard":
-        return Look("number")
+        return FastPath("number")
     if rule.kind in ("fill", "mask_in_place", "guard_in_place"):
-        return Look("wide")  # nothing overflows float32
+        return FastPath("wide")  # nothing overflows float32
     if rule.op == "setitem":
-        return Look("written")
+        return FastPath("written")
     if dtype is not None:
         care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.saturates
-        return Look("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
+        return FastPath("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
     if rule.kind in ("promote", "first") and not rule.asks_for_kernels and not rule.saturates:
-        return Look("same")
-    return NO_LOOK
+        return FastPath("same")
+    return NO_FAST_PATH
 
 
-def elsewhere(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
+def replacement_in_region(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
     """What is called for torch's function `key` under `here`, which is not the process's casts."""
-    found: Callable[..., Any] = (here.now or state.settled(here)).table.get(key, op)
+    found: Callable[..., Any] = (here.now or state.in_force(here)).table.get(key, op)
     return found
 
 
@@ -105,7 +105,8 @@ def _is_default(value: Any, parameter: Parameter) -> bool:
 
 _SIGNATURES: list[Signature] = []  # those that switches were made for; generated code refers to them by number
 NAMES: dict[str, Any] = {
-    "live": state.live, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off, "elsewhere": elsewhere,
+    "regions_open": state.regions_open, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off,
+    "replacement_in_region": replacement_in_region,
     "given": given, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "float32": torch.float32,
     "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
     "SIGNATURES": _SIGNATURES,
@@ -115,13 +116,13 @@ NAMES: dict[str, Any] = {
 
 
 @functools.cache
-def maker(signature: Signature | None, look: Look, regional: bool = False) -> Callable[..., Any]:
+def maker(signature: Signature | None, look: FastPath, regional: bool = False) -> Callable[..., Any]:
     """_key, _op, _cast → a switch. All switches of a signature close over the same names, so that their code can be exchanged."""
     parameters = "any call" if signature is None else ", ".join(p.name for p in signature.parameters)
     return _maker(f"{parameters}; {look.glance or 'no look'}", source(signature, look, regional))
 
 
-def source(signature: Signature | None, look: Look, regional: bool = False) -> list[str]:
+def source(signature: Signature | None, look: FastPath, regional: bool = False) -> list[str]:
     """The lines of a switch for these parameters and this way of looking at them."""
     return _any_call(look, regional) if signature is None else _known_call(signature, look, regional)
 
@@ -152,24 +153,30 @@ _IS_OFF = "here is OFF or here is not PROCESS and here.now is OFF"
 _IS_ELSEWHERE = "here is not PROCESS and here.now is not PROCESS"
 
 
-def _any_call(look: Look, regional: bool) -> list[str]:
+def _any_call(look: FastPath, regional: bool) -> list[str]:
     target = "_op" if look == PLAIN else "_cast"
-    elsewhere = "return elsewhere(here, _key, _op)(*args, **kwargs)"
+    called = "return replacement_in_region(here, _key, _op)(*args, **kwargs)"
     if regional:
         state = [
-            "    if not live:",
+            "    if not regions_open:",
             "        return _op(*args, **kwargs)",
             "    here = get()",
             "    if here is not FOCUS and here.now is not FOCUS:",
-            f"        {elsewhere}",
+            f"        {called}",
         ]
     else:
         off = [f"        if {_IS_OFF}:", "            return _op(*args, **kwargs)"]
-        state = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", f"            {elsewhere}"]
+        state = [
+            "    if regions_open:",
+            "        here = get()",
+            *off,
+            f"        if {_IS_ELSEWHERE}:",
+            f"            {replacement_in_region}",
+        ]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
-def _known_call(signature: Signature, look: Look, regional: bool = False) -> list[str]:
+def _known_call(signature: Signature, look: FastPath, regional: bool = False) -> list[str]:
     parameters = signature.parameters
     if signature not in _SIGNATURES:
         _SIGNATURES.append(signature)
@@ -190,7 +197,12 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
 
     def asking(indent: str) -> list[str]:
         called = usual_calls("cast", indent, complete)
-        return [f"{indent}cast = elsewhere(here, _key, _op)", *called, f"{indent}{remade}", f"{indent}return cast(*args, **kwargs)"]
+        return [
+            f"{indent}cast = replacement_in_region(here, _key, _op)",
+            *called,
+            f"{indent}{remade}",
+            f"{indent}return cast(*args, **kwargs)",
+        ]
 
     def answered(indent: str) -> list[str]:
         found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
@@ -198,10 +210,16 @@ def _known_call(signature: Signature, look: Look, regional: bool = False) -> lis
 
     plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
     if regional:
-        asked = ["    if not live:", *plain, "    here = get()", "    if here is not FOCUS and here.now is not FOCUS:", *asking("        ")]
+        asked = [
+            "    if not regions_open:",
+            *plain,
+            "    here = get()",
+            "    if here is not FOCUS and here.now is not FOCUS:",
+            *asking("        "),
+        ]
     else:
         off = [f"        if {_IS_OFF}:", *usual_calls("_op", "            ", complete)]
-        asked = ["    if live:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
+        asked = ["    if regions_open:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
     lines = [f"def hmp_switch({header}):", *asked]
     if look == PLAIN:
         return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]
@@ -232,7 +250,7 @@ def _is_cast(parameter: Parameter) -> bool:
     return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
 
 
-def _casts(signature: Signature, look: Look, indent: str) -> list[str]:
+def _casts(signature: Signature, look: FastPath, indent: str) -> list[str]:
     """Casts the tensors that are no others than ordinary ones; `cast` is false where there is one that is."""
     to = str(look.dtype).removeprefix("torch.")
     others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
@@ -276,7 +294,7 @@ def _nothing_rare(signature: Signature) -> list[str]:
     return [f"{p.name} is {p.default or 'NOT_GIVEN'}" for i, p in enumerate(signature.rare) if i == 0 or p.name not in named]
 
 
-def _condition(signature: Signature, look: Look) -> str:
+def _condition(signature: Signature, look: FastPath) -> str:
     """Python source that is true where nothing is to be cast; "" where no look tells."""
     dtype = str(look.dtype).removeprefix("torch.")
     usual = signature.usual
@@ -324,7 +342,7 @@ def _small_number(name: str) -> str:
     return f"(type({name}) is float or type({name}) is int) and -LIMIT <= {name} <= LIMIT"
 
 
-def _norm_condition(signature: Signature, look: Look) -> list[str]:
+def _norm_condition(signature: Signature, look: FastPath) -> list[str]:
     """The input is as it is to be, and the rest is absent, or all of it in that dtype, or all in float32 where a kernel takes that."""
     state = [p.name for p in signature.usual if p.holds == "tensor?"]
     first, *others = state

@@ -12,10 +12,10 @@ from typing import Any
 
 from .. import fork_safe
 from ..caches import write_marks
-from ..context import Casts, state
+from ..context import CompiledPolicy, state
 from ..ops import Site, signature_of
 from ..wrapping import GIVEN_UP
-from .switch_code import FIRST_CALL, NAMES, NO_LOOK, PLAIN, maker
+from .switch_code import FIRST_CALL, NAMES, NO_FAST_PATH, PLAIN, maker
 
 
 def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
@@ -26,11 +26,11 @@ def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
     return switch
 
 
-def focus(casts: Casts) -> None:
+def specialise_for(casts: CompiledPolicy) -> None:
     """Makes every switch quick where `casts` are in force: the process's, or a region's while the process has none."""
-    global _focus
+    global _specialised_for
     with _lock:
-        _focus = casts
+        _specialised_for = casts
         NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
         plain = _plain()
         for key, switches in _made.items():
@@ -48,14 +48,14 @@ def keys() -> list[Any]:
     return list(_made)
 
 
-def renew() -> None:
+def respecialise() -> None:
     """Tells switches that are new of the casts that the others are made for."""
-    focus(_focus)
+    specialise_for(_specialised_for)
 
 
-def is_focused() -> bool:
+def is_specialised() -> bool:
     """Whether the switches are made for casts that are in force anywhere."""
-    return _focus.policy is not None
+    return _specialised_for.policy is not None
 
 
 def _plain() -> types.CodeType:
@@ -64,13 +64,13 @@ def _plain() -> types.CodeType:
 
 
 def _is_regional() -> bool:
-    return _focus is not state.PROCESS
+    return _specialised_for is not state.PROCESS
 
 
 def specialise(key: Any, op: Any) -> Any:
     """The switch that calls `op`; all switches for `key` now have the code for the casts in focus, which takes 0.5 ms to write."""
     with _lock:
-        cast: Any = _focus.table.get(key)
+        cast: Any = _specialised_for.table.get(key)
         if hasattr(cast, "made"):
             cast = cast.made()  # nobody has called it yet
         found = op
@@ -82,7 +82,7 @@ def specialise(key: Any, op: Any) -> Any:
                 switch.__code__ = _plain()  # another policy since the call began; all other code knows
                 continue
             call.cell_contents = cast
-            look = NO_LOOK if getattr(cast, "failed", None) else _focus.looks.get(key, NO_LOOK)
+            look = NO_FAST_PATH if getattr(cast, "failed", None) else _specialised_for.fast_paths.get(key, NO_FAST_PATH)
             made = maker(None if site is None else signature_of(site), look, _is_regional())(None, None, None)
             if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
                 switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
@@ -106,7 +106,7 @@ def forget() -> None:
 
 
 _lock = fork_safe.RLock()
-_focus = state.PROCESS
+_specialised_for = state.PROCESS
 # torch's function → its switches, with the site that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
 _made: dict[Any, list[tuple[Any, Site | None]]] = {}
 
@@ -117,7 +117,7 @@ def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwar
         return GIVEN_UP
     result = cast.again(error, args, kwargs)
     with _lock:
-        if cast.failed and _focus.table.get(key) is cast:
+        if cast.failed and _specialised_for.table.get(key) is cast:
             specialise(key, key)  # from now on the wrapper asks what is remembered
     return result
 

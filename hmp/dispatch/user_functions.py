@@ -10,23 +10,23 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..context import state
 from ..errors import HmpError
-from ..lists import CASTS, Cast
+from ..lists import CASTS, ListName
 from ..ops import NAMESPACES, Site, function_site
-from ..wrapping import CallRule, op_wrap, user_rule
+from ..wrapping import OpRule, op_wrap, user_rule
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_registered: dict[tuple[int, str], tuple[Site, Cast]] = {}
+_registered: dict[tuple[int, str], tuple[Site, ListName]] = {}
 _changes = 0
 
 
-def registered() -> Iterator[tuple[Site, Cast]]:
+def registered() -> Iterator[tuple[Site, ListName]]:
     """The sites that users registered, with the cast they asked for."""
     return iter(tuple(_registered.values()))
 
 
-def add(owner: Any, name: str, cast: Cast) -> Site:
+def add(owner: Any, name: str, cast: ListName) -> Site:
     """Remembers `owner.name` as an op of the user's. HmpError for what is no function or no cast."""
     if cast not in CASTS:
         raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
@@ -47,7 +47,7 @@ def changes() -> int:
     return _changes
 
 
-def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
+def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
     if isinstance(function, (staticmethod, classmethod)):
         return type(function)(_decorated(function.__func__, cast))
     if inspect.isclass(function) or not callable(function):
@@ -70,7 +70,7 @@ def _decorated(function: Callable[P, R], cast: Cast) -> Callable[P, R]:
 
 
 # Decorated function → the low dtype → its rule.
-_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], CallRule]] = weakref.WeakKeyDictionary()
+_rules: weakref.WeakKeyDictionary[Any, Callable[[Any], OpRule]] = weakref.WeakKeyDictionary()
 
 
 def decorated() -> list[Any]:
@@ -78,7 +78,7 @@ def decorated() -> list[Any]:
     return list(_rules)
 
 
-def rule_of(function: Any, low: Any) -> CallRule:
+def rule_of(function: Any, low: Any) -> OpRule:
     """The rule for a decorated function."""
     return _rules[function](low)
 

@@ -1,7 +1,7 @@
 """Text becomes a policy."""
 
 from . import scopes, spelling
-from .entries import AUTOCAST, CASTS, EVERY_OP, Cast, Rule, parse_list, read_list
+from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
 from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
 from .presets import policies
 from .scopes import exactness, plain_path
@@ -13,9 +13,9 @@ __all__ = [
     "DEFAULT",
     "DTYPE_FILE",
     "EVERY_OP",
-    "Cast",
+    "ListEntry",
+    "ListName",
     "Policy",
-    "Rule",
     "as_policy",
     "exactness",
     "parse_list",

@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from ..errors import OpListError
 
-Cast = Literal["bf16", "fp32", "promote"]
-CASTS: tuple[Cast, ...] = ("bf16", "fp32", "promote")
+ListName = Literal["bf16", "fp32", "promote"]
+CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")
 EVERY_OP = "*"
 # Behind an op's name: torch.autocast decides inside it.
 AUTOCAST = ".autocast"
@@ -18,12 +18,12 @@ _NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
 _SCOPE = re.compile(r"[^\s@,#]+")
 
 
-class Rule(NamedTuple):
+class ListEntry(NamedTuple):
     """One name on one list: its spelling, the list, the place it was read from (line counts from 1), and its scope: a glob over the
     paths of a model's modules, None for everywhere."""
 
     name: str
-    cast: Cast
+    cast: ListName
     path: str | None = None
     line: int | None = None
     scope: str | None = None
@@ -44,7 +44,7 @@ class Rule(NamedTuple):
         return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
 
-def parse_list(text: str, cast: Cast, path: str | Path | None = None) -> tuple[Rule, ...]:
+def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
     """The rules in `text`, in order: `name` or `name @ scope` a line or between commas; `#` starts a comment, `*` is every other op.
 
     Raises OpListError with path and line for what cannot be an op's name or a scope.
@@ -58,7 +58,7 @@ def parse_list(text: str, cast: Cast, path: str | Path | None = None) -> tuple[R
     return tuple(rules)
 
 
-def parse_entry(text: str, cast: Cast, path: str | None = None, line: int | None = None) -> Rule:
+def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
     """The rule that one entry of a list is. OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
@@ -70,10 +70,10 @@ def parse_entry(text: str, cast: Cast, path: str | None = None, line: int | None
         raise OpListError(
             f"{text.strip()!r} has a scope, and {what}; write one after the '@', without blanks, such as '{name} @ decoder.*'", path, line
         )
-    return Rule(name, cast, path, line, scope if at else None)
+    return ListEntry(name, cast, path, line, scope if at else None)
 
 
-def read_list(path: str | Path, cast: Cast) -> tuple[Rule, ...]:
+def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     """The rules in the file at `path` (UTF-8). An empty file is an empty list; OpListError for what is no text file."""
     file = Path(path)
     if file.is_dir():

@@ -19,7 +19,7 @@ from ..formatting import dtype_name, html
 from ..observing import log
 from ..ops import sites
 from . import presets, spelling
-from .entries import CASTS, EVERY_OP, Cast, Rule, parse_entry, parse_list, read_list
+from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
 from .presets import policies
 
 DEFAULT = "habana"
@@ -47,10 +47,10 @@ class Policy:
     bf16: frozenset[str] = frozenset()
     fp32: frozenset[str] = frozenset()
     promote: frozenset[str] = frozenset()
-    scoped: tuple[Rule, ...] = field(default=(), compare=False)
+    scoped: tuple[ListEntry, ...] = field(default=(), compare=False)
     # where each (list, name) was read, for messages
-    origin: Mapping[tuple[Cast, str], Rule] = field(default_factory=dict, compare=False, repr=False)
-    _entries: frozenset[tuple[Cast, str]] = field(init=False, repr=False)  # of `scoped`, for equality
+    origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
+    _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
@@ -66,17 +66,17 @@ class Policy:
         self.casts_by_op("promote")
         _refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
         for scope in dict.fromkeys(rule.scope for rule in self.scoped):
-            by_cast: dict[Cast, dict[str, Rule]] = {cast: {} for cast in CASTS}
+            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in CASTS}
             for rule in self.scoped:
                 if rule.scope == scope:
                     by_cast[rule.cast].update(dict.fromkeys(spelling.resolve(rule), rule))
             _refuse_both(by_cast["bf16"], by_cast["fp32"])
 
-    def casts_by_op(self, cast: Cast) -> dict[str, Rule]:
+    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on one of the lists, each with the rule that put it there."""
-        found: dict[str, Rule] = {}
+        found: dict[str, ListEntry] = {}
         for name in sorted(getattr(self, cast)):
-            rule = self.origin.get((cast, name)) or Rule(name, cast)
+            rule = self.origin.get((cast, name)) or ListEntry(name, cast)
             for op in spelling.resolve(rule):
                 if op not in found or name == op:  # its own name says more than another's that stands for it too
                     found[op] = rule
@@ -94,7 +94,7 @@ class Policy:
             if folder.is_dir():
                 raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
             raise OpListError(f"{str(policy)!r} is no policy; presets are {', '.join(policies())}, or name a folder of list files")
-        rules: list[Rule] = []
+        rules: list[ListEntry] = []
         for cast in CASTS:
             file = folder / f"{cast}.txt"
             if cast == "promote" and not file.is_file():
@@ -117,7 +117,7 @@ class Policy:
         A list that is given, with the synonyms of its names, wins over a default list (R4), and the log says so.
         """
         files = {"bf16": bf16, "fp32": fp32, "promote": promote}
-        given: list[Rule] = []
+        given: list[ListEntry] = []
         for cast in CASTS:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
@@ -125,8 +125,8 @@ class Policy:
         return cls._over_defaults(name if given else DEFAULT, given, defaults, dtype)
 
     @classmethod
-    def _over_defaults(cls, name: str, given: list[Rule], defaults: Iterable[Cast], dtype: Any = torch.bfloat16) -> Policy:
-        taken: dict[str, Rule] = {}
+    def _over_defaults(cls, name: str, given: list[ListEntry], defaults: Iterable[ListName], dtype: Any = torch.bfloat16) -> Policy:
+        taken: dict[str, ListEntry] = {}
         for rule in given:
             # a name on a given promote list takes nothing from a default list: BF16 and FP32 win over promote
             if rule.cast != "promote" and rule.scope is None:
@@ -144,7 +144,7 @@ class Policy:
         return cls._from_rules(name, rules, dtype)
 
     @classmethod
-    def _from_rules(cls, name: str, rules: Iterable[Rule], dtype: Any = torch.bfloat16) -> Policy:
+    def _from_rules(cls, name: str, rules: Iterable[ListEntry], dtype: Any = torch.bfloat16) -> Policy:
         rules = list(rules)
         origin = {(rule.cast, rule.name): rule for rule in reversed(rules) if rule.scope is None}
         lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
@@ -160,10 +160,10 @@ class Policy:
         """
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
-        given: list[Rule] = list(lower or ())
+        given: list[ListEntry] = list(lower or ())
         low = {(rule.scope, name) for rule in given for op in spelling.resolve(rule) for name in (op, *sites.namesakes(op))}
         given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in spelling.resolve(rule))]
-        lists: dict[Cast, tuple[Rule, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
+        lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
 
@@ -219,7 +219,7 @@ class Policy:
         values |= {str(cast): self.entries(cast) for cast in CASTS}
         return {**values, "fingerprint": self.fingerprint}
 
-    def entries(self, cast: Cast) -> list[str]:
+    def entries(self, cast: ListName) -> list[str]:
         """What is on one of the lists, as list files spell it: names, sorted, and then the entries that have a scope."""
         return [*sorted(getattr(self, cast)), *(rule.text for rule in self.scoped if rule.cast == cast)]
 
@@ -293,9 +293,9 @@ def _low_dtype(dtype: Any) -> torch.dtype:
     raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
-def _in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def _in_order(rules: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     """Rules with a scope in the order of lists, scopes and names, each once, with the first place that it was read from."""
-    found: dict[tuple[Cast, str], Rule] = {}
+    found: dict[tuple[ListName, str], ListEntry] = {}
     for rule in rules:
         if rule.scope is None or rule.cast not in CASTS:
             raise OpListError(f"{rule!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(CASTS)}")
@@ -305,7 +305,7 @@ def _in_order(rules: Iterable[Rule]) -> tuple[Rule, ...]:
     return tuple(sorted(found.values(), key=lambda rule: (CASTS.index(rule.cast), str(rule.scope), rule.name)))
 
 
-def _refuse_both(bf16: Mapping[str, Rule], fp32: Mapping[str, Rule]) -> None:
+def _refuse_both(bf16: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
     """OpListError for an op that is on the BF16 list and on the FP32 list, under one name or under two that torch gives one function."""
     for op in sorted(bf16):
         namesake = next((name for name in (op, *sites.namesakes(op)) if name in fp32), None)
@@ -317,7 +317,7 @@ def _refuse_both(bf16: Mapping[str, Rule], fp32: Mapping[str, Rule]) -> None:
         raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
 
 
-def _list_from_env(cast: Cast, environ: Mapping[str, str], *variables: str) -> tuple[Rule, ...] | None:
+def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
     """The rules in the file that the first of these variables names that is set; None where none is."""
     for variable in variables:
         if environ.get(variable):

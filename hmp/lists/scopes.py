@@ -14,11 +14,11 @@ import torch
 from ..errors import HmpError, OpListError
 from ..ops import sites
 from . import spelling
-from .entries import AUTOCAST, CASTS, Rule
+from .entries import AUTOCAST, CASTS, ListEntry
 from .policy import Policy
 
 # The lines that speak of a module, nearest first: those that take precedence over all after them stand in one tuple.
-Layers = tuple[tuple[Rule, ...], ...]
+Layers = tuple[tuple[ListEntry, ...], ...]
 
 # torch.compile(module) is a module that holds it under this name.
 _COMPILED = "_orig_mod"
@@ -34,7 +34,7 @@ class Place(NamedTuple):
     path: str
     spelled: str
     module: torch.nn.Module
-    matched: tuple[Rule, ...]
+    matched: tuple[ListEntry, ...]
     parent: Place | None
 
     def upwards(self) -> Iterator[Place]:
@@ -67,7 +67,7 @@ def resolve(policy: Policy, model: torch.nn.Module) -> dict[torch.nn.Module, Pol
     """
     places = list(_places(model, policy.scoped))
     _refuse_unmatched(policy, places)
-    nearness: dict[torch.nn.Module, dict[Rule, int]] = {}
+    nearness: dict[torch.nn.Module, dict[ListEntry, int]] = {}
     for place in places:
         steps = nearness.setdefault(place.module, {})
         for distance, above in enumerate(place.upwards()):
@@ -108,8 +108,8 @@ def plain_path(path: str) -> str:
 
 def effective(base: Policy, layers: Layers) -> Policy:
     """`base` with these lines over its lists: each takes its ops, with their synonyms and forms, from all that comes after (R4)."""
-    taken: dict[str, Rule] = {}
-    kept: list[Rule] = []
+    taken: dict[str, ListEntry] = {}
+    kept: list[ListEntry] = []
     for layer in layers:
         spoken = [(rule, [op for op in spelling.resolve(rule) if op not in taken]) for rule in layer]
         _refuse_tie(spoken)
@@ -127,7 +127,7 @@ def effective(base: Policy, layers: Layers) -> Policy:
     return Policy(base.name, base.dtype, bf16, fp32, promote, origin=origin)
 
 
-def _left(rule: Rule, ops: list[str]) -> Iterator[Rule]:
+def _left(rule: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
     """The rule where all its ops are left to it; where some are, rules for those that have a name which stands for no other op."""
     every = spelling.resolve(rule)
     if len(ops) == len(every):
@@ -139,14 +139,14 @@ def _left(rule: Rule, ops: list[str]) -> Iterator[Rule]:
             yield named
 
 
-def _rules(policy: Policy) -> Iterator[Rule]:
+def _rules(policy: Policy) -> Iterator[ListEntry]:
     for cast in CASTS:
         for name in sorted(getattr(policy, cast)):
-            yield policy.origin.get((cast, name)) or Rule(name, cast)
+            yield policy.origin.get((cast, name)) or ListEntry(name, cast)
 
 
-def _refuse_tie(spoken: Iterable[tuple[Rule, list[str]]]) -> None:
-    by_op: dict[str, Rule] = {}
+def _refuse_tie(spoken: Iterable[tuple[ListEntry, list[str]]]) -> None:
+    by_op: dict[str, ListEntry] = {}
     for rule, ops in spoken:
         for op in ops if rule.cast != "promote" else ():
             other = by_op.setdefault(op, rule)
@@ -160,8 +160,8 @@ def _refuse_tie(spoken: Iterable[tuple[Rule, list[str]]]) -> None:
                 )
 
 
-def _layers(steps: Mapping[Rule, int]) -> Layers:
-    ranked: dict[tuple[int, int], list[Rule]] = {}
+def _layers(steps: Mapping[ListEntry, int]) -> Layers:
+    ranked: dict[tuple[int, int], list[ListEntry]] = {}
     for rule, distance in steps.items():
         ranked.setdefault((distance, -exactness(str(rule.scope))), []).append(rule)
     return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
@@ -172,7 +172,7 @@ def exactness(scope: str) -> int:
     return len(_WILDCARD.sub("", scope))
 
 
-def _places(model: torch.nn.Module, lines: Iterable[Rule]) -> Iterator[Place]:
+def _places(model: torch.nn.Module, lines: Iterable[ListEntry]) -> Iterator[Place]:
     """Every module of `model` at every path, holders before what they hold. What is scripted is compiled: no line reaches it."""
     matching = [(re.compile(fnmatch.translate(str(rule.scope))), rule) for rule in lines]
 

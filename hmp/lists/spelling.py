@@ -15,7 +15,7 @@ from ..observing import log
 from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, sites_of, takes_tensor
 from ..patching import cache
 from ..torch_private import schemas_of
-from .entries import AUTOCAST, EVERY_OP, Rule
+from .entries import AUTOCAST, EVERY_OP, ListEntry
 from .presets import home
 
 _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "Tensor.", "torch.ops.aten.", "aten::", "aten.", "torch.")
@@ -75,7 +75,7 @@ def _is_op(name: str) -> bool:
     return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
 
 
-def resolve(rule: Rule) -> tuple[str, ...]:
+def resolve(rule: ListEntry) -> tuple[str, ...]:
     """The ids of the ops that the rule's name stands for; a user's own function keeps its dotted name.
 
     Raises OpListError with path, line and the nearest real name where nothing knows the name. A name that only another
@@ -104,7 +104,7 @@ def user_site(name: str) -> Site:
     return site
 
 
-def _unknown(rule: Rule) -> OpListError:
+def _unknown(rule: ListEntry) -> OpListError:
     name = rule.name.removeprefix("torch.")
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
@@ -121,7 +121,7 @@ def nearest(name: str) -> list[str]:
 _warned: set[tuple[str | None, str]] = set()
 
 
-def _warn_skipped(rule: Rule) -> None:
+def _warn_skipped(rule: ListEntry) -> None:
     if (rule.path, rule.name) in _warned:
         return
     _warned.add((rule.path, rule.name))

@@ -20,7 +20,7 @@ from ..session import observed_by
 from ..torch_private import current_node as _node
 from ..torch_private import run_backward
 from ..torch_private import sequence_number as _sequence_number
-from ..wrapping import CallRule
+from ..wrapping import OpRule
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.
@@ -34,7 +34,7 @@ class Owner(NamedTuple):
     policy in force, and the place."""
 
     op: str
-    rule: CallRule | None
+    rule: OpRule | None
     policy: Policy | None
     place: Place
 
@@ -57,7 +57,7 @@ class OpsInProgress:
         self._ended = ended
 
     @property
-    def outermost(self) -> tuple[CallRule, Policy | None] | None:
+    def outermost(self) -> tuple[OpRule, Policy | None] | None:
         """The rule of the outermost op in progress in this thread, and the policy it is from."""
         stack = getattr(self._threads, "stack", None)
         return stack[0] if stack else None
@@ -66,11 +66,11 @@ class OpsInProgress:
         """`caster` itself: casts are seen as the ATen ops that they are."""
         return caster
 
-    def calling(self, op: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+    def calling(self, op: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """`op` itself."""
         return op
 
-    def around(self, wrapper: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+    def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """`wrapper`, in progress while it runs."""
         threads = self._threads
 

@@ -19,7 +19,7 @@ def alone() -> bool:
     return len(sys._current_frames()) == 1
 
 
-class Living(NamedTuple):
+class Holders(NamedTuple):
     """Every `functools.partial` and every `nn.Module` there is."""
 
     partials: list[functools.partial[Any]]
@@ -35,7 +35,7 @@ _collected: tuple[int, ...] | None = None
 _FEW = 64
 
 
-def find() -> Living:
+def partials_and_modules() -> Holders:
     """What is alive now. For while no collection runs: convert() sees to that."""
     global _collected
     with unfrozen() as was_frozen:
@@ -87,12 +87,12 @@ def _listed(generation: int) -> Iterator[Any]:
     return itertools.chain.from_iterable(map(gc.get_objects, (generation,)))
 
 
-def _chosen(objects: Iterable[Any], classes: set[type]) -> Living:
+def _chosen(objects: Iterable[Any], classes: set[type]) -> Holders:
     """The partials among `objects`, and the instances of `classes`."""
     wanted = {id(functools.partial), *map(id, classes)}
     # by type and not with isinstance(), which would ask a proxy for its class; by id, which asks no metaclass for a hash
     chosen = [o for o in objects if id(type(o)) in wanted]
-    return Living([o for o in chosen if type(o) is functools.partial], [o for o in chosen if type(o) is not functools.partial])
+    return Holders([o for o in chosen if type(o) is functools.partial], [o for o in chosen if type(o) is not functools.partial])
 
 
 def _module_classes() -> set[type]:

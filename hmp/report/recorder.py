@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode, resolve_name
 from .. import fork_safe
 from ..caches import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
-from ..context import Casts, Off, state
+from ..context import CompiledPolicy, Off, state
 from ..dispatch import Listed
 from ..formatting import dtype_name
-from ..lists import CASTS, EVERY_OP, Policy, Rule, spelling
+from ..lists import CASTS, EVERY_OP, ListEntry, Policy, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
 from ..torch_private import is_profiled, variable_functions
-from ..wrapping import CallRule, fallbacks
+from ..wrapping import OpRule, fallbacks
 from .rows import UNLISTED, Row, grouped
 
 Op = Callable[..., Any]
@@ -90,7 +90,7 @@ class Recorder:
 
         return counting
 
-    def calling(self, op: Op, rule: CallRule) -> Op:
+    def calling(self, op: Op, rule: OpRule) -> Op:
         """torch's own op, whose dtype and time are noted."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -107,7 +107,7 @@ class Recorder:
 
         return timed
 
-    def around(self, wrapper: Op, rule: CallRule) -> Op:
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, whose calls are counted."""
         said = _RULES.get(rule.kind, UNLISTED)
 
@@ -167,7 +167,7 @@ class Recorder:
 
     observed = 0  # calls noted so far
 
-    def _note(self, here: Casts | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
+    def _note(self, here: CompiledPolicy | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
         policy, given = here.policy, here.given
         if policy is None or given is None:
             return  # reverted since the call began
@@ -219,7 +219,7 @@ class Recorder:
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
         names = {name for policy in self.policies for cast in CASTS for name in getattr(policy, cast) if name != EVERY_OP}
-        unused = [name for name in names if called.isdisjoint(spelling.resolve(Rule(name, "bf16")))]
+        unused = [name for name in names if called.isdisjoint(spelling.resolve(ListEntry(name, "bf16")))]
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:

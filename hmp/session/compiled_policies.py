@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from .. import fork_safe
-from ..context import Casts, state
+from ..context import CompiledPolicy, state
 from ..dispatch import deciding, fx_interpreter, placement, switches
 from ..lists import Policy
 from ..patching import cache, patches
@@ -26,42 +26,42 @@ observers: list[Observer] = []
 
 # How many policies' casts are kept that nothing uses: a region in a loop finds its own again.
 MOST = 32
-_casts: weakref.WeakValueDictionary[tuple[Policy, bool], Casts] = weakref.WeakValueDictionary()
-_latest: OrderedDict[int, Casts] = OrderedDict()  # by id, least recently used first
+_casts: weakref.WeakValueDictionary[tuple[Policy, bool], CompiledPolicy] = weakref.WeakValueDictionary()
+_latest: OrderedDict[int, CompiledPolicy] = OrderedDict()  # by id, least recently used first
 # All that are in use, with whether their decisions are logged: marks, handles and regions hold them.
-_alive: weakref.WeakKeyDictionary[Casts, bool] = weakref.WeakKeyDictionary()
+_alive: weakref.WeakKeyDictionary[CompiledPolicy, bool] = weakref.WeakKeyDictionary()
 # They know what they have said. The tables of their policy hold them.
 _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
 
 
-def of(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> Casts:
+def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> CompiledPolicy:
     """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         with lock:
             found = _casts.get((policy, is_verbose))
             if found is None:
-                with uncollected():
+                with gc_paused():
                     found = _casts[policy, is_verbose] = _noted(_made(policy, is_verbose), is_verbose)
                     if not for_process:
-                        switches.renew()
+                        switches.respecialise()
     _keep(found)
     return found
 
 
-def within(given: Policy, policy: Policy, application: int, is_verbose: bool = False) -> Casts:
+def compile_for_scope(given: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
     """The casts of `policy`, which the scoped lines of `given` make of it for some modules; an object of this application alone."""
-    shared = of(policy, is_verbose)
+    shared = compile_policy(policy, is_verbose)
     # its own policy, which may be equal to another one and have other lines
-    return _noted(Casts(shared.table, policy, shared.looks, given, application), is_verbose)
+    return _noted(CompiledPolicy(shared.table, policy, shared.fast_paths, given, scope_id), is_verbose)
 
 
-def _noted(casts: Casts, is_verbose: bool) -> Casts:
+def _noted(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
     _alive[casts] = is_verbose
     return casts
 
 
-def _keep(casts: Casts) -> None:
+def _keep(casts: CompiledPolicy) -> None:
     # one step at a time, each of which is atomic: other threads do the same, and the lock is held for as long as a conversion takes
     _latest[id(casts)] = casts
     with contextlib.suppress(KeyError):
@@ -72,19 +72,19 @@ def _keep(casts: Casts) -> None:
 
 def make_again() -> None:
     """Has all casts be what is registered and observed now."""
-    fresh: dict[tuple[Policy, bool], Casts] = {}
+    fresh: dict[tuple[Policy, bool], CompiledPolicy] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
             made = fresh.get((casts.policy, is_verbose))
             if made is None:
                 made = fresh[casts.policy, is_verbose] = _made(casts.policy, is_verbose)
-            casts.table, casts.looks = made.table, made.looks
+            casts.table, casts.fast_paths = made.table, made.fast_paths
 
 
 def put_out_of_force() -> None:
     """Has all casts do nothing: threads that are still inside a region of theirs run plain torch from now on."""
     for casts in list(_alive):
-        casts.table, casts.policy, casts.looks, casts.given = state.NOTHING, None, state.NOTHING, None
+        casts.table, casts.policy, casts.fast_paths, casts.given = state.NOTHING, None, state.NOTHING, None
     _alive.clear()
     _casts.clear()
     _latest.clear()
@@ -92,7 +92,7 @@ def put_out_of_force() -> None:
 
 
 @contextlib.contextmanager
-def uncollected() -> Iterator[None]:
+def gc_paused() -> Iterator[None]:
     """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
     if not gc.isenabled():
         yield
@@ -104,18 +104,18 @@ def uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _no_longer_made_to_fit() -> None:
-    state.MADE_TO_FIT = state.NOTHING
+def _no_longer_repaired() -> None:
+    state.DTYPE_REPAIRS = state.NOTHING
 
 
-def _made(policy: Policy, is_verbose: bool) -> Casts:
+def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
     decisions = deciding.switched(deciding.decide(policy))
     told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
-    casts = Casts(
+    casts = CompiledPolicy(
         deciding.build(decisions, Observers(told) if told else None),
         policy,
-        {} if told else deciding.Looks(decisions),  # an observer is told of every call
+        {} if told else deciding.FastPaths(decisions),  # an observer is told of every call
     )
     fresh = not patches.installed()
     try:
@@ -127,8 +127,8 @@ def _made(policy: Policy, is_verbose: bool) -> Casts:
             copied_views.install()
             jit_trace.install()
             fx_interpreter.follow()
-            state.MADE_TO_FIT = deciding.MadeToFit()
-            patches.on_restore(_no_longer_made_to_fit)
+            state.DTYPE_REPAIRS = deciding.DtypeRepairs()
+            patches.on_restore(_no_longer_repaired)
             patches.on_restore(cache.forget_foreign)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import torch
 
-from ..context import PROCESS, Casts, Region, state, without_casts
+from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
 from ..dispatch import handed_out, placement, switches, user_functions
 from ..errors import HmpError
-from ..lists import DEFAULT, Cast, Policy, as_policy, scopes
+from ..lists import DEFAULT, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
 from ..torch_compile import bridge
 from ..torch_hooks import autocast, module_calls, plumbing
@@ -31,7 +31,7 @@ M = TypeVar("M", bound=torch.nn.Module)
 class Handle:
     """What `convert()` gives back: leaving its `with`, or `.revert()`, restores the policy that was in force before it."""
 
-    def __init__(self, casts: Casts) -> None:
+    def __init__(self, casts: CompiledPolicy) -> None:
         self._casts = casts
 
     def revert(self) -> None:
@@ -42,7 +42,7 @@ class Handle:
             ended = _converted[_converted.index(self) :]
             del _converted[-len(ended) :]
             for each in ended:
-                module_calls.unmark_application(each._casts.application)
+                module_calls.unmark_scope(each._casts.scope_id)
             if _converted or module_calls.any_marked() or _regions_entered:
                 _put_in_force()
             else:
@@ -85,7 +85,7 @@ def convert(
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
-    with _lock, compiled_policies.uncollected():
+    with _lock, compiled_policies.gc_paused():
         was_patched = patches.installed()
         # whatever fails, fails here
         if model is None:
@@ -93,7 +93,7 @@ def convert(
         if model is not None and chosen.scoped:
             casts = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
         else:
-            casts = compiled_policies.of(chosen, is_verbose, for_process=True)
+            casts = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
         if not was_patched:
             calls_in_flight.wait_for(plumbing.codes())
         handle = Handle(casts)
@@ -125,7 +125,7 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        _follow(Casts(state.NOTHING, None))  # whoever holds a switch calls torch's own op from now on
+        _move_process_to(CompiledPolicy(state.NOTHING, None))  # whoever holds a switch calls torch's own op from now on
         compiled_policies.put_out_of_force()
         module_calls.unmark_all()
         _regions_entered = False
@@ -152,14 +152,14 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     chosen = _uncompiled(as_policy)(policy)
     if model is None:
         scopes.refuse_without_model(chosen)
-    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.of(chosen)
+    made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.compile_policy(chosen)
 
-    def choose(_: object) -> Casts:
+    def choose(_: object) -> CompiledPolicy:
         global _regions_entered
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        casts = _quick(_uncompiled(made)())
+        casts = _specialised(_uncompiled(made)())
         autocast.say_if_enabled()
         return casts
 
@@ -176,9 +176,9 @@ class _CastsIn:
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
         scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
         self._policy, self._model = policy, weakref.ref(model)
-        self._casts: Casts | None = None
+        self._casts: CompiledPolicy | None = None
 
-    def __call__(self) -> Casts:
+    def __call__(self) -> CompiledPolicy:
         casts = self._casts
         if casts is not None and casts.policy is not None:
             return casts
@@ -188,7 +188,7 @@ class _CastsIn:
                 raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
             if self._casts is None or self._casts.policy is None:
                 self._casts = _resolved(self._policy, model, self._policy.unscoped)
-                weakref.finalize(self, module_calls.unmark_application, self._casts.application).atexit = False
+                weakref.finalize(self, module_calls.unmark_scope, self._casts.scope_id).atexit = False
             return self._casts
 
 
@@ -216,9 +216,9 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
     chosen = as_policy(policy)
     _module(model, "apply()")
     with _lock:
-        casts = _resolved(chosen, model, None) if chosen.scoped else compiled_policies.of(chosen)
+        casts = _resolved(chosen, model, None) if chosen.scoped else compiled_policies.compile_policy(chosen)
         module_calls.unmark(model)
-        module_calls.mark(model, _quick(casts))
+        module_calls.mark(model, _specialised(casts))
     return model
 
 
@@ -231,20 +231,20 @@ def _module(model: Any, where: str) -> torch.nn.Module:
     return model
 
 
-def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> Casts:
+def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
     """The casts of a policy with scoped lines where `outside` holds, by default in `model`; those of its modules are marks on them."""
     policies = scopes.resolve(policy, model)
     outside = outside or policies[model]
-    application = module_calls.new_application()
-    casts: dict[int, Casts] = {}
+    scope_id = module_calls.new_scope_id()
+    casts: dict[int, CompiledPolicy] = {}
     for each in (outside, *policies.values()):
         if id(each) not in casts:
-            casts[id(each)] = compiled_policies.within(policy, each, application, is_verbose)
+            casts[id(each)] = compiled_policies.compile_for_scope(policy, each, scope_id, is_verbose)
     try:
         for module, own in scopes.differing(policies, model, outside).items():
             module_calls.mark_inside(module, casts[id(own)])
     except BaseException:
-        module_calls.unmark_application(application)
+        module_calls.unmark_scope(scope_id)
         raise
     return casts[id(outside)]
 
@@ -256,7 +256,7 @@ def remove(model: M) -> M:
     return model
 
 
-def register(owner: Any, name: str, cast: Cast) -> None:
+def register(owner: Any, name: str, cast: ListName) -> None:
     """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
     with _lock:
         user_functions.add(owner, name, cast)
@@ -280,17 +280,17 @@ def observed_by(observer: Observer) -> Iterator[None]:
 def _make_again() -> None:
     """Has every policy that is in use cast by what is registered and observed now."""
     if patches.installed():
-        with compiled_policies.uncollected():
+        with compiled_policies.gc_paused():
             compiled_policies.make_again()
             _put_in_force()
 
 
 def _put_in_force() -> None:
     """Has PROCESS follow the latest conversion."""
-    _follow(_converted[-1]._casts if _converted else Casts(state.NOTHING, None))
+    _move_process_to(_converted[-1]._casts if _converted else CompiledPolicy(state.NOTHING, None))
 
 
-def _follow(casts: Casts) -> None:
+def _move_process_to(casts: CompiledPolicy) -> None:
     """Has PROCESS and the switches be as `casts` are, so that each op of each thread runs under what was in force or under `casts`.
 
     A builtin is one decision. A Python function of many is one because casts are off inside it (R8), where its table holds it: so
@@ -300,12 +300,12 @@ def _follow(casts: Casts) -> None:
     if not alone():
         quiet = _quiet(casts.table.keys() - old.table.keys())
         if quiet:
-            _be(Casts({**old.table, **quiet}, old.policy, old.looks, old.given, old.application))
+            _set_process_policy(CompiledPolicy({**old.table, **quiet}, old.policy, old.fast_paths, old.given, old.scope_id))
             calls_in_flight.wait_for({patches.code_of(function) for function in quiet})
         quiet = _quiet(old.table.keys() - casts.table.keys())
         if quiet:
-            _be(Casts({**quiet, **casts.table}, casts.policy, casts.looks, casts.given, casts.application))
-    _be(casts)
+            _set_process_policy(CompiledPolicy({**quiet, **casts.table}, casts.policy, casts.fast_paths, casts.given, casts.scope_id))
+    _set_process_policy(casts)
 
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
@@ -313,15 +313,15 @@ def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
     return {f: without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
-def _be(casts: Casts) -> None:
-    PROCESS.table, PROCESS.policy, PROCESS.looks = casts.table, casts.policy, casts.looks
-    PROCESS.given, PROCESS.application = casts.given, casts.application
-    switches.focus(PROCESS)
+def _set_process_policy(casts: CompiledPolicy) -> None:
+    PROCESS.table, PROCESS.policy, PROCESS.fast_paths = casts.table, casts.policy, casts.fast_paths
+    PROCESS.given, PROCESS.scope_id = casts.given, casts.scope_id
+    switches.specialise_for(PROCESS)
 
 
-def _quick(casts: Casts) -> Casts:
+def _specialised(casts: CompiledPolicy) -> CompiledPolicy:
     """`casts`, which the switches are made for unless there are others that they are made for."""
-    if not switches.is_focused():
+    if not switches.is_specialised():
         with _lock:
-            switches.focus(casts)
+            switches.specialise_for(casts)
     return casts

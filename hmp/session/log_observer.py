@@ -12,9 +12,9 @@ import torch
 from .. import fork_safe
 from ..casting import Caster, Tensor, each_tensor
 from ..formatting import dtype_name
-from ..lists import Cast, Policy
+from ..lists import ListName, Policy
 from ..observing import caller, log, speaks
-from ..wrapping import CallRule
+from ..wrapping import OpRule
 
 
 def announce(policy: Policy) -> None:
@@ -28,7 +28,7 @@ def announce(policy: Policy) -> None:
     if not log.isEnabledFor(logging.INFO):
         log.setLevel(logging.INFO)
     log.info("%s", policy)
-    lists: tuple[Cast, ...] = ("bf16", "fp32")
+    lists: tuple[ListName, ...] = ("bf16", "fp32")
     for cast in lists:
         log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
 
@@ -52,11 +52,11 @@ class LogObserver:
 
         return noting
 
-    def calling(self, op: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+    def calling(self, op: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """`op` itself: what it gets is told by the casts."""
         return op
 
-    def around(self, wrapper: Callable[..., Any], rule: CallRule) -> Callable[..., Any]:
+    def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """`wrapper`, which logs its decision when it is a new one."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -71,7 +71,7 @@ class LogObserver:
 
         return observed
 
-    def _say(self, rule: CallRule, args: Any, kwargs: Any, made: list[tuple[torch.dtype, torch.dtype]]) -> None:
+    def _say(self, rule: OpRule, args: Any, kwargs: Any, made: list[tuple[torch.dtype, torch.dtype]]) -> None:
         inputs = tuple(t.dtype for t in each_tensor((*args, *kwargs.values())))
         if not inputs or rule.kind == "inside":
             return

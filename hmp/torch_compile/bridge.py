@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from ..context import Casts, InBackward, Off, Region, regions, state, without_casts
+from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, without_casts
 from ..dispatch import deciding, placement, switches, user_functions
 from ..errors import HmpError
 from ..lists import Policy
@@ -37,12 +37,12 @@ class Muted(Off):
 
     __slots__ = ("traced",)
 
-    def __init__(self, traced: Casts | Off) -> None:
+    def __init__(self, traced: CompiledPolicy | Off) -> None:
         super().__init__(traced.on)
         self.traced = traced
 
 
-def traced() -> Casts | Off:
+def traced() -> CompiledPolicy | Off:
     """What is in force for the program that is being compiled here."""
     here = state.here()
     return here.traced if isinstance(here, Muted) else here
@@ -74,7 +74,7 @@ def key() -> tuple[Any, ...]:
     here = traced()
     how = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
     policy = here.policy if how == 0 else here.on.policy
-    return (how, _number(policy), here.application, user_functions.changes(), module_calls.changes())
+    return (how, _number(policy), here.scope_id, user_functions.changes(), module_calls.changes())
 
 
 def _number(policy: Policy | None) -> int:
@@ -94,7 +94,7 @@ def _number(policy: Policy | None) -> int:
 # --- what wrappers are ------------------------------------------------------------------------------------------------------
 
 
-def wrapper(here: Casts | Off, key: Any) -> Callable[..., Any] | None:
+def wrapper(here: CompiledPolicy | Off, key: Any) -> Callable[..., Any] | None:
     """What is called in place of torch's function `key` under `here` while a frame is traced, None for the function itself."""
     if isinstance(here, InBackward):
         return _decided(Policy("no lists"), 0, key) if key in here.table else None
@@ -167,7 +167,7 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
 _QUIET = without_casts(lambda: None).__code__
 
 
-def chosen(region: Region, here: Casts | Off) -> Casts | Off:
+def chosen(region: Region, here: CompiledPolicy | Off) -> CompiledPolicy | Off:
     """What is in force inside `region`, entered where `here` is."""
     return region._choose(here)
 
@@ -177,12 +177,14 @@ def giving(region: Region) -> Callable[[], Region]:
     return lambda: region
 
 
-def in_autocast(here: Casts | Off, enabled: bool) -> Casts | Off:
+def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
     """What is in force inside a region of torch.autocast (R17)."""
     return autocast.inside(here, enabled)
 
 
-def _under(tx: Any, choose: Callable[[Casts | Off], Casts | Off], function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _under(
+    tx: Any, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Any, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
     trace = dynamo_internals.trace_of(tx)
     with trace.under(choose(trace.here)):
         return function.call_function(tx, args, kwargs)

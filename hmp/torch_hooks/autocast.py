@@ -26,7 +26,7 @@ import torch
 from torch.amp import autocast_mode
 
 from ..casting import each_tensor
-from ..context import Casts, Off, Stretch, Table, state
+from ..context import CompiledPolicy, Off, Stretch, Table, state
 from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
@@ -79,7 +79,7 @@ class Paused(Off):
 
     __slots__ = ("_installation",)
 
-    def __init__(self, on: Casts) -> None:
+    def __init__(self, on: CompiledPolicy) -> None:
         super().__init__(on)
         self._installation = _installation
 
@@ -93,7 +93,7 @@ class Paused(Off):
         """As outside the region: a gradient may be in another dtype than a weight all the same."""
         return self.on.in_backward
 
-    def _now(self) -> Casts | Off:
+    def _now(self) -> CompiledPolicy | Off:
         return self.on.off if self._installation is _installation else self.on
 
     @property
@@ -228,7 +228,7 @@ def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any)
     return original(*args, **kwargs) if really else policy.dtype
 
 
-def inside(here: Casts | Off, enabled: bool) -> Casts | Off:
+def inside(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
     """What is in force inside a region of torch.autocast that is entered where `here` is."""
     return _resumed(here) if enabled else _paused(here)
 
@@ -278,17 +278,17 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
     return leave
 
 
-def _paused(here: Casts | Off) -> Casts | Off:
+def _paused(here: CompiledPolicy | Off) -> CompiledPolicy | Off:
     if not here.disabled:
         return Paused(here.on)
     return here if isinstance(here, Paused) else here.off
 
 
-def _resumed(here: Casts | Off) -> Casts | Off:
+def _resumed(here: CompiledPolicy | Off) -> CompiledPolicy | Off:
     return here.on if isinstance(here, Paused) else here
 
 
-def _of_forward(frame: types.FrameType) -> Casts | None:
+def _of_forward(frame: types.FrameType) -> CompiledPolicy | None:
     """The casts under which the forward of this torch.amp.custom_bwd ran; None for none, or when they are no longer in force."""
     ctx = frame.f_locals["args"][0]
     casts, policy = getattr(ctx, "_hmp_forward", (None, None))

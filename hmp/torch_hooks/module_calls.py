@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ..context import Casts, Off, state
+from ..context import CompiledPolicy, Off, state
 from ..errors import HmpError
 from ..patching import patches
 
@@ -28,7 +28,7 @@ class Mark:
 
     __slots__ = ("__weakref__", "casts", "inside", "module")
 
-    def __init__(self, module: torch.nn.Module, casts: Casts | None, inside: dict[int, Casts]) -> None:
+    def __init__(self, module: torch.nn.Module, casts: CompiledPolicy | None, inside: dict[int, CompiledPolicy]) -> None:
         self.casts = casts
         self.inside = inside
         self.module = weakref.ref(module)
@@ -46,7 +46,7 @@ class Mark:
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 _changes = 0
 # Numbers for policies whose scoped lines are resolved for a model.
-new_application = functools.partial(next, itertools.count(1))
+new_scope_id = functools.partial(next, itertools.count(1))
 
 
 def _count_change() -> None:
@@ -54,22 +54,22 @@ def _count_change() -> None:
     _changes += 1
 
 
-def mark(module: torch.nn.Module, casts: Casts) -> None:
+def mark(module: torch.nn.Module, casts: CompiledPolicy) -> None:
     """Has `casts` in force during every call of `module` and of its deep copies."""
     _follow_marks(type(module))
     found: Mark | None = vars(module).get(_KEY)
     _put(module, casts, {} if found is None else found.inside)
 
 
-def mark_inside(module: torch.nn.Module, casts: Casts) -> None:
+def mark_inside(module: torch.nn.Module, casts: CompiledPolicy) -> None:
     """Has `casts` in force during the calls of `module` that are made where casts of the same application are."""
     _follow_marks(type(module))
     found: Mark | None = vars(module).get(_KEY)
     inside = {} if found is None else found.inside
-    _put(module, None if found is None else found.casts, {**inside, casts.application: casts})
+    _put(module, None if found is None else found.casts, {**inside, casts.scope_id: casts})
 
 
-def _put(module: torch.nn.Module, casts: Casts | None, inside: dict[int, Casts]) -> None:
+def _put(module: torch.nn.Module, casts: CompiledPolicy | None, inside: dict[int, CompiledPolicy]) -> None:
     # a new mark: a replica may share the one that is there
     if casts is None and not inside:
         vars(module).pop(_KEY, None)
@@ -106,32 +106,32 @@ def unmark(model: torch.nn.Module) -> None:
     if found is None or found.casts is None:
         return
     _put(model, None, found.inside)
-    if found.casts.application:
-        kept = _held_by_others(found.casts.application)
+    if found.casts.scope_id:
+        kept = _held_by_others(found.casts.scope_id)
         for module in model.modules():
             if module not in kept:
-                _take_off(module, found.casts.application)
+                _take_off(module, found.casts.scope_id)
 
 
-def _held_by_others(application: int) -> set[torch.nn.Module]:
+def _held_by_others(scope_id: int) -> set[torch.nn.Module]:
     """What the models that are still marked for this application hold: a shallow copy has the modules of the model that it is of."""
-    marks = [each for each in list(_marks) if each.casts is not None and each.casts.application == application]
+    marks = [each for each in list(_marks) if each.casts is not None and each.casts.scope_id == scope_id]
     models = [model for each in marks if (model := each.module()) is not None and vars(model).get(_KEY) is each]
     return {module for model in models for module in model.modules()}
 
 
-def unmark_application(application: int) -> None:
+def unmark_scope(scope_id: int) -> None:
     """Undoes `mark_inside` for all modules that are marked for this application, deep copies included."""
     for each in list(_marks):
         module = each.module()
         if module is not None:
-            _take_off(module, application)
+            _take_off(module, scope_id)
 
 
-def _take_off(module: torch.nn.Module, application: int) -> None:
+def _take_off(module: torch.nn.Module, scope_id: int) -> None:
     found: Mark | None = vars(module).get(_KEY)
-    if found is not None and application in found.inside:
-        _put(module, found.casts, {number: casts for number, casts in found.inside.items() if number != application})
+    if found is not None and scope_id in found.inside:
+        _put(module, found.casts, {number: casts for number, casts in found.inside.items() if number != scope_id})
 
 
 def unmark_all() -> None:
@@ -149,17 +149,17 @@ def any_marked() -> bool:
     return any(each.casts is not None and each.module() is not None for each in _marks)
 
 
-def casts_here(module: torch.nn.Module) -> Casts | None:
+def casts_here(module: torch.nn.Module) -> CompiledPolicy | None:
     """What a call of `module` puts in force here, None for nothing."""
     return casts_for(module, state.here()) if _KEY in module.__dict__ else None
 
 
-def casts_for(module: torch.nn.Module, here: Casts | Off) -> Casts | None:
+def casts_for(module: torch.nn.Module, here: CompiledPolicy | Off) -> CompiledPolicy | None:
     """What a call of `module` puts in force where `here` is, None for nothing."""
     found: Mark | None = module.__dict__.get(_KEY)
     if found is None or here.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
-    casts = found.casts or found.inside.get(here.application)
+    casts = found.casts or found.inside.get(here.scope_id)
     if casts is None or casts is here or casts.policy is None:  # revert() puts casts out of force
         return None
     return casts

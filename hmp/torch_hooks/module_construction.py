@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..context import Casts, Entered, Held, Off, state, without_casts
+from ..context import CompiledPolicy, Entered, Held, Off, state, without_casts
 from ..patching import patches, references, stands_in, subclasses
 
 # Class methods that construct a model and load or compute its state.
@@ -99,12 +99,12 @@ class UntilReturn(Off):
     __slots__ = ("_before", "_entered", "_frame")
 
     def __init__(self, before: Held, frame: types.FrameType) -> None:
-        super().__init__((before.now or state.settled(before)).on)
+        super().__init__((before.now or state.in_force(before)).on)
         self._before = before
         self._entered = Entered(None)
         self._frame = frame
 
-    def settled(self) -> Casts | Off:
+    def in_force(self) -> CompiledPolicy | Off:
         """What is in force: nothing while the frame runs."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
@@ -113,4 +113,4 @@ class UntilReturn(Off):
             return self.on.off
         if state.get() is self:
             state.put(self._before)
-        return self._before.now or state.settled(self._before)
+        return self._before.now or state.in_force(self._before)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from ..dispatch import Listed
 from ..errors import HmpError
-from ..lists import AUTOCAST, CASTS, EVERY_OP, Cast, Policy, Rule, as_policy, policies, resolve
+from ..lists import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, Policy, as_policy, policies, resolve
 from ..ops import ancestry, sites_of
 
 
@@ -35,7 +35,7 @@ class Decisions:
         self.per_module = per_module
         self._shared = frozenset(shared)
         self.all = ops is None
-        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(Rule(name, "bf16"))))
+        self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(ListEntry(name, "bf16"))))
         # what an op does that is listed by itself does not change with the ops that are decided
         self._rest = {cast: _without(getattr(start, cast), cast, self.ops) for cast in CASTS}
         self._calls: Mapping[Key, int] = {}
@@ -59,8 +59,8 @@ class Decisions:
         if not self._calls:
             fp32 = self.ops  # nobody knows yet which are called
             return self._with(frozenset(key.op for key in chosen), fp32 - {key.op for key in chosen}, (), name)
-        lists: dict[Cast, set[str]] = {"bf16": set(), "fp32": set()}
-        scoped: list[Rule] = []
+        lists: dict[ListName, set[str]] = {"bf16": set(), "fp32": set()}
+        scoped: list[ListEntry] = []
         stay = frozenset(left) - {key.op for key in chosen}
         for op in sorted({key.op for key in self._calls} - stay):
             keys = [key for key in self._calls if key.op == op]
@@ -77,14 +77,14 @@ class Decisions:
         """Those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
         return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
 
-    def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> Cast:
+    def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> ListName:
         """The list for the line without a scope: what holds outside every module, else what most calls want."""
         outside = [key for key in keys if not key.module]
         counted = outside or keys
         in_low = sum(self._calls[key] for key in counted if key in low)
         return "bf16" if 2 * in_low > sum(self._calls[key] for key in counted) else "fp32"
 
-    def _with(self, bf16: frozenset[str], fp32: frozenset[str], scoped: Iterable[Rule], name: str) -> Policy:
+    def _with(self, bf16: frozenset[str], fp32: frozenset[str], scoped: Iterable[ListEntry], name: str) -> Policy:
         decided = bf16 | fp32
         rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in CASTS}
         return Policy(
@@ -97,17 +97,17 @@ class Decisions:
         )
 
 
-def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, Cast | None]:
+def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, ListName | None]:
     listed = Listed(policy)
     sources = {key: listed.source(key.op) or listed.star for key in keys}
     return {key: None if source is None else source.cast for key, source in sources.items()}
 
 
-def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast, shared: Collection[str]) -> list[Rule]:
+def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
     """The scoped lines that say where the op is not on the list that it is on everywhere: one where a module differs from what
     holds around it, since a line holds for the modules inside as well."""
-    said: dict[str, Cast] = {}
-    wanted: dict[str, Cast] = {key.module: "bf16" if key in low else "fp32" for key in keys if key.module}
+    said: dict[str, ListName] = {}
+    wanted: dict[str, ListName] = {key.module: "bf16" if key in low else "fp32" for key in keys if key.module}
     for module in sorted(wanted, key=lambda path: path.count(".")):
         parts = module.split(".")
         around = next((said[path] for at in range(len(parts) - 1, 0, -1) if (path := ".".join(parts[:at])) in said), everywhere)
@@ -117,7 +117,7 @@ def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: Cast, shar
         # what holds around it is another thing at another path, or a line may match it that is meant for another module
         loose = any("?" in scope_of(path) for path in said)
         said |= {path: cast for path, cast in wanted.items() if loose or path in shared}
-    return [Rule(op, cast, scope=scope_of(path)) for path, cast in sorted(said.items())]
+    return [ListEntry(op, cast, scope=scope_of(path)) for path, cast in sorted(said.items())]
 
 
 def scope_of(path: str) -> str:
@@ -128,7 +128,7 @@ def scope_of(path: str) -> str:
 def _listed(start: Policy) -> set[str]:
     """The ops of torch that `start` or a preset has on its BF16 or FP32 list."""
     found: set[str] = set()
-    casts: tuple[Cast, ...] = ("bf16", "fp32")
+    casts: tuple[ListName, ...] = ("bf16", "fp32")
     for cast in casts:
         found.update(op for op in start.casts_by_op(cast) if sites_of(op))
         for preset in map(as_policy, policies()):
@@ -138,11 +138,11 @@ def _listed(start: Policy) -> set[str]:
     return found
 
 
-def _without(names: Iterable[str], cast: Cast, ops: frozenset[str]) -> frozenset[str]:
+def _without(names: Iterable[str], cast: ListName, ops: frozenset[str]) -> frozenset[str]:
     """The names less those of `ops`; a name that stands for several ops leaves the others."""
     kept: set[str] = set()
     for name in names:
-        stands_for = resolve(Rule(name, cast)) if name != EVERY_OP else (EVERY_OP,)
+        stands_for = resolve(ListEntry(name, cast)) if name != EVERY_OP else (EVERY_OP,)
         if not ops.intersection(stands_for):
             kept.add(name)
         else:

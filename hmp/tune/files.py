@@ -13,7 +13,7 @@ import torch
 
 from ..errors import HmpError
 from ..formatting import count, dtype_name
-from ..lists import CASTS, DTYPE_FILE, EVERY_OP, Cast, Rule, exactness
+from ..lists import CASTS, DTYPE_FILE, EVERY_OP, ListEntry, ListName, exactness
 from .reasons import gain, percent, why_float32, why_low
 from .trial import Unit
 
@@ -70,7 +70,7 @@ def list_files(result: TuneResult) -> dict[str, str]:
     return files
 
 
-def _heading(result: TuneResult, cast: Cast) -> str:
+def _heading(result: TuneResult, cast: ListName) -> str:
     """What holds for the whole list, as comments."""
     said = {"bf16": f"in {dtype_name(result.policy.dtype)}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
     best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
@@ -96,10 +96,10 @@ def _aligned(lines: Sequence[tuple[str, str]]) -> str:
     return "".join(f"{name:<{width}}  # {' '.join(comment.split())}\n" for name, comment in lines)
 
 
-def list_lines(result: TuneResult) -> dict[Cast, list[tuple[str, str]]]:
+def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
     """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
-    found: dict[Cast, list[tuple[str, str]]] = {}
+    found: dict[ListName, list[tuple[str, str]]] = {}
     for cast in CASTS:
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
         names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
@@ -111,15 +111,15 @@ def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, 
     return name != EVERY_OP, not units, -sum(gain(unit, result.objective) for unit in units), name
 
 
-def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
+def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
     """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
-    ops: dict[str, tuple[Cast, str]] = {}
+    ops: dict[str, tuple[ListName, str]] = {}
     for cast in CASTS:
         names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
         names |= {name: name for name in getattr(result.policy, cast)}
         for op, name in names.items():
             ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
-    found: dict[tuple[Cast, str], list[Unit]] = {}
+    found: dict[tuple[ListName, str], list[Unit]] = {}
     for unit in result.units:
         rule = _scoped(unit, result.policy.scoped)
         place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
@@ -128,12 +128,12 @@ def units_by_line(result: TuneResult) -> dict[tuple[Cast, str], list[Unit]]:
     return found
 
 
-def list_by_unit(result: TuneResult) -> dict[str, Cast]:
+def list_by_unit(result: TuneResult) -> dict[str, ListName]:
     """The list that decides each unit, by the unit's name; units of no list are left out."""
     return {unit.name: cast for (cast, _), units in units_by_line(result).items() for unit in units}
 
 
-def _scoped(unit: Unit, rules: Sequence[Rule]) -> Rule | None:
+def _scoped(unit: Unit, rules: Sequence[ListEntry]) -> ListEntry | None:
     """The scoped rule that decides the unit: of the nearest module, and there of the most exact glob; None for none."""
     parts = (unit.module or "").split(".")
     for path in (".".join(parts[:end]) for end in range(len(parts), 0, -1)):
@@ -143,7 +143,7 @@ def _scoped(unit: Unit, rules: Sequence[Rule]) -> Rule | None:
     return None
 
 
-def _comment(cast: Cast, name: str, units: Sequence[Unit], result: TuneResult) -> str:
+def _comment(cast: ListName, name: str, units: Sequence[Unit], result: TuneResult) -> str:
     if name == EVERY_OP:
         return "every op that no list names"
     best = result.best

@@ -27,7 +27,7 @@ from ..observing import Modules
 from ..report.record import uncompiled
 from ..session import observed_by
 from ..torch_private import functorch_level
-from ..wrapping import CallRule, Op, op_wrap
+from ..wrapping import Op, OpRule, op_wrap
 from .decisions import Decisions, Key
 from .task import Task
 
@@ -119,10 +119,10 @@ class _Casts:
 
         return noting
 
-    def calling(self, op: Op, rule: CallRule) -> Op:
+    def calling(self, op: Op, rule: OpRule) -> Op:
         return op
 
-    def around(self, wrapper: Op, rule: CallRule) -> Op:
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
         return wrapper
 
 
@@ -131,7 +131,7 @@ class _Op:
     """A function of torch, as the probe calls it: in float32, in the low dtype, and that once more so that its casts are noted."""
 
     name: str
-    rule: CallRule
+    rule: OpRule
     full: Op
     low: Op
     casts: _Casts
@@ -159,12 +159,12 @@ class Probe:
         """`caster` itself."""
         return caster
 
-    def calling(self, op: Op, rule: CallRule) -> Op:
+    def calling(self, op: Op, rule: OpRule) -> Op:
         """`op` itself; `around` is told of its wrapper next."""
         self._op = op
         return op
 
-    def around(self, wrapper: Op, rule: CallRule) -> Op:
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, beside which the op runs in both dtypes."""
         inner, decided = self._op, self._decisions.op_of(rule.op)
         if rule.kind != "fp32" or inner is None or decided is None:
@@ -216,7 +216,7 @@ class Probe:
             measured.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
         inputs = [*each_tensor(call)]
-        self._follow(key, [inputs[at] for at in taken], measured)
+        self._move_process_to(key, [inputs[at] for at in taken], measured)
         for each in each_tensor((result,)):
             if each.grad_fn is not None:
                 self._producers[each.grad_fn] = key
@@ -273,7 +273,7 @@ class Probe:
                 best[at] = min(best[at], time.perf_counter() - started)
         return best
 
-    def _follow(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
+    def _move_process_to(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
         """Notes which decided ops the inputs come from; parameters and batches come from none."""
         for tensor in inputs:
             seconds = self._cast_of(tensor)
@@ -389,7 +389,7 @@ def _form(value: Any) -> Any:
     return repr(value) if isinstance(value, (int, float, str, bool, type(None))) else type(value).__name__
 
 
-def _writes(args: tuple[Any, ...], kwargs: dict[str, Any], rule: CallRule) -> bool:
+def _writes(args: tuple[Any, ...], kwargs: dict[str, Any], rule: OpRule) -> bool:
     """Whether the call writes into its arguments, which then are not to be tried twice."""
     at = rule.inplace_at
     flag = kwargs.get("inplace") or (at is not None and at < len(args) and args[at])

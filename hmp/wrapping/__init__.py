@@ -3,16 +3,16 @@
 from . import autocast_inside, copied_views, jit_trace, kernel_fallback, norms_and_lookups
 from .autocast_inside import outside
 from .kernel_fallback import GIVEN_UP, fallbacks
-from .op_rule import CallRule, Kind, Observer, Observers, Op, user_rule
+from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
 from .wrappers import op_wrap
 
 __all__ = [
     "GIVEN_UP",
-    "CallRule",
     "Kind",
     "Observer",
     "Observers",
     "Op",
+    "OpRule",
     "autocast_inside",
     "copied_views",
     "fallbacks",

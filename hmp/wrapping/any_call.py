@@ -12,7 +12,7 @@ from ..ops import op_facts
 from . import jit_trace, out_argument, refusals, saturation
 from .copied_views import Original, refuse_writes
 from .kernel_fallback import GIVEN_UP
-from .op_rule import CallRule, Op, flag, survey
+from .op_rule import Op, OpRule, flag, survey
 from .ruled_op import RuledOp
 
 _REFUSED = object()  # in the place of a result: torch would not take the call
@@ -23,7 +23,7 @@ class AnyCall(RuledOp):
 
     __slots__ = ("_inplace_at", "_out_at")
 
-    def __init__(self, op: Op, rule: CallRule, caster: Caster) -> None:
+    def __init__(self, op: Op, rule: OpRule, caster: Caster) -> None:
         super().__init__(op, rule, caster)
         self._out_at = rule.out_at
         self._inplace_at = rule.inplace_at
@@ -100,7 +100,7 @@ class AnyCall(RuledOp):
         return _REFUSED
 
 
-def _torch_knows(tensors: list[Tensor], rule: CallRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+def _torch_knows(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """R7: whether torch's answer to a mixture is that of the kernel that will run."""
     if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(tensor_casts.has_values(t) and t.numel() for t in tensors):
         return True  # of nothing no kernel computes

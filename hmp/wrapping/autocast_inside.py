@@ -15,7 +15,7 @@ import torch
 
 from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
-from .op_rule import CallRule, Op, survey
+from .op_rule import Op, OpRule, survey
 
 # torch's own, taken before anything is patched
 _is_enabled: Callable[[str], bool] = torch.is_autocast_enabled
@@ -83,7 +83,7 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def wrapper(op: Op, unlisted: Op, rule: CallRule) -> Op:
+def wrapper(op: Op, unlisted: Op, rule: OpRule) -> Op:
     """`op`, in which torch.autocast decides; `unlisted` for what it refuses (R7, R11), and for a device that it does not know.
 
     Where torch.autocast is enabled already the op is left to that (R17).

@@ -9,14 +9,14 @@ import torch
 from ..casting import FINITE_MAX, Caster, Tensor, tensor_casts
 from .any_call import AnyCall
 from .kernel_fallback import GIVEN_UP
-from .op_rule import SCALARS, CallRule, Op
+from .op_rule import SCALARS, Op, OpRule
 
 _Parameter = torch.nn.Parameter
 _MKLDNN = tensor_casts.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
 
 
-def fixed_dtype_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+def fixed_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """R1, R2: the op with its castable inputs in `rule.dtype`."""
     ruled = AnyCall(op, rule, caster)
     return ruled.wrapper() if rule.asks_for_kernels else _uniform(ruled)

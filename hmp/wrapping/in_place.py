@@ -9,10 +9,10 @@ import torch
 from ..casting import Caster, Tensor, cast_call, castable, each_castable, tensor_casts
 from . import refusals, saturation
 from .kernel_fallback import Kernels
-from .op_rule import CallRule, Op, survey
+from .op_rule import Op, OpRule, survey
 
 
-def in_place_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
     kernels = Kernels(rule)
 
@@ -49,7 +49,7 @@ def in_place_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
     return in_place
 
 
-def no_kernel_in_place_wrapper(op: Op, rule: CallRule) -> Op:
+def no_kernel_in_place_wrapper(op: Op, rule: OpRule) -> Op:
     """R5 and R11: torch writes in place, but where it has no kernel for that."""
     in_float32 = in_place_wrapper(op, rule, tensor_casts.cast)
     kernels = Kernels(rule)

@@ -16,7 +16,7 @@ from ..observing import log, speaks
 from ..ops import op_facts
 from ..patching import patches
 from . import jit_trace, refusals
-from .op_rule import CallRule
+from .op_rule import OpRule
 
 LOW = frozenset({torch.bfloat16, torch.float16})
 # In the place of a result: the error that was caught is to be raised, as it is.
@@ -36,7 +36,7 @@ def fallbacks() -> dict[str, int]:
 class Kernels:
     """Which low dtypes one op has kernels for; `failed` holds the calls that had none."""
 
-    def __init__(self, rule: CallRule) -> None:
+    def __init__(self, rule: OpRule) -> None:
         self._op = rule.op
         self._known = rule.no_kernel
         self._no_backward = rule.no_backward_kernel

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 import torch
 
 from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
-from ..lists import Cast
+from ..lists import ListName
 
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
@@ -22,7 +22,7 @@ Kind = Literal[
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 
 
-class CallRule(NamedTuple):
+class OpRule(NamedTuple):
     """What op_wrap needs to know of an op and of the rule for it.
 
     `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; `keep` are positions and
@@ -53,7 +53,7 @@ class CallRule(NamedTuple):
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
     retries: bool = False
-    unlisted: CallRule | None = None
+    unlisted: OpRule | None = None
 
     @property
     def dtype(self) -> torch.dtype | None:
@@ -71,14 +71,14 @@ class CallRule(NamedTuple):
         return self.arithmetic or self.fill
 
 
-def user_rule(function: Op, op: str, cast: Cast, low: torch.dtype) -> CallRule:
+def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
     """The rule for a user's own function: one op, whose inner calls are not decided again; what it writes into is not cast."""
     # positions are those of the function that is called, also where it wraps another one
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):
         order = function.__code__.co_varnames[: function.__code__.co_argcount]
     kept = {"out"} if _is_written_to(function, order, "out") else set()
-    return CallRule(
+    return OpRule(
         op=op,
         kind=cast,
         low=low,
@@ -111,9 +111,9 @@ class Observer(Protocol):
 
     def casting(self, caster: Caster) -> Caster: ...
 
-    def calling(self, op: Op, rule: CallRule) -> Op: ...
+    def calling(self, op: Op, rule: OpRule) -> Op: ...
 
-    def around(self, wrapper: Op, rule: CallRule) -> Op: ...
+    def around(self, wrapper: Op, rule: OpRule) -> Op: ...
 
 
 class Observers:
@@ -128,20 +128,20 @@ class Observers:
             caster = observer.casting(caster)
         return caster
 
-    def calling(self, op: Op, rule: CallRule) -> Op:
+    def calling(self, op: Op, rule: OpRule) -> Op:
         """torch's own `op`, which all are told of."""
         for observer in self._observers:
             op = observer.calling(op, rule)
         return op
 
-    def around(self, wrapper: Op, rule: CallRule) -> Op:
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, which all are told of."""
         for observer in self._observers:
             wrapper = observer.around(wrapper, rule)
         return wrapper
 
 
-def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> list[Tensor] | None:
+def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:
     """The castable tensors that the rule may cast, in the order of the op's parameters; None where the op is left to torch:
     a float64 or complex tensor among the inputs, or an explicit dtype."""
     found: list[Tensor] = []
@@ -169,7 +169,7 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
     return True
 
 
-def chooser(rule: CallRule) -> Choose:
+def chooser(rule: OpRule) -> Choose:
     """What the rule makes of castable tensors, given in the order of the op's parameters; there is at least one."""
     if rule.kind == "bf16":
         return lambda tensors: rule.low
@@ -187,7 +187,7 @@ def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> boo
     return bool(args[position] if position < len(args) else kwargs.get("inplace"))
 
 
-def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: CallRule) -> bool:
+def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
     """Whether the call writes into one of its arguments."""
     at = rule.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")

@@ -9,12 +9,12 @@ import torch
 from ..casting import Caster, Tensor
 from .any_call import AnyCall
 from .kernel_fallback import GIVEN_UP
-from .op_rule import SCALARS, CallRule, Op
+from .op_rule import SCALARS, Op, OpRule
 
 _Parameter = torch.nn.Parameter
 
 
-def promote_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+def promote_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """R3, R7: the op with its castable inputs in the dtype that they tell."""
     ruled = AnyCall(op, rule, caster)
     return ruled.wrapper() if rule.asks_for_kernels or rule.saturates else _same(ruled)

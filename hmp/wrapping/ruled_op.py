@@ -10,7 +10,7 @@ import torch
 from ..casting import Caster, Tensor, cast_call
 from .in_place import in_place_wrapper
 from .kernel_fallback import GIVEN_UP, Kernels
-from .op_rule import CallRule, Op, chooser, survey
+from .op_rule import Op, OpRule, chooser, survey
 
 
 class RuledOp:
@@ -21,7 +21,7 @@ class RuledOp:
 
     __slots__ = ("caster", "dtype_of", "in_place", "kernels", "leaves_dtypes", "op", "rule")
 
-    def __init__(self, op: Op, rule: CallRule, caster: Caster) -> None:
+    def __init__(self, op: Op, rule: OpRule, caster: Caster) -> None:
         self.op = op
         self.rule = rule
         self.caster = caster

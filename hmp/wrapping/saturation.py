@@ -9,7 +9,7 @@ import torch
 
 from ..casting import FINITE_MAX, Tensor, cast_call, castable, deliver, each_castable, tensor_casts
 from . import refusals
-from .op_rule import CallRule, Op, survey
+from .op_rule import Op, OpRule, survey
 
 _SMALLEST_LIMIT = FINITE_MAX[torch.float16]
 _Parameter = torch.nn.Parameter
@@ -35,7 +35,7 @@ def mask_in_place_wrapper(op: Op) -> Op:
     return mask_in_place
 
 
-def fill_wrapper(op: Op, rule: CallRule) -> Op:
+def fill_wrapper(op: Op, rule: OpRule) -> Op:
     """R12: a finite fill or bound beyond the tensor's dtype becomes that dtype's finite extreme."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
@@ -55,7 +55,7 @@ def fill_wrapper(op: Op, rule: CallRule) -> Op:
     return fill
 
 
-def guard_wrapper(op: Op, rule: CallRule) -> Op:
+def guard_wrapper(op: Op, rule: OpRule) -> Op:
     """R12 for unlisted multiplication: `(1 - mask) * finfo(float32).min` stays finite in a low dtype.
 
     That no scalar is large a builtin's switch has seen of what comes through it; regions beside the casts in focus come without.
@@ -85,7 +85,7 @@ def guard_wrapper(op: Op, rule: CallRule) -> Op:
     return guard
 
 
-def _guarded(op: Op, rule: CallRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
+def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
     """R12: the call, whose scalar is beyond `dtype`, with a finite result in that; R5 and R6 for where it is written."""
     if kwargs.get("out") is not None:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

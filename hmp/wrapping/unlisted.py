@@ -7,10 +7,10 @@ from typing import Any
 from ..casting import Caster
 from .any_call import AnyCall
 from .kernel_fallback import GIVEN_UP
-from .op_rule import CallRule, Op, writes
+from .op_rule import Op, OpRule, writes
 
 
-def unlisted_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """R11: the op as it is called; what failed is tried in float32, and from then on every call is looked at."""
     ruled = AnyCall(op, rule, caster)
     if rule.asks_for_kernels:
@@ -31,6 +31,6 @@ def unlisted_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
     return unlisted
 
 
-def inside_wrapper(op: Op, rule: CallRule, caster: Caster) -> Op:
+def inside_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """R11: an op that torch writes in Python, tried again as a whole; torch's own function where that must not be."""
     return unlisted_wrapper(op, rule, caster) if rule.retries else op

@@ -14,12 +14,12 @@ from ..ops import op_facts
 from . import autocast_inside, norms_and_lookups, refusals, saturation
 from .fixed_dtype import fixed_dtype_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
-from .op_rule import CallRule, Kind, Observer, Op, chooser
+from .op_rule import Kind, Observer, Op, OpRule, chooser
 from .promote import promote_wrapper
 from .unlisted import inside_wrapper, unlisted_wrapper
 
 # What each kind of rule makes of an op. The kind "autocast" is two rules: see op_wrap.
-_WRAPPERS: dict[Kind, Callable[[Op, CallRule, Caster], Op]] = {
+_WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
     "bf16": fixed_dtype_wrapper,
     "fp32": fixed_dtype_wrapper,
     "promote": promote_wrapper,
@@ -37,7 +37,7 @@ _WRAPPERS: dict[Kind, Callable[[Op, CallRule, Caster], Op]] = {
 _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
 
 
-def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
+def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
     caster = _caster(rule)
     inner = without_casts(op) if rule.composite else op
@@ -56,7 +56,7 @@ def op_wrap(op: Op, rule: CallRule, observer: Observer | None = None) -> Op:
     return wrapper if observer is None else observer.around(wrapper, rule)
 
 
-def _caster(rule: CallRule) -> Caster:
+def _caster(rule: OpRule) -> Caster:
     """How the rule's op has a tensor cast: by a copy that is kept (R18), or with values that stay finite (R12)."""
     if rule.op in op_facts.PRODUCTS:
         return cast_cache.cast_product_input

@@ -160,7 +160,7 @@ def test_weights_without_data_are_cast_too():
 def test_a_dispatch_mode_sees_every_cast():
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    class Casts(TorchDispatchMode):
+    class CompiledPolicy(TorchDispatchMode):
         count = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -170,7 +170,7 @@ def test_a_dispatch_mode_sees_every_cast():
     with caches(True), torch.no_grad():
         model = net()
         look(model)
-        with Casts() as mode:
+        with CompiledPolicy() as mode:
             model(X)
         assert mode.count == 5
         assert hmp.cache_info().entries == 4

@@ -85,14 +85,14 @@ def test_every_way_of_calling_the_model_is_cast_and_gives_float32(tmp_path: Path
 
 
 def test_what_runs_outside_the_model_is_not_cast(tmp_path: Path) -> None:
-    class Look(TrainerCallback):
+    class FastPath(TrainerCallback):
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             enabled.append(hmp.casts_enabled())
             outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
 
     enabled: list[bool] = []
     outside: list[torch.dtype] = []
-    trainer(tmp_path, HMPCallback(), Look()).train()
+    trainer(tmp_path, HMPCallback(), FastPath()).train()
     assert enabled == [False] * 4
     assert set(outside) == {F32}
 

@@ -73,7 +73,7 @@ SUSPENDED = [suspended_in_with, suspended_in_stack, suspended_in_calls, suspende
 
 @pytest.fixture(autouse=True)
 def converted() -> Iterator[None]:
-    before = len(state.live)
+    before = len(state.regions_open)
     hmp.convert(policy=LISTS)
     gc.disable()  # what is young stays young, and is collected quickly
     try:
@@ -81,9 +81,9 @@ def converted() -> Iterator[None]:
     finally:
         gc.enable()
     assert in_force() == "LISTS" and state.here() is state.PROCESS
-    if len(state.live) != before:
+    if len(state.regions_open) != before:
         gc.collect()
-    assert len(state.live) == before
+    assert len(state.regions_open) == before
     hmp.revert()
     assert in_force() == "nothing"
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.context import state
 from hmp.dispatch import deciding
-from hmp.dispatch.switch_code import look_for
+from hmp.dispatch.switch_code import fast_path_of
 from hmp.ops import signatures, sites
 from hmp.wrapping import norms_and_lookups, op_wrap
 from trap_kit import policy, same
@@ -240,21 +240,21 @@ def test_nobody_is_in_a_region_when_all_have_left() -> None:
         with hmp.disable_casts():
             yield 1
 
-    before = len(state.live)
+    before = len(state.regions_open)
     with hmp.convert():
         with hmp.disable_casts(), hmp.casts("bert"), hmp.enable_casts():
-            assert len(state.live) > before
+            assert len(state.regions_open) > before
         with pytest.raises(ZeroDivisionError), hmp.disable_casts():
             1 / 0  # noqa: B018
         generator = steps()
         next(generator)
-        assert len(state.live) > before
+        assert len(state.regions_open) > before
         generator.close()
         torch.autograd.backward(F.linear(x, y.requires_grad_()).sum())
         with torch.autocast("cpu", enabled=False):
             pass
     y.requires_grad_(False).grad = None
-    assert len(state.live) == before
+    assert len(state.regions_open) == before
 
 
 class Wrapper(torch.Tensor):
@@ -335,6 +335,6 @@ def test_r11_where_a_switch_calls_torch_by_itself_the_wrapper_answers_for_a_miss
     without = {
         decision.rule.op
         for original, decision in deciding.decide(hmp.Policy("mine", **lists)).items()
-        if look_for(decision.rule).glance in ("same", "dtype") and not hasattr(op_wrap(original, decision.rule), "again")
+        if fast_path_of(decision.rule).glance in ("same", "dtype") and not hasattr(op_wrap(original, decision.rule), "again")
     }
     assert without <= norms_and_lookups.BUILDERS.keys()  # a look-up computes nothing, and a norm has moved its statistics

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.lists.entries import Rule, parse_list
+from hmp.lists.entries import ListEntry, parse_list
 
 
 def entries(rules) -> list[tuple[str, str | None, int | None]]:
@@ -25,7 +25,7 @@ def test_scope_an_entry_is_a_name_or_a_name_and_a_glob():
         ("linear", None, 1), ("softmax", "decoder.*", 2), ("mul", "a.b", 3), ("gelu", "*.ffn", 3), ("relu", None, 3),
         ("*", "head.[0-3]", 4),
     ]  # fmt: skip
-    assert Rule("linear", "bf16") == ("linear", "bf16", None, None, None)
+    assert ListEntry("linear", "bf16") == ("linear", "bf16", None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_scope_a_policy_holds_entries_in_one_order_and_knows_their_places(tmp_pa
     file = tmp_path / "fp32.txt"
     file.write_text("softmax @ b\ngelu\nsoftmax @ a\nsoftmax @ b\n")
     policy = hmp.Policy.from_files(fp32=file)
-    assert policy.scoped == (Rule("softmax", "fp32", str(file), 3, "a"), Rule("softmax", "fp32", str(file), 1, "b"))
+    assert policy.scoped == (ListEntry("softmax", "fp32", str(file), 3, "a"), ListEntry("softmax", "fp32", str(file), 1, "b"))
     assert policy.fp32 == {"gelu"}
     assert policy.bf16 == hmp.Policy.load("habana").bf16 - {"gelu"}  # a scoped entry takes nothing from a default list everywhere
-    other = policy.replace(scoped=tuple(Rule("softmax", "fp32", scope=scope) for scope in "ba"), name=policy.name)
+    other = policy.replace(scoped=tuple(ListEntry("softmax", "fp32", scope=scope) for scope in "ba"), name=policy.name)
     assert other == policy and hash(other) == hash(policy) and other.fingerprint == policy.fingerprint
     assert policy.unscoped == policy.replace(scoped=()) != policy and policy.unscoped is policy.unscoped
     assert policy.unscoped.unscoped is policy.unscoped
@@ -134,7 +134,7 @@ def test_scope_a_dtype_file_holds_no_scope(tmp_path: Path):
 
 def test_scope_a_rule_without_a_scope_is_no_scoped_rule():
     with pytest.raises(hmp.OpListError, match="is no rule for single modules: it needs a scope and a list"):
-        hmp.Policy(scoped=(Rule("softmax", "fp32"),))
+        hmp.Policy(scoped=(ListEntry("softmax", "fp32"),))
 
 
 def test_scope_lists_in_the_environment_and_in_gaudi_configurations(tmp_path: Path):

@@ -133,25 +133,27 @@ def users(tmp_path, monkeypatch):
     del sys.modules[name]
 
 
-def looks(value, depth=6):
+def fast_paths(value, depth=6):
     """What a value looks like by identity, through dicts, lists, classes, functions and modules."""
     if not depth:
         return type(value).__name__
     if isinstance(value, (staticmethod, types.FunctionType)):
         cells = [c.cell_contents for c in getattr(value, "__closure__", None) or ()]
         facts = (getattr(value, "__defaults__", None), getattr(value, "__kwdefaults__", None), cells)
-        return id(value), [looks(each, depth - 1) for each in facts if each is not None]
+        return id(value), [fast_paths(each, depth - 1) for each in facts if each is not None]
     if isinstance(value, (dict, types.MappingProxyType)):
-        return [(key if isinstance(key, str) else id(key), looks(each, depth - 1)) for key, each in value.items() if key != "__builtins__"]
+        return [
+            (key if isinstance(key, str) else id(key), fast_paths(each, depth - 1)) for key, each in value.items() if key != "__builtins__"
+        ]
     if isinstance(value, (list, tuple)):
-        return [looks(each, depth - 1) for each in value]
+        return [fast_paths(each, depth - 1) for each in value]
     if isinstance(value, (type, torch.nn.Module)) and getattr(value, "__module__", "").startswith("users_own"):
-        return id(value), looks(dict(vars(value)), depth - 1)
+        return id(value), fast_paths(dict(vars(value)), depth - 1)
     return id(value)
 
 
 def test_names_taken_before_convert_cast_and_are_given_back(users):
-    before = looks(vars(users))
+    before = fast_paths(vars(users))
     assert {name: call(users).dtype for name, call in REACHED.items()} == dict.fromkeys(REACHED, F32)
     for _ in range(2):
         with hmp.convert(policy=LISTS):
@@ -159,11 +161,11 @@ def test_names_taken_before_convert_cast_and_are_given_back(users):
             with hmp.disable_casts():
                 assert {call(users).dtype for call in REACHED.values()} == {F32}
         assert {call(users).dtype for call in REACHED.values()} == {F32}
-        assert looks(vars(users)) == before
+        assert fast_paths(vars(users)) == before
     with hmp.casts(LISTS):
         assert {call(users).dtype for call in REACHED.values()} == {BF16}
     hmp.revert()
-    assert looks(vars(users)) == before
+    assert fast_paths(vars(users)) == before
 
 
 def test_a_second_policy_reaches_names_that_the_first_left_alone(users):

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.context.state import Casts
+from hmp.context.state import CompiledPolicy
 from hmp.session import compiled_policies
 from trap_kit import policy
 
@@ -40,7 +40,7 @@ def the(number: int) -> hmp.Policy:
 
 def alive() -> int:
     gc.collect()
-    return sum(type(each) is Casts for each in gc.get_objects())
+    return sum(type(each) is CompiledPolicy for each in gc.get_objects())
 
 
 def kilobytes() -> float:
@@ -109,10 +109,10 @@ def test_the_latest_policies_are_kept_though_nothing_uses_them():
     hmp.convert(policy=policy(bf16=["linear"]))
     with hmp.casts(the(0)):
         pass
-    kept = weakref.ref(compiled_policies.of(the(0)))
+    kept = weakref.ref(compiled_policies.compile_policy(the(0)))
     tries(range(1, compiled_policies.MOST - 2))
     gc.collect()
-    assert kept() is compiled_policies.of(the(0))
+    assert kept() is compiled_policies.compile_policy(the(0))
     tries(range(1, 2 * compiled_policies.MOST))
     gc.collect()
     assert kept() is None

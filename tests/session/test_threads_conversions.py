@@ -237,7 +237,7 @@ def test_a_switch_that_has_decided_and_not_called_yet_is_waited_for() -> None:
 def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the steps in which a policy comes into force while there are other threads."""
     module = sys.modules["hmp.session.conversion"]
-    tables, be = [state.PROCESS.table], module._be
+    tables, be = [state.PROCESS.table], module._set_process_policy
     monkeypatch.setattr(module, "_be", lambda casts: (be(casts), tables.append(casts.table)))
 
     def python(table: Any) -> set[Any]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 WIDTH, HIDDEN, OUT, ROWS = 64, 136, 8, 4  # the first weight is large enough for its casts to be shared
 
 
-class Casts(NamedTuple):
+class CompiledPolicy(NamedTuple):
     """What a policy does with the model's ops: the dtype that each computes in, None where that is its input's."""
 
     linear: torch.dtype | None = None
@@ -38,7 +38,7 @@ def to(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor if dtype is None else tensor.to(dtype)
 
 
-def explicit(net: Net, x: Tensor, casts: Casts) -> Tensor:
+def explicit(net: Net, x: Tensor, casts: CompiledPolicy) -> Tensor:
     """What `net` gives under these casts."""
     up, down, dtype = net.up, net.down, casts.linear
     h = F.linear(to(x, dtype), to(up.weight, dtype), to(up.bias, dtype))
@@ -80,7 +80,7 @@ class Twin:
     def _state(self) -> Any:
         return copy.deepcopy((self.net.state_dict(), self.optimizer.state_dict()))
 
-    def train(self, casts: Casts, first: int, steps: int, micro: int) -> tuple[list[float], int]:
+    def train(self, casts: CompiledPolicy, first: int, steps: int, micro: int) -> tuple[list[float], int]:
         losses = []
         for step in range(first, first + steps):
             for part in range(micro):
@@ -92,7 +92,7 @@ class Twin:
             self.optimizer.zero_grad()
         return losses, digest(self.net)
 
-    def infer(self, casts: Casts, step: int) -> tuple[str, list[list[float]]]:
+    def infer(self, casts: CompiledPolicy, step: int) -> tuple[str, list[list[float]]]:
         with torch.no_grad():
             y = explicit(self.net, batch(step)[0], casts)
         return str(y.dtype), y.tolist()

@@ -23,15 +23,15 @@ from hypothesis.strategies._internal.utils import clear_strategy_cache
 import hmp
 import soak_twin
 from hmp.context import state
-from soak_twin import Casts
+from soak_twin import CompiledPolicy
 from trap_kit import policy
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
-POLICIES: dict[str, tuple[Any, Casts]] = {
-    "habana": ("habana", Casts(LOW, LOW, LOW)),
-    "torch-cpu": ("torch-cpu", Casts(LOW)),
-    "half": (policy(bf16=["linear", "mul"], dtype=HALF), Casts(HALF, None, HALF)),
-    "wide": (policy(fp32=["linear"], bf16=["relu"]), Casts(WIDE, LOW, None)),
+POLICIES: dict[str, tuple[Any, CompiledPolicy]] = {
+    "habana": ("habana", CompiledPolicy(LOW, LOW, LOW)),
+    "torch-cpu": ("torch-cpu", CompiledPolicy(LOW)),
+    "half": (policy(bf16=["linear", "mul"], dtype=HALF), CompiledPolicy(HALF, None, HALF)),
+    "wide": (policy(fp32=["linear"], bf16=["relu"]), CompiledPolicy(WIDE, LOW, None)),
 }
 NAMES = st.sampled_from(list(POLICIES))
 
@@ -64,16 +64,16 @@ class Soak(RuleBasedStateMachine):
 
     # --- what is in force
 
-    def of_process(self) -> Casts:
-        return POLICIES[self.conversions[-1][1]][1] if self.conversions else Casts()
+    def of_process(self) -> CompiledPolicy:
+        return POLICIES[self.conversions[-1][1]][1] if self.conversions else CompiledPolicy()
 
-    def in_force(self) -> Casts:
+    def in_force(self) -> CompiledPolicy:
         base, on = self.of_process(), True
         for kind, _, name in self.regions:
             if kind == "casts":
-                base = POLICIES[name][1] if name is not None else Casts()
+                base = POLICIES[name][1] if name is not None else CompiledPolicy()
             on = kind != "off"
-        return base if on else Casts()
+        return base if on else CompiledPolicy()
 
     @rule(name=NAMES)
     def convert(self, name: str) -> None:
@@ -165,7 +165,7 @@ class Soak(RuleBasedStateMachine):
     @invariant()
     def says_what_is_in_force(self) -> None:
         if hasattr(self, "regions"):
-            assert hmp.casts_enabled() == (self.in_force() != Casts())
+            assert hmp.casts_enabled() == (self.in_force() != CompiledPolicy())
             assert hmp.is_converted() == bool(self.conversions)
 
     def teardown(self) -> None:
@@ -232,7 +232,7 @@ def _soak(at_least: int, examples: int = 6) -> list[Measure]:
     process.start()
     Soak.twin = ours
     gc.collect()
-    standing = len(state.live)  # regions that the tests before this one left, as a thread of theirs that still runs does
+    standing = len(state.regions_open)  # regions that the tests before this one left, as a thread of theirs that still runs does
     try:
         with ThreadPoolExecutor(3) as Soak.pool:
             while Soak.steps < at_least:
@@ -251,7 +251,7 @@ def _measure(steps: int, standing: int) -> Measure:
     clear_strategy_cache()  # Hypothesis keeps the latest 1024 strategies, some 30 objects each
     assert hmp.cache_info()[:2] == (0, 0)
     gc.collect()
-    assert len(state.live) <= standing
+    assert len(state.regions_open) <= standing
     objects = gc.get_objects()
     tensors = sum(issubclass(type(each), torch.Tensor) for each in objects)
     with open("/proc/self/statm") as file:

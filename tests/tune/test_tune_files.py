@@ -12,7 +12,7 @@ import torch
 
 import hmp
 import tune_result_kit
-from hmp.lists.entries import Rule
+from hmp.lists.entries import ListEntry
 from hmp.tune.files import list_files
 from hmp.tune.result import result_of
 from hmp.tune.tolerance import Tolerance
@@ -96,7 +96,7 @@ def test_lists_tell_no_path_of_the_machine() -> None:
     assert "conv2d  # not decided; as in lists\n" in texts["bf16.txt"]
 
 
-SCOPED = tuple(Rule(op, cast, scope=scope) for op, cast, scope in (
+SCOPED = tuple(ListEntry(op, cast, scope=scope) for op, cast, scope in (
     ("linear", "fp32", "head"), ("linear", "bf16", "head.inner"), ("softmax", "bf16", "decoder.*"),
 ))  # fmt: skip
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ...dispatch import deciding
 from ...errors import HmpError
 from ...formatting import count, dtype_name
-from ...lists import EVERY_OP, Cast, Policy, policies
+from ...lists import EVERY_OP, ListName, Policy, policies
 from ..rows import UNLISTED, Row
 from ..units import share, typeset_duration
 from .model import can_be_listed, in_words, said_by_presets
@@ -28,7 +28,7 @@ class Change:
     """A name that is added to a list ("+") or taken off it ("-")."""
 
     sign: str
-    cast: Cast
+    cast: ListName
     name: str
 
     @property
@@ -203,7 +203,7 @@ def _unsettled(seen: _Seen) -> Iterator[Advice]:
         seconds = sum(row.op_seconds for row in rows)
         if len(dtypes) > 1 and seen.is_much(seconds) and can_be_listed(op):
             said = said_by_presets(op)
-            cast: Cast = "fp32" if len(said.get("fp32", ())) > len(said.get("bf16", ())) else "bf16"
+            cast: ListName = "fp32" if len(said.get("fp32", ())) > len(said.get("bf16", ())) else "bf16"
             yield Advice(
                 f"Settle {op}: try it on the {cast.upper()} list",
                 (Change("+", cast, op),),
@@ -231,7 +231,7 @@ def _nearly_called(seen: _Seen) -> Iterator[Advice]:
     if _preset(seen.policy) is not None:
         return  # made for many models
     unlisted = {row.op: row for row in seen.rows if row.rule == UNLISTED and can_be_listed(row.op)}
-    lists: tuple[Cast, ...] = ("bf16", "fp32")
+    lists: tuple[ListName, ...] = ("bf16", "fp32")
     for name in seen.report.never_called:
         near = difflib.get_close_matches(name, unlisted, 1, 0.88)
         cast = next((cast for cast in lists if name in getattr(seen.policy, cast)), None)
@@ -275,7 +275,7 @@ def _preset(policy: Policy) -> str | None:
     return policy.name if policy.name in policies() and Policy.load(policy.name) == policy else None
 
 
-def _taken_off(policy: Policy, cast: Cast, op: str) -> tuple[Change, ...]:
+def _taken_off(policy: Policy, cast: ListName, op: str) -> tuple[Change, ...]:
     """The names to take off a list so that it does not decide `op` any more: its own, and those that it follows."""
     changes: list[Change] = []
     while True:
@@ -293,7 +293,7 @@ def _code(policy: Policy, items: Iterable[Advice]) -> str:
     base = _preset(policy)
     lines = ["policy = ...  # the policy of this recording" if base is None else f'policy = hmp.Policy.load("{base}")']
     arguments = []
-    lists: tuple[Cast, ...] = ("bf16", "fp32", "promote")
+    lists: tuple[ListName, ...] = ("bf16", "fp32", "promote")
     for cast in lists:
         value = f"policy.{cast}"
         for sign, operator in (("-", "-"), ("+", "|")):

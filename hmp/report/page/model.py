@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...dispatch import deciding
 from ...errors import OpListError
-from ...lists import Policy, Rule, policies, spelling
+from ...lists import ListEntry, Policy, policies, spelling
 from ...ops import op_facts
 from ..rows import Row, grouped
 from ..units import share
@@ -255,7 +255,7 @@ def in_words(said: dict[str, list[str]]) -> str:
 def can_be_listed(op: str) -> bool:
     """Whether a list may hold `op` by this name: it is an op of torch's or a registered one, and no in-place form."""
     try:
-        return not op.endswith("_") and op not in op_facts.DTYPE_OPS and op in spelling.resolve(Rule(op, "bf16"))
+        return not op.endswith("_") and op not in op_facts.DTYPE_OPS and op in spelling.resolve(ListEntry(op, "bf16"))
     except OpListError:
         return False
 
