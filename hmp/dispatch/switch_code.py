@@ -171,78 +171,77 @@ def _any_call(look: FastPath, regional: bool) -> list[str]:
             "        here = get()",
             *off,
             f"        if {_IS_ELSEWHERE}:",
-            f"            {replacement_in_region}",
+            f"            {called}",
         ]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
-def _known_call(signature: Signature, look: FastPath, regional: bool = False) -> list[str]:
-    parameters = signature.parameters
-    if signature not in _SIGNATURES:
-        _SIGNATURES.append(signature)
-    remade = f"args, kwargs = given(SIGNATURES[{_SIGNATURES.index(signature)}], ({', '.join(p.name for p in parameters)},))"
-    header = ", ".join(f"{p.name}={p.default or 'NOT_GIVEN'}" for p in parameters)
-    complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
+class _Calls:
+    """The lines that call something with what a switch was called with: its parameters, whether given in the usual way or not."""
 
-    def usual_calls(target: str, indent: str, tests: list[str], cast: bool = False) -> list[str]:
-        """Returns from the call where it is a usual one; with `cast`, of what was cast."""
-        lines = [] if cast else [f"{indent}if {' and '.join([*tests, *_nothing_rare(signature)]) or True}:"]
-        indent = indent if cast else indent + "    "
-        for test, names in _usual_calls(signature):
+    def __init__(self, signature: Signature) -> None:
+        if signature not in _SIGNATURES:
+            _SIGNATURES.append(signature)
+        names = ", ".join(p.name for p in signature.parameters)
+        self.signature = signature
+        self.remade = f"args, kwargs = given(SIGNATURES[{_SIGNATURES.index(signature)}], ({names},))"
+        self.complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
+
+    def where(self, tests: list[str]) -> str:
+        """Python source that is true for a usual call for which the tests hold."""
+        return " and ".join([*tests, *_nothing_rare(self.signature)]) or "True"
+
+    def returned(self, target: str, indent: str, cast: bool = False) -> list[str]:
+        """Returns what `target` gives for a usual call; with `cast`, for what was cast."""
+        lines = []
+        for test, names in _usual_calls(self.signature):
             values = [p.name + ("_cast" if cast and _is_cast(p) else "") for p in names]
             call = ", ".join(f"{p.name}={value}" if p.by_keyword else value for p, value in zip(names, values, strict=True))
-            returned = f"return {target}({call})"
-            lines += [f"{indent}if {test}:", f"{indent}    {returned}"] if test else [indent + returned]
+            lines += [f"{indent}if {test}:", f"{indent}    return {target}({call})"] if test else [f"{indent}return {target}({call})"]
         return lines
 
-    def asking(indent: str) -> list[str]:
-        called = usual_calls("cast", indent, complete)
-        return [
-            f"{indent}cast = replacement_in_region(here, _key, _op)",
-            *called,
-            f"{indent}{remade}",
-            f"{indent}return cast(*args, **kwargs)",
-        ]
+    def usual(self, target: str, indent: str, tests: list[str] | None = None) -> list[str]:
+        """Returns what `target` gives where the call is a usual one, and the tests hold."""
+        return [f"{indent}if {self.where(self.complete if tests is None else tests)}:", *self.returned(target, indent + "    ")]
 
-    def answered(indent: str) -> list[str]:
+    def any(self, target: str, indent: str) -> list[str]:
+        """Returns what `target` gives, whatever the call is like."""
+        return [*self.usual(target, indent), f"{indent}{self.remade}", f"{indent}return {target}(*args, **kwargs)"]
+
+    def answered(self, indent: str) -> list[str]:
+        """Handles what torch's function raised with nothing left to cast (R11)."""
         found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
-        return [indent + line for line in (remade, found, "if found is GIVEN_UP: raise", "return found")]
+        return [indent + line for line in (self.remade, found, "if found is GIVEN_UP: raise", "return found")]
 
-    plain = [*usual_calls("_op", "        ", complete), f"        {remade}", "        return _op(*args, **kwargs)"]
-    if regional:
-        asked = [
-            "    if not regions_open:",
-            *plain,
-            "    here = get()",
-            "    if here is not FOCUS and here.now is not FOCUS:",
-            *asking("        "),
-        ]
-    else:
-        off = [f"        if {_IS_OFF}:", *usual_calls("_op", "            ", complete)]
-        asked = ["    if regions_open:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:", *asking("            ")]
-    lines = [f"def hmp_switch({header}):", *asked]
+
+def _known_call(signature: Signature, look: FastPath, regional: bool = False) -> list[str]:
+    calls = _Calls(signature)
+    header = ", ".join(f"{p.name}={p.default or 'NOT_GIVEN'}" for p in signature.parameters)
+    lines = [f"def hmp_switch({header}):", *_asked(calls, regional)]
     if look == PLAIN:
-        return [*lines, *usual_calls("_op", "    ", complete), f"    {remade}", "    return _op(*args, **kwargs)"]
+        return [*lines, *calls.any("_op", "    ")]
     condition = _condition(signature, look)
-    no_tensor = ["except AttributeError as error:", "    if error.__traceback__.tb_next is not None: raise"]
+    no_tensor = ["    except AttributeError as error:", "        if error.__traceback__.tb_next is not None: raise"]
     if condition:
-        lines += ["    try:", *usual_calls("_op", "        ", [condition]), *("    " + line for line in no_tensor)]
-        lines += ["    except RuntimeError as error:", *answered("        ")]
+        lines += ["    try:", *calls.usual("_op", "        ", [condition]), *no_tensor]
+        lines += ["    except RuntimeError as error:", *calls.answered("        ")]
     if condition and look.casts:
-        lines += [
-            "    try:",
-            f"        cast = {' and '.join([*complete, *_nothing_rare(signature)]) or True}",
-            "        if cast:",
-            *_casts(signature, look, "            "),
-            *("    " + line for line in no_tensor),
-            "        cast = False",
-            "    if cast:",
-            "        try:",
-            *usual_calls("_op", "            ", [], cast=True),
-            "        except RuntimeError as error:",
-            *answered("            "),
-        ]
-    return [*lines, *usual_calls("_cast", "    ", complete), f"    {remade}", "    return _cast(*args, **kwargs)"]
+        lines += ["    try:", f"        cast = {calls.where(calls.complete)}", "        if cast:", *_casts(signature, look, "            ")]
+        lines += [*no_tensor, "        cast = False"]
+        lines += ["    if cast:", "        try:", *calls.returned("_op", "            ", cast=True)]
+        lines += ["        except RuntimeError as error:", *calls.answered("            ")]
+    return [*lines, *calls.any("_cast", "    ")]
+
+
+def _asked(calls: _Calls, regional: bool) -> list[str]:
+    """Asks what is in force, while anything but the process's casts may be."""
+    other = ["cast = replacement_in_region(here, _key, _op)", *calls.any("cast", "")]
+    if regional:
+        asked = ["    if not regions_open:", *calls.any("_op", "        "), "    here = get()"]
+        return [*asked, "    if here is not FOCUS and here.now is not FOCUS:", *("        " + line for line in other)]
+    off = [f"        if {_IS_OFF}:", *calls.usual("_op", "            ")]
+    asked = ["    if regions_open:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:"]
+    return [*asked, *("            " + line for line in other)]
 
 
 def _is_cast(parameter: Parameter) -> bool:

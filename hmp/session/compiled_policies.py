@@ -12,12 +12,24 @@ from collections import OrderedDict
 from collections.abc import Iterator
 
 from .. import fork_safe
+from ..caches import cast_cache
 from ..context import CompiledPolicy, state
 from ..dispatch import deciding, fx_interpreter, placement, switches
 from ..lists import Policy
 from ..patching import cache, patches
 from ..torch_compile import bridge
-from ..torch_hooks import autocast, module_construction, module_state, override_tables, plumbing
+from ..torch_hooks import (
+    autocast,
+    backward,
+    checkpoint,
+    dispatch_modes,
+    module_construction,
+    module_state,
+    modules,
+    never_cast,
+    optimizers,
+    override_tables,
+)
 from ..wrapping import Observer, Observers, copied_views, jit_trace
 from .log_observer import LogObserver
 
@@ -104,6 +116,12 @@ def gc_paused() -> Iterator[None]:
         gc.enable()
 
 
+# What is put in place before the first op is, in this order.
+_HOOKS = (
+    never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
+)  # fmt: skip
+
+
 def _no_longer_repaired() -> None:
     state.DTYPE_REPAIRS = state.NOTHING
 
@@ -121,11 +139,9 @@ def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     try:
         if fresh:
             override_tables.fill()
-            plumbing.install()
-            module_state.install()
-            module_construction.install()
-            copied_views.install()
-            jit_trace.install()
+            for hooks in _HOOKS:
+                hooks.install()
+            patches.on_restore(cast_cache.revert)
             fx_interpreter.follow()
             state.DTYPE_REPAIRS = deciding.DtypeRepairs()
             patches.on_restore(_no_longer_repaired)

@@ -18,7 +18,7 @@ from ..errors import HmpError
 from ..lists import DEFAULT, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
 from ..torch_compile import bridge
-from ..torch_hooks import autocast, module_calls, plumbing
+from ..torch_hooks import autocast, module_calls, never_cast
 from ..torch_private import dynamo
 from ..wrapping import Observer
 from . import calls_in_flight, compiled_policies
@@ -95,7 +95,7 @@ def convert(
         else:
             casts = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
         if not was_patched:
-            calls_in_flight.wait_for(plumbing.codes())
+            calls_in_flight.wait_for(never_cast.codes())
         handle = Handle(casts)
         _converted.append(handle)
         _put_in_force()

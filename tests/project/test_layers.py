@@ -46,13 +46,13 @@ LONGER_FUNCTIONS: dict[str, int] = {}
 TOOLS_THAT_REACH_IN: dict[str, set[str]] = {
     "hmp.benchmark.runner": {"patching.patches", "torch_hooks.module_calls"},
     "hmp.benchmark.sampling": {"patching.patches"},
-    "hmp.numerics.attribution": {"wrapping.CallRule"},
+    "hmp.numerics.attribution": {"wrapping.OpRule"},
     "hmp.numerics.compare": {"torch_hooks.given_to"},
     "hmp.report.page.advice": {"dispatch.deciding"},
     "hmp.report.page.model": {"dispatch.deciding"},
-    "hmp.report.recorder": {"dispatch.Listed", "wrapping.CallRule", "wrapping.fallbacks"},
+    "hmp.report.recorder": {"dispatch.Listed", "wrapping.OpRule", "wrapping.fallbacks"},
     "hmp.tune.decisions": {"dispatch.Listed"},
-    "hmp.tune.probe": {"wrapping.CallRule", "wrapping.Op", "wrapping.op_wrap"},
+    "hmp.tune.probe": {"wrapping.OpRule", "wrapping.Op", "wrapping.op_wrap"},
     "hmp.tune.task": {"torch_hooks.given_to"},
 }
 

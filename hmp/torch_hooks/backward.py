@@ -1,0 +1,68 @@
+"""User Python that autograd calls (R13)."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .. import torch_private
+from ..context import Bound, call_without_casts, state, without_casts
+from ..patching import patches
+from ..wrapping import outside
+from .torchs_functions import replace
+
+
+def install() -> None:
+    """User Python that autograd calls (R13): hooks and autograd.Function.backward, and what packs saved tensors inside an op."""
+
+    def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def push(self: Any) -> None:
+            original(types.SimpleNamespace(pack_hook=outside(without_casts(self.pack_hook)), unpack_hook=self.unpack_hook))
+
+        return push
+
+    def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda func, *args, **kwargs: call_without_casts(original, Bound(func), *args, **kwargs)
+
+    def transform(original: Callable[..., Any]) -> Callable[..., Any]:
+        def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
+            # made anew at each call: the user's function runs under what is in force there
+            return functools.wraps(func)(
+                lambda *inputs, **named: call_without_casts(original(Bound(func), *args, **kwargs), *inputs, **named)
+            )
+
+        return make
+
+    def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
+        """A callback that is attached in backward is user Python in backward, in whatever thread it runs: DDP's communication hooks."""
+
+        @functools.wraps(original)
+        def attach(self: Any, callback: Callable[..., Any]) -> Any:
+            return original(self, functools.partial(state.call_under, state.here(), callback))
+
+        return attach
+
+    for name in ("then", "add_done_callback"):
+        patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
+    patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
+    replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
+    # these put their results together with ops that may be listed
+    for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
+        replace("torch.autograd.functional", name, of_users_function)
+    for name in ("jacrev", "jacfwd"):
+        replace("torch.func", name, transform)
+
+
+class _Engine:
+    """autograd's engine, which backward() and autograd.grad() ask, and some call themselves."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)

@@ -1,0 +1,24 @@
+"""A checkpoint's recomputation casts as its forward did (R14)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from .. import torch_private
+from ..caches import weight_cache
+from ..context import Bound
+from .torchs_functions import replace, standing, swap
+
+
+def install() -> None:
+    """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
+
+    def forward(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, Bound(run_function), *args)
+
+    def generator(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda fn, *args, **kwargs: original(Bound(fn), *args, **kwargs)
+
+    replace("torch.utils.checkpoint", "CheckpointFunction.forward", forward)
+    swap(standing(torch_private.checkpoint_generator()), generator)

@@ -1,0 +1,58 @@
+"""What runs below an op is not decided again (R8)."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+
+from .. import torch_private
+from ..context import without_casts
+from ..patching import patches, subclasses
+from ..wrapping import outside
+from .torchs_functions import standing, swap
+
+
+def install() -> None:
+    """What runs below an op is not decided again (R8): under a dispatch mode that is Python code, FakeTensorMode's for one, and for
+    tensor subclasses with a `__torch_dispatch__`."""
+
+    def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def entered(self: Any) -> Any:
+            _mute_dispatch(type(self))
+            return original(self)
+
+        return entered
+
+    swap(standing(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
+    fake_tensor_mode = torch_private.fake_tensor_mode()
+    if fake_tensor_mode is not None:
+        _mute_dispatch(fake_tensor_mode)  # one may have been entered before
+    for cls in subclasses(torch.Tensor):
+        _mute_dispatch(cls)
+
+    def init_subclass(cls: Any, /, **kwargs: Any) -> None:
+        super(torch.Tensor, cls).__init_subclass__(**kwargs)
+        _mute_dispatch(cls)
+
+    patches.rebind(torch.Tensor, "__init_subclass__", classmethod(init_subclass))
+
+
+def _mute_dispatch(cls: type) -> None:
+    handlers = [inspect.getattr_static(cls, "__torch_dispatch__", None)]
+    # torch calls a DTensor's dispatcher from C++, which calls its methods
+    handlers += vars(type(vars(cls).get("_op_dispatcher"))).values() if "_op_dispatcher" in vars(cls) else ()
+    for handler in handlers:
+        function = getattr(handler, "__func__", handler)
+        if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
+            _muted.add(function)
+            patches.swap(function, outside(without_casts(patches.plain(function))))
+            patches.on_restore(functools.partial(_muted.discard, function))
+
+
+_muted: set[types.FunctionType] = set()

@@ -1,0 +1,76 @@
+"""Modules of torch's whose own Python would refuse, skip or misread casts."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+
+from ..casting import tensor_casts
+from ..context import Bound, state
+from ..patching import patches
+from .torchs_functions import replace
+
+
+def install() -> None:
+    """Puts everything of this module in place, until patches.restore()."""
+    replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
+    replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
+    replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
+    _install_quantized()
+
+
+def _install_quantized() -> None:
+    """Dynamically quantized modules have kernels for float32 alone, behind torch.ops, where no rule reaches: R11."""
+    for name, module in tuple(sys.modules.items()):
+        if name.startswith("torch.ao.nn.quantized.dynamic.modules."):
+            for cls in vars(module).values():
+                forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
+                if isinstance(forward, types.FunctionType):
+                    patches.swap(forward, _in_float32(patches.plain(forward)))
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if state.casts_enabled():
+            cast_args, kwargs = tensor_casts.cast_call(args, kwargs, torch.float32, tensor_casts.cast)
+            return original(self, *cast_args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    return forward
+
+
+def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
+    """nn.DataParallel's threads inherit the caller's state."""
+
+    def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
+        return original([Bound(module) for module in modules], *args, **kwargs)
+
+    return parallel_apply
+
+
+def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
+    """Where casts are on attention runs op by op, in eval as in training (R8): the fused kernel is one op that no rule reaches."""
+
+    def get_fastpath_enabled() -> bool:
+        return not state.casts_enabled() and original()
+
+    return get_fastpath_enabled
+
+
+def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
+    """RNNBase refuses an input whose dtype is not the weights'; where casts are on, R7 gives them one."""
+
+    def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
+        weight = self._flat_weights[0]
+        if input.dtype is not weight.dtype and state.casts_enabled():
+            # the original looks at dtype and shape alone
+            input = torch.empty(input.shape, dtype=weight.dtype, device="meta")
+        original(self, input, batch_sizes)
+
+    return check_input

@@ -1,0 +1,71 @@
+"""The code of torch that runs around a model and is never cast (R15).
+
+Gradient scaling and clipping, initialisers, tests and printing, data loading. Optimizers are in optimizers.py.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Iterator
+
+import torch
+import torch.nn.utils.prune
+
+from .. import torch_private
+from ..context import without_casts
+from ..patching import patches
+from .torchs_functions import find, standing
+
+# module → its functions; "Class.method" for methods
+_WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
+    "torch.amp.grad_scaler": ("GradScaler.scale", "GradScaler.unscale_", "GradScaler.step", "GradScaler.update"),
+    "torch.nn.utils.clip_grad": (
+        "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "get_total_norm", "clip_grads_with_norm_",
+    ),
+    # these compute a weight once, and store it
+    "torch.nn.utils.spectral_norm": ("remove_spectral_norm", "spectral_norm"),
+    "torch.nn.utils.weight_norm": ("remove_weight_norm", "weight_norm"),
+    "torch.nn.utils.parametrizations": ("orthogonal", "spectral_norm", "weight_norm"),
+    "torch.nn.utils.parametrize": ("register_parametrization", "remove_parametrizations"),
+    "torch.optim.swa_utils": ("AveragedModel.update_parameters",),
+    "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
+    "torch.testing": ("assert_close", "assert_allclose", "make_tensor"),
+    "torch.utils.data.dataloader": ("DataLoader.__iter__",),
+    # load_state_dict(assign=True) gives parameters and buffers another dtype on purpose
+    "torch.nn.modules.module": ("Module.load_state_dict",),
+}  # fmt: skip
+
+
+def install() -> None:
+    """Has all of it run with casts off, until patches.restore()."""
+    for function in _functions():
+        patches.swap(function, without_casts(patches.plain(function)))
+
+
+def _functions() -> Iterator[types.FunctionType]:
+    for module_name, names in _WITHOUT_CASTS.items():
+        for name in names:
+            function = find(module_name, name)
+            if function is not None:
+                yield function
+    yield from filter(None, map(standing, torch_private.AROUND_A_MODEL))
+    for name, function in vars(torch.nn.init).items():
+        if inspect.isfunction(function) and not name.startswith("_"):
+            yield function
+    for function in (*vars(torch.nn.utils.prune).values(), *vars(torch.nn.utils.fusion).values()):
+        if inspect.isfunction(function) and function.__module__.startswith("torch.nn.utils."):
+            yield function
+    for scheduler in vars(torch.optim.lr_scheduler).values():
+        step = vars(scheduler).get("step") if inspect.isclass(scheduler) else None
+        if isinstance(step, types.FunctionType):
+            yield step
+
+
+def codes() -> set[types.CodeType]:
+    """What a call has for a body that is never cast, or that sets what is, and that began before install(): backward, optimizer steps.
+
+    But for data loading, in which a thread may wait for as long as it likes.
+    """
+    found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
+    return found | {torch_private.run_backward.__code__}

@@ -1,0 +1,61 @@
+"""Optimizer steps are never cast (R15); their closures are, as if they were called outside."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.utils.prune
+
+from .. import torch_private
+from ..caches import weight_cache
+from ..context import Bound, call_without_casts
+from ..patching import patches, subclasses
+from .torchs_functions import standing, swap
+
+
+def install() -> None:
+    """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
+    for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer)):
+        _mute_step(cls)
+
+    def patch_step_function(original: Callable[..., Any]) -> Callable[..., Any]:
+        def patched(self: Any) -> None:
+            original(self)
+            for cls in type(self).__mro__:
+                _mute_step(cls)
+
+        return patched
+
+    swap(standing(torch_private.STEP_HOOKER), patch_step_function)
+
+
+def _mute_step(cls: type) -> None:
+    step = vars(cls).get("step")
+    # torch hooks a class's step when its first instance is made: only that one is what users call
+    if isinstance(step, types.FunctionType) and getattr(step, "hooked", False):
+        patches.swap(step, _step(patches.plain(step)))
+
+
+def _step(original: Callable[..., Any]) -> Callable[..., Any]:
+    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
+        # the closure runs the forward: as if it were called outside
+        args = tuple(Bound(a) if callable(a) else a for a in args)
+        if callable(kwargs.get("closure")):
+            kwargs["closure"] = Bound(kwargs["closure"])
+        try:
+            return call_without_casts(original, self, *args, **kwargs)
+        finally:
+            if weight_cache.entries():
+                _free_copies(self)
+
+    return step
+
+
+def _free_copies(optimizer: Any) -> None:
+    """Frees the copies of the weights that an optimizer has just written: that they are of no use shows only when a weight is used."""
+    for group in getattr(optimizer, "param_groups", ()):
+        for parameter in group.get("params", ()):
+            weight_cache.let_go(parameter)

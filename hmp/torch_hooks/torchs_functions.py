@@ -1,0 +1,39 @@
+"""Python functions of torch's, by module and name, and what is put in their places."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from collections.abc import Callable
+from typing import Any
+
+from .. import torch_private
+from ..patching import patches
+
+
+def find(module_name: str, name: str) -> types.FunctionType | None:
+    """The function that stands there, None where this torch has none."""
+    owner: Any = importlib.import_module(module_name)
+    *owners, attribute = name.split(".")
+    for each in owners:
+        owner = inspect.getattr_static(owner, each, None)
+    return standing(torch_private.Place(owner, attribute))
+
+
+def standing(place: torch_private.Place) -> types.FunctionType | None:
+    """The function that stands at a place, None for what is no Python function."""
+    found: Any = inspect.getattr_static(*place, None)
+    found = getattr(found, "__func__", found)
+    return found if isinstance(found, types.FunctionType) else None
+
+
+def replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Puts what `make` makes of the function in its place, until patches.restore(); nothing where this torch has none."""
+    swap(find(module_name, name), make)
+
+
+def swap(function: types.FunctionType | None, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Has a function do what `make` makes of it, until patches.restore()."""
+    if function is not None:
+        patches.swap(function, make(patches.plain(function)))
