@@ -116,7 +116,7 @@ def _trains(order: tuple[str, ...], values: dict[str, Any]) -> bool:
 
 
 def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """A look-up: the result is cast, not the table. The values are the same, and `max_norm=` renormalises the real table."""
+    """R2: of a look-up the result is cast, not the table. The values are the same, and `max_norm=` renormalises the real table (R9)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
@@ -130,7 +130,7 @@ def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
 
 
 def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """Sums of looked-up rows: weight and per_sample_weights are cast, `max_norm=` renormalises the real table first."""
+    """R1, R2: for sums of looked-up rows weight and per_sample_weights are cast; `max_norm=` renormalises the real table first (R9)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -161,7 +161,7 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
 
 
 def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """query, key and value are cast, and a mask to the dtype of query, finite values staying finite (R12)."""
+    """R1, R2, R7: query, key and value are cast, and a mask to the dtype of query, finite values staying finite (R12)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
