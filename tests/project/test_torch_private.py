@@ -192,6 +192,17 @@ def test_each_required_name_is_missed() -> None:
     assert int(refused) == int(required) - len(fixed) > 40
 
 
+def test_hmp_imports_no_late_module_of_torch() -> None:
+    code = """
+    del sys.modules["hmp"]
+    before = set(sys.modules)
+    import hmp
+    print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch")))
+    """
+    said = run_in_another_process(code, with_hmp=False, path=str(HMP.parent))
+    assert set(said.split()) <= {"torch.nn.utils.prune", "torch.utils._device"}
+
+
 def test_the_releases_of_the_error_are_those_of_the_readme() -> None:
     table = (HMP.parent / "README.md").read_text(encoding="utf-8").partition("## What it was run with")[2].partition("\n## ")[0]
     assert set(torch_private.RELEASES_RUN) == set(re.findall(r"^\| (\d+\.\d+\.\d+) \|", table, re.MULTILINE))
