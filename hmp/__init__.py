@@ -72,3 +72,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
     return found
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__"])

@@ -83,6 +83,7 @@ def _follow_marks(cls: type[torch.nn.Module]) -> None:
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
+        patches.rebind(each, "extra_repr", _telling_mark(each.extra_repr))
         owner = next(base for base in each.__mro__ if "__call__" in vars(base))
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):
@@ -183,6 +184,27 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl
+
+
+def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[torch.nn.Module], str]:
+    """What `print(model)` shows of a module, and the policy that is applied to it."""
+    if getattr(extra_repr, "hmp_tells_mark", False):
+        return extra_repr  # a base class's
+
+    @functools.wraps(extra_repr)
+    def telling(self: torch.nn.Module) -> str:
+        said = extra_repr(self)
+        found: Mark | None = self.__dict__.get(_KEY)
+        if found is None:
+            return said
+        if found.casts is not None:
+            policies = [f"policy {found.casts.given.name!r}"] if found.casts.given is not None else []
+        else:
+            policies = [f"scoped lines of policy {casts.given.name!r}" for casts in found.inside.values() if casts.given is not None]
+        return ", ".join(filter(None, (said, *policies)))
+
+    telling.hmp_tells_mark = True  # type: ignore[attr-defined]
+    return telling
 
 
 def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:

@@ -23,6 +23,11 @@ def test_public_names_are_there_and_have_docstrings() -> None:
         assert inspect.getdoc(getattr(hmp, name)), name
 
 
+def test_what_dir_shows_is_what_is_public() -> None:
+    assert dir(hmp) == sorted([*hmp.__all__, "__version__"])
+    assert all(hasattr(hmp, name) for name in dir(hmp))
+
+
 def test_from_hmp_import_hmp_works() -> None:
     from hmp import hmp as package
 

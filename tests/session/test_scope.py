@@ -276,12 +276,30 @@ def test_apply_revert_leaves_nothing_on_copies_of_the_model():
 
 def test_apply_leaves_what_the_model_shows_of_itself():
     model = Seen()
-    shown = repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
+    shown = list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)
     hmp.apply(model)
-    assert (repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
+    assert (list(model.state_dict()), [name for name, _ in model.named_modules()], type(model)) == shown
     other = Seen()
     other.load_state_dict(model.state_dict())
     same(other.linear.weight, model.linear.weight)
+
+
+def test_apply_a_model_that_is_printed_names_its_policy():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    plain = repr(model)
+    hmp.apply(model, hmp.Policy("mine", bf16=["linear"]))
+    assert repr(model) == plain.replace("Sequential(\n", "Sequential(\n  policy 'mine'\n", 1)
+    hmp.apply(model[0], hmp.Policy("inner", bf16=["linear", "mm"]))
+    assert repr(model[0]) == "Linear(in_features=2, out_features=2, bias=True, policy 'inner')"
+    assert "policy 'mine'" in repr(copy.deepcopy(model))
+    hmp.remove(model[0])
+    hmp.remove(model)
+    assert repr(model) == plain
+    scoped = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    hmp.apply(scoped, hmp.Policy("lines", bf16=["gelu"], fp32=["linear @ 0"]))
+    assert repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True, scoped lines of policy 'lines')"
+    hmp.revert()
+    assert repr(model) == plain and repr(scoped[0]) == "Linear(in_features=2, out_features=2, bias=True)"
 
 
 def test_apply_torch_modules_and_classes_with_a_call_of_their_own():
