@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .result import Benchmark
 
 
-def benchmark(
+def benchmark(  # noqa: PLR0913
     step: Callable[[], Any],
     policies: Iterable[str | Path | Policy] = ("float32", "autocast", "habana"),
     *,

@@ -29,7 +29,7 @@ from .variants import FLOAT32, variants
 _SAME_LOSS = 1e-3
 
 
-def run(
+def run(  # noqa: PLR0913
     step: Callable[[], Any],
     policies: Iterable[str | Path | Policy],
     *,

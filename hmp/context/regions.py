@@ -116,7 +116,7 @@ class Region:
 
     __exit__ = _ExitOf()
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:  # noqa: C901
         if inspect.isclass(function):
             raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
         wrapped: Callable[..., Any]

@@ -32,7 +32,7 @@ class Unreachable(NamedTuple):
         return f"{where}: {self.name} holds {self.op} as it was before it was patched"
 
 
-def unreachable() -> list[Unreachable]:
+def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
     """The references taken before convert() that the patches cannot reach; none while nothing is patched.
 
     Tuples, sets and keys of dicts are such references, and attributes of objects that are no nn.Module, and closures of functions that

@@ -244,7 +244,7 @@ class FastPaths(Mapping[Any, FastPath]):
         return len(self._decisions)
 
 
-def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:
+def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  # noqa: C901
     """What is done at a site whose op follows the list `cast`, None for nothing."""
     op, base = site.op, sites.base_of(site.op)
     if site.in_place:

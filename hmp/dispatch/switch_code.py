@@ -293,7 +293,7 @@ def _nothing_rare(signature: Signature) -> list[str]:
     return [f"{p.name} is {p.default or 'NOT_GIVEN'}" for i, p in enumerate(signature.rare) if i == 0 or p.name not in named]
 
 
-def _condition(signature: Signature, look: FastPath) -> str:
+def _condition(signature: Signature, look: FastPath) -> str:  # noqa: C901, PLR0912
     """Python source that is true where nothing is to be cast; "" where no look tells."""
     dtype = str(look.dtype).removeprefix("torch.")
     usual = signature.usual

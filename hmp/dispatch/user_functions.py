@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from ..context import state
 from ..errors import HmpError
 from ..lists import CASTS, ListName
-from ..ops import NAMESPACES, Site, function_site
+from ..ops import NAMESPACES, Site, function_site, op_of
 from ..wrapping import OpRule, op_wrap, user_rule
 
 P = ParamSpec("P")
@@ -36,6 +36,9 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
     site = function_site(owner, name, where, f"{where}.{name}")
     if site is None:
         raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
+    op = op_of(site.original)
+    if op is not None:
+        raise HmpError(f"{where}.{name} is torch's own {op}; put {op!r} on a list of the policy instead of registering it")
     global _changes
     _changes += 1
     _registered[(id(owner), name)] = (site, cast)

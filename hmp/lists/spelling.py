@@ -12,7 +12,7 @@ import torch
 
 from ..errors import OpListError
 from ..observing import log
-from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, sites_of, takes_tensor
+from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites_of, takes_tensor
 from ..patching import cache
 from ..torch_private import schemas_of
 from .entries import AUTOCAST, EVERY_OP, ListEntry
@@ -88,7 +88,11 @@ def resolve(rule: ListEntry) -> tuple[str, ...]:
     try:
         ids = _known(rule.name.removesuffix(AUTOCAST))
     except KeyError:
-        if "." in rule.name and _user_site(rule.name) is not None:
+        site = _user_site(rule.name) if "." in rule.name else None
+        op = None if site is None else op_of(site.original)
+        if op is not None:
+            raise OpListError(f"{rule.name!r} is torch's own {op}; write {op!r}", rule.path, rule.line) from None
+        if site is not None:
             return (rule.name,)
         raise _unknown(rule) from None
     if not ids:

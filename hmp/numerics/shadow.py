@@ -90,7 +90,7 @@ class Shadows(TorchDispatchMode):
         self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
 
-    def _keep(
+    def _keep(  # noqa: C901, PLR0912, PLR0913
         self, func: Any, known: Facts, call: Call, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any
     ) -> None:
         made = _tensors(out)

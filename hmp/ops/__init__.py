@@ -5,7 +5,7 @@ from .composites import calling
 from .op_facts import STRUCTURE
 from .parameter_names import parameters
 from .signatures import ALIASES, Parameter, Signature, signature_of
-from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, sites_of, takes_tensor
+from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
 
 __all__ = [
     "ALIASES",
@@ -22,6 +22,7 @@ __all__ = [
     "function_site",
     "op_facts",
     "op_id",
+    "op_of",
     "parameters",
     "signature_of",
     "sites",

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import torch_private
-from ..patching import cache
+from ..patching import cache, stands_in
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -256,6 +256,15 @@ def starred() -> Iterator[str]:
         last = op.rpartition(".")[2]
         if op not in left_out and last not in left_out and not op.endswith("_") and not last.startswith(("is_", "rand", "register_")):
             yield op
+
+
+def op_of(function: Any) -> str | None:
+    """The id of the op that `function` is, or stands for while it is patched; None for what is no function of torch's."""
+    function = getattr(function, "__wrapped__", function) if stands_in(function) else function
+    name = str(getattr(function, "__name__", ""))
+    prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
+    ids = (name, *(prefix + name.removeprefix(prefix.replace(".", "_")) for prefix in prefixes))  # linalg.norm is called linalg_norm
+    return next((op for op in ids if any(site.original is function for site in sites_of(op))), None)
 
 
 def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:

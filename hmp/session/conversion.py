@@ -60,7 +60,7 @@ _converted: list[Handle] = []
 _regions_entered = False
 
 
-def convert(
+def convert(  # noqa: PLR0913
     opt_level: str = "O1",
     bf16_file_path: str | Path = "",
     fp32_file_path: str | Path = "",

@@ -96,7 +96,7 @@ class _Table:
                 self._seen[id(holder)] = holder  # kept, so that the id stays its own
                 todo += self._mended(holder)
 
-    def _mended(self, holder: Any) -> list[Any]:
+    def _mended(self, holder: Any) -> list[Any]:  # noqa: C901, PLR0912
         """What else is inside `holder`, in which torch's own functions are now."""
         kind = type(holder)
         if issubclass(kind, dict):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .tolerance import Tolerance
 
 
-def tune(
+def tune(  # noqa: PLR0913
     model: torch.nn.Module,
     batches: Iterable[Any],
     *,

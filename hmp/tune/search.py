@@ -32,7 +32,7 @@ MOST_FLIPS = 16
 _FIRST_LIMIT = 0.01
 
 
-def run(
+def run(  # noqa: PLR0913
     model: torch.nn.Module,
     batches: Iterable[Any],
     *,

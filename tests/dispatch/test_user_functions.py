@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import operator
 import sys
 import types
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import hmp
 
@@ -30,7 +32,7 @@ class Ops:
     def method(self, x):
         return type(self).__name__, x.dtype
 
-    in_c = torch.sin
+    in_c = operator.neg
 
     @hmp.bf16_function
     @staticmethod
@@ -53,8 +55,23 @@ def test_registered_methods_keep_their_class_and_their_self() -> None:
         assert Ops.in_c(ONE).dtype is Ops().in_c(ONE).dtype is LOW
         assert Ops.decorated_static(ONE) is Ops().decorated_static(ONE) is LOW
     hmp.revert()
-    assert Ops.__dict__["in_c"] is torch.sin
+    assert Ops.__dict__["in_c"] is operator.neg
     assert MoreOps.of_class(ONE) == ("MoreOps", torch.float32)
+
+
+def test_torchs_own_function_under_a_users_name_is_no_op_of_the_users(monkeypatch) -> None:
+    """It is one op wherever it stands: on a list of one policy and registered for all it would follow whichever was looked up."""
+    holder = types.ModuleType("hmp_test_holder")
+    monkeypatch.setitem(sys.modules, "hmp_test_holder", holder)
+    for function, op in ((torch.sin, "sin"), (F.softmax, "softmax"), (torch.linalg.norm, "linalg.norm"), (torch.Tensor.mul, "mul")):
+        holder.function = function
+        for _ in range(2):  # as it is, and while it is patched
+            with pytest.raises(hmp.HmpError, match=rf"hmp_test_holder.function is torch's own {op}; put '{op}' on a list of the policy"):
+                hmp.register(holder, "function", "bf16")
+            with pytest.raises(hmp.OpListError, match=rf"'hmp_test_holder.function' is torch's own {op}; write '{op}'"):
+                hmp.Policy(bf16={"hmp_test_holder.function"})
+            hmp.convert(policy=hmp.Policy(fp32={op}))
+        hmp.revert()
 
 
 def test_what_a_users_function_writes_into_is_not_cast(monkeypatch) -> None:

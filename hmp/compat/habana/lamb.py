@@ -24,7 +24,7 @@ class FusedLamb(torch.optim.Optimizer):
     without weight decay take Adam's step as it is, unless `use_nvlamb`. `fused` is taken and means nothing here.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         params: Any,
         lr: float = 1e-3,
