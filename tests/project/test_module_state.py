@@ -1,0 +1,147 @@
+"""Every variable of a module of the core that changes while hmp runs: who empties it, and whether that is so."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+
+PACKAGE = Path(hmp.__file__).parent
+CORE = """errors fork_safe torch_private formatting observing patching context casting caches ops lists wrapping torch_hooks dispatch
+    torch_compile diagnostics session""".split()
+
+# Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
+EMPTIED = """
+caches.activation_cache: _last hits misses
+caches.weight_cache: _nbytes hits misses refused
+context.state: regions_open
+dispatch.handed_out: _asked _counterparts _in_types _places _tables
+dispatch.placement: _switches
+dispatch.switches: _made
+patching.patches: _plain _rebound _swapped _undo
+session.compiled_policies: _alive _casts _latest _log_observers observers
+session.conversion: _converted _regions_entered
+torch_compile.bridge: functions
+torch_compile.dynamo_internals: _added _bridge
+torch_hooks.autocast: _answers
+torch_hooks.dispatch_modes: _muted
+torch_hooks.late_imports: _then
+torch_hooks.module_calls: _marks
+"""
+
+# What stays, and why it may.
+STAYS = {
+    "caches.activation_cache._epoch": "counts: what was cast in another epoch is not used again",
+    "caches.weight_cache._alive": "weak: what is noted of weights that are alive",
+    "caches.weight_cache._epoch": "counts: what was cast in another epoch is not used again",
+    "caches.weight_cache._here": "a thread's own, put back by whoever set it",
+    "caches.weight_cache._limit": "the user's setting",
+    "caches.write_marks._harmless": "code objects of functions that wait",
+    "caches.write_marks._looked_in": "modules that were looked in for such functions",
+    "context.regions._open": "a context's own; regions that have ended are looked through",
+    "context.state._here": "a context's own, put back by whoever set it",
+    "dispatch.placement.holders": "filled at import",
+    "dispatch.switch_code.NAMES": "what generated code refers to",
+    "dispatch.switch_code._SIGNATURES": "what generated code refers to, by number",
+    "dispatch.switches._specialised_for": "the policy that the switches are written for; it does nothing when they stand nowhere",
+    "dispatch.user_functions._changes": "counts what was registered",
+    "dispatch.user_functions._registered": "what the user has registered, for every conversion to come",
+    "dispatch.user_functions._rules": "weak: decorated functions",
+    "fork_safe._held_by": "a thread's own, while it forks",
+    "fork_safe._locks": "weak: every lock there is",
+    "lists.spelling._warned": "a warning is given once",
+    "ops.sites._looked_up": "what torch has, looked up anew when somebody else has patched it",
+    "patching.cache._foreign": "whether somebody else has patched torch",
+    "patching.cache._forgets": "filled at import",
+    "patching.cache._seen": "what torch was like when it was looked at last",
+    "patching.patches._templates": "code objects by shape, compiled once",
+    "torch_compile.bridge._number_of": "numbers of policies, by which compiled code is guarded: at most 256",
+    "torch_compile.bridge._numbers": "numbers of policies, by which compiled code is guarded: at most 256",
+    "torch_compile.bridge.entering": "filled at import",
+    "torch_hooks.autocast._asked_to_enable": "weak: autocast regions that are alive",
+    "torch_hooks.autocast._entered": "a context's own",
+    "torch_hooks.autocast._installation": "a number that tells installations apart",
+    "torch_hooks.autocast._said": "a warning is given once",
+    "torch_hooks.autocast._stretches": "weak: autocast regions that are alive",
+    "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
+    "torch_private._parts": "filled at import",
+    "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",
+}
+_CONTAINERS = {
+    "dict",
+    "list",
+    "set",
+    "OrderedDict",
+    "Counter",
+    "WeakSet",
+    "WeakKeyDictionary",
+    "WeakValueDictionary",
+    "local",
+    "ContextVar",
+}
+
+
+def variables() -> Iterator[str]:
+    """The variables of the core's modules that hold something that can change, or are bound anew by a function."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE).with_suffix("").parts
+        if parts[0] not in CORE:
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        bound_anew = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+                name = node.targets[0].id
+            elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                name = node.target.id
+            else:
+                continue
+            is_constant = name.lstrip("_").isupper() or name == "__all__"  # in capitals: nobody changes it
+            if name in bound_anew or (not is_constant and _is_container(node.value)):
+                yield ".".join((*parts, name))
+
+
+def _is_container(value: ast.expr | None) -> bool:
+    if isinstance(value, (ast.Dict, ast.List, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)):
+        return True
+    made = value.func if isinstance(value, ast.Call) else None
+    made = made.value if isinstance(made, ast.Subscript) else made
+    return (made.attr if isinstance(made, ast.Attribute) else getattr(made, "id", "")) in _CONTAINERS
+
+
+def emptied() -> list[str]:
+    return [f"{module}.{name}" for line in EMPTIED.split("\n") if line for module, names in [line.split(": ")] for name in names.split()]
+
+
+def test_every_variable_is_on_the_list() -> None:
+    known = {*emptied(), *(name for name in STAYS if not name.startswith("dispatch.switch_code."))}  # which are in capitals
+    assert set(variables()) == known
+
+
+def value_of(name: str) -> Any:
+    module, _, variable = name.rpartition(".")
+    return getattr(importlib.import_module(f"hmp.{module}"), variable)
+
+
+@pytest.mark.parametrize("name", emptied())
+def test_it_is_empty_after_revert(name: str) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    hmp.apply(model, "habana")
+    with hmp.convert(verbose=False), hmp.casts("torch-cpu"), torch.no_grad():
+        for _ in range(3):
+            model(torch.randn(4, 8))
+    hmp.revert()
+    value = value_of(name)
+    if name == "caches.activation_cache._last":
+        assert value == (None, None)
+    elif name == "session.compiled_policies._casts":
+        assert all(casts.policy is None for casts in value.values())
+    else:
+        assert not value
