@@ -48,7 +48,7 @@ def test_every_package_is_in_the_picture() -> None:
 
 
 def test_the_code_of_a_switch_is_what_is_written_for_linear() -> None:
-    shown = PAGE[PAGE.index("```python\n") + len("```python\n") : PAGE.rindex("\n```\n")]
+    shown = PAGE[PAGE.index("def hmp_switch(") : PAGE.rindex("\n```\n")]
     signature = signature_of(sites.sites_of("linear")[0])
     written = "\n".join(switch_code.source(signature, switch_code.FastPath("dtype", torch.bfloat16, "CAST_PRODUCT_INPUT")))
     number = re.compile(r"SIGNATURES\[\d+\]")  # in the order in which ops are called

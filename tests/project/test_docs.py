@@ -20,7 +20,7 @@ BLOCKS = [
 def test_the_pages_hold_blocks_and_no_others() -> None:
     assert len(BLOCKS) >= 7
     for page in DOCS.glob("*.md"):
-        assert set(re.findall(r"^```(\w*)$", page.read_text(encoding="utf-8"), re.M)) <= {"python", ""}
+        assert set(re.findall(r"^```(\w*)$", page.read_text(encoding="utf-8"), re.M)) <= {"python", "text", ""}
 
 
 @pytest.mark.parametrize("block", BLOCKS)
