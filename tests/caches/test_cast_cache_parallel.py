@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 import hmp
 from cast_cache_kit import X, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net, params
+from hmp.caches import weight_cache
 
 gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
 
@@ -110,7 +111,8 @@ def test_a_count_of_bytes_is_right_after_threads_raced():
                     model[0].bias.add_(0)
 
         _at_once(race, race, race)
-        look(model)
+        for _ in range(weight_cache._PATIENCE + 2):  # the last try may have met another thread in a call
+            look(model)
         assert hmp.cache_info()[:2] == (4, 2 * sum(p.numel() for p in model.parameters()))
         hmp.clear_cache()
         assert hmp.cache_info()[:2] == (0, 0)
