@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -121,9 +122,14 @@ def table(rows: list[Row], markdown: bool = False) -> str:
 def beside(before: Path, rows: list[Row]) -> list[str]:
     """A table of the rows that were measured before too, in a run whose results.json is `before`: what was found then, and now."""
     then = json.loads(before.read_text(encoding="utf-8"))
-    results = {row["what"]: row["result"] for row in then["rows"]}
-    lines = [f"| {r.what} | {results[r.what]} | {r.result} |" for r in rows if r.what in results]
+    results = {_measured(row["what"]): row["result"] for row in then["rows"]}
+    lines = [f"| {_measured(r.what)} | {results[_measured(r.what)]} | {r.result} |" for r in rows if _measured(r.what) in results]
     return [f"`{then['command']}`, load before: {then['machine']['load before']}", "", "| what | before | now |", "|---|---|---|", *lines]
+
+
+def _measured(what: str) -> str:
+    """What a row says that it measured, but not of how many models."""
+    return re.sub(r": geometric mean of \d+$", ": geometric mean", what)
 
 
 def report(
