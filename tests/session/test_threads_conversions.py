@@ -238,7 +238,7 @@ def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_o
     """The order of the steps in which a policy comes into force while there are other threads."""
     module = sys.modules["hmp.session.conversion"]
     tables, be = [state.PROCESS.table], module._set_process_policy
-    monkeypatch.setattr(module, "_be", lambda casts: (be(casts), tables.append(casts.table)))
+    monkeypatch.setattr(module, "_set_process_policy", lambda casts: (be(casts), tables.append(casts.table)))
 
     def python(table: Any) -> set[Any]:
         return {function for function in table if isinstance(function, FunctionType)}
