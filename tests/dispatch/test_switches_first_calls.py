@@ -14,7 +14,6 @@ import torch.nn.functional as F
 import hmp
 from hmp.context import state
 from hmp.dispatch import deciding, switches
-from process_kit import run_in_another_process
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -121,22 +120,3 @@ def test_an_ops_wrapper_is_made_at_its_first_call_and_stands_in_the_table_from_t
     with hmp.convert(policy=OTHER):
         assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32
         assert state.PROCESS.table[matmul] is made  # it remembers what failed (R11): there is one of it, whoever asks
-
-
-@pytest.mark.parametrize("parameters", [1, 200])
-def test_partials_and_modules_are_found_beside_few_parameters_and_many(parameters: int) -> None:
-    run_in_another_process(
-        f"""
-        import functools
-        class Model(torch.nn.Module):
-            def __init__(self):
-                super().__init__()
-                self.act = torch.tanh
-                self.weights = torch.nn.ParameterList(torch.ones(1) for _ in range({parameters}))
-        model, held, x = Model(), functools.partial(torch.mm), torch.ones(2, 2)
-        lists = hmp.Policy(name="low", dtype=torch.bfloat16, bf16=frozenset(["mm", "tanh"]), fp32=frozenset(), promote=frozenset())
-        with hmp.convert(policy=lists):
-            assert held(x, x).dtype is model.act(x).dtype is torch.bfloat16
-        assert held(x, x).dtype is torch.float32 and model.act is torch.tanh
-        """
-    )
