@@ -85,7 +85,8 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
         return "device"  # or a torch, or a Python, that has no such mark
     if not storage.resizable():
         return "foreign memory"  # numpy shares it
-    if not _held_by_nobody_else(tensor, _owners(storage)):
+    # counted here: what a function is given Dynamo's evaluator of frames holds once more
+    if not _held_by_nobody_else(tensor, _use_count(storage._cdata) + sys.getrefcount(storage)):
         return "held elsewhere"
     if _c10d is not None and _c10d.GroupMember.WORLD is not None:
         return "process group"  # its threads write what they receive, and do not always hold the tensor
@@ -102,16 +103,11 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
 # --- who else holds the memory --------------------------------------------------------------------------------------------
 
 
-def _owners(storage: Any) -> int:
-    """How many hold the memory, for a caller that has the storage in a variable."""
-    return _use_count(storage._cdata) + sys.getrefcount(storage)
-
-
 def _counted() -> tuple[int, int, int]:
     """How torch and Python count where nobody else holds anything: owners, holders, and holders of a view's base."""
     plain = torch.empty(1)
     storage = storage_of(plain)
-    owners, holders = _owners(storage), _holders(plain)
+    owners, holders = _use_count(storage._cdata) + sys.getrefcount(storage), _holders(plain)
     view: Any = plain.view(1)
     return owners, holders, _holders(view._base)
 

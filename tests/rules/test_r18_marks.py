@@ -328,3 +328,14 @@ def test_r18_the_quick_question_says_yes_to_what_looks_the_same_alone() -> None:
         again = write_marks.looks_as_now(weight)
         assert again(weight)
         assert not again(torch.nn.Parameter(base[:4, :4].t()))
+
+
+def test_r18_memory_is_marked_where_dynamos_evaluator_runs_the_code() -> None:
+    """It holds what functions are given for as long as they run, and stays when something was compiled."""
+    eval_frame = torch._C._dynamo.eval_frame
+    before = eval_frame.set_eval_frame(False)
+    try:
+        said = write_marks.mark(torch.randn(4, 4)), write_marks.mark(torch.nn.Parameter(torch.randn(4, 4)))
+    finally:
+        eval_frame.set_eval_frame(before)
+    assert said == ("", "")
