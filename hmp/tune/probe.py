@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
+from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import random_state_kept
 from ..casting import Caster, Tensor, each_castable, each_tensor
 from ..context import disable_casts
@@ -361,11 +361,10 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
             return copy
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
-    storages = Storages(())
     args, kwargs = _mapped(call, fresh)
-    with storages.hooks():
+    with SavedBytes().watch() as saved:
         function(*args, **kwargs)
-    return storages.bytes
+    return saved.bytes
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

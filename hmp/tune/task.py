@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from ..benchmark.memory import Storages
 from ..benchmark.sampling import synchronize
+from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
 from ..benchmark.variants import in_force
 from ..context import disable_casts
@@ -207,10 +207,9 @@ class Task:
 
     def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
         """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
-        storages = Storages(self._snapshot.tensors)
         try:
-            with storages.hooks():
-                return self.loss(batch), storages.bytes
+            with SavedBytes(self._snapshot.tensors).watch() as saved:
+                return self.loss(batch), saved.bytes
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise
