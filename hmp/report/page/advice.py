@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...dispatch import deciding
 from ...errors import HmpError
-from ...formatting import count, dtype_name
+from ...formatting import count, dtype_name, share, typeset_duration
 from ...lists import EVERY_OP, ListName, Policy, policies
 from ..rows import UNLISTED, Row
-from ..units import share, typeset_duration
 from .model import can_be_listed, in_words, said_by_presets
 
 if TYPE_CHECKING:

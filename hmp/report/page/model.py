@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 from ...dispatch import deciding
 from ...errors import OpListError
+from ...formatting import share
 from ...lists import ListEntry, Policy, policies, spelling
 from ...ops import op_facts
 from ..rows import Row, grouped
-from ..units import share
 
 if TYPE_CHECKING:
     from ..report import Report
