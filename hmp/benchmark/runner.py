@@ -15,8 +15,7 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
-from ..patching import patches
-from ..torch_hooks import module_calls
+from ..session import any_applied, is_in_place
 from ..torch_private import is_any_autocast_enabled
 from .memory import SAVED, allocated, meter
 from .result import Benchmark, StepError
@@ -50,7 +49,7 @@ def run(
     _check_numbers(seconds, rounds=rounds, steps=steps, warmup=warmup)
     _check_surroundings()
     where = _device(device, model)
-    untouched = not patches.installed()
+    untouched = not is_in_place()
     with disable_casts(), random_state_kept(where):
         compared = variants(policies, where, model)
         before = allocated(where)
@@ -110,7 +109,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
         raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
-    if module_calls.any_marked():
+    if any_applied():
         raise HmpError(
             "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
             "call hmp.remove(model) or hmp.revert() first"

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from ..patching import patches
-from ..session import revert
+from ..session import is_in_place, revert
 from .memory import Peak, Saved, enters_autocast
 from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant
@@ -101,7 +100,7 @@ class Sampler:
             self._once(samples.variant)
             samples.memory = self.meter.measure(lambda: self._once(samples.variant))
             if samples.variant.name == FLOAT32:
-                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and patches.installed() else None
+                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None
                 if culprit is not None:
                     samples.notes.append(f"The step puts {culprit} in force by itself, which is so in every row. Take it out of the step.")
         if watched.failure is not None:

@@ -25,9 +25,9 @@ from ..context import disable_casts
 from ..lists import plain_path
 from ..observing import Modules
 from ..report.record import uncompiled
-from ..session import observed_by
+from ..session import Op, OpRule, observed_by
 from ..torch_private import functorch_level
-from ..wrapping import Op, OpRule, op_wrap
+from ..wrapping import op_wrap
 from .decisions import Decisions, Key
 from .task import Task
 

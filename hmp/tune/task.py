@@ -21,7 +21,7 @@ from ..benchmark.variants import in_force
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
-from ..torch_hooks import given_to
+from ..session import given_to
 from .batches import Unchanged
 from .compiled import compiled_anew
 from .recipe import scalar
