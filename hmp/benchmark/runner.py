@@ -22,6 +22,7 @@ from .result import Benchmark, StepError
 from .row import Row
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
+from .timing import ratios
 from .variants import FLOAT32, variants
 
 # Two runs of one step from one state differ by less, also where a device adds in no fixed order.
@@ -162,8 +163,7 @@ def _row(samples: Samples, baseline: Samples) -> Row:
         description=variant.description,
         seconds=statistics.median(seconds),
         spread=None if quarters is None else quarters[2] - quarters[0],
-        # rounds are compared, not medians: what slows a whole round down leaves its ratio as it is
-        ratio=statistics.median(own / base for own, base in zip(seconds, baseline.seconds, strict=False)),
+        ratio=statistics.median(ratios(seconds, baseline.seconds)),
         memory=samples.memory,
         first_loss=first,
         last_loss=last,

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..benchmark.sampling import synchronize
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import random_state_kept
+from ..benchmark.timing import synchronize
 from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ..context import disable_casts
 from ..lists import plain_path
