@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from .benchmark import benchmark
 from .caches import cache_info, clear_cache, set_cache_limit
 from .context import casts_enabled, disable_casts, enable_casts
-from .diagnostics import Rule, Unreachable, explain, memory_stats, unreachable
+from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
 from .dispatch import bf16_function, fp32_function, promote_function
 from .errors import HmpError, NonFiniteError, OpListError
 from .lists import Policy, policies
@@ -15,7 +15,6 @@ from .report.record import record
 from .report.report import Report
 from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .tune import tune
-from .wrapping import fallbacks
 
 if TYPE_CHECKING:
     from .numerics.compare import compare

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from ..torch_private import is_any_autocast_enabled
+from .saved_bytes import SavedBytes
 
 PEAK = "peak memory"
 SAVED = "saved for backward"
@@ -32,41 +33,6 @@ class Peak:
         return peak - self._copies
 
 
-class Storages:
-    """The storages of tensors that a forward pass saves for backward: each once, parameters and `own` tensors left out.
-
-    A low-precision copy of a parameter counts, for it lives as long.
-    """
-
-    def __init__(self, own: Iterable[torch.Tensor]) -> None:
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
-        self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
-        self._opaque: list[torch.Tensor] = []  # of a layout without storage
-
-    def hooks(self) -> saved_tensors_hooks:
-        """A context manager within which saved tensors are counted."""
-        return saved_tensors_hooks(self._keep, lambda tensor: tensor)
-
-    @property
-    def bytes(self) -> int:
-        """What has been saved."""
-        return sum(storage.nbytes() for storage in self._kept.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
-
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        base = tensor if tensor._base is None else tensor._base
-        if base.is_leaf and base.requires_grad:
-            return tensor
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):
-            if not any(tensor is known for known in self._opaque):
-                self._opaque.append(tensor)
-            return tensor
-        if storage.nbytes() and storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage
-        return tensor
-
-
 class Saved:
     """Measures the bytes that one step saves for backward."""
 
@@ -77,10 +43,9 @@ class Saved:
 
     def measure(self, step: Callable[[], object]) -> int:
         """The bytes of one step, which is run."""
-        storages = Storages(self._own)
-        with storages.hooks():
+        with SavedBytes(self._own).watch() as saved:
             step()
-        return storages.bytes
+        return saved.bytes
 
 
 def allocated(device: torch.device) -> int:

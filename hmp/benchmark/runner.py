@@ -15,14 +15,14 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
-from ..patching import patches
-from ..torch_hooks import module_calls
+from ..session import any_applied, is_in_place
 from ..torch_private import is_any_autocast_enabled
 from .memory import SAVED, allocated, meter
 from .result import Benchmark, StepError
 from .row import Row
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
+from .timing import ratios
 from .variants import FLOAT32, variants
 
 # Two runs of one step from one state differ by less, also where a device adds in no fixed order.
@@ -50,7 +50,7 @@ def run(  # noqa: PLR0913
     _check_numbers(seconds, rounds=rounds, steps=steps, warmup=warmup)
     _check_surroundings()
     where = _device(device, model)
-    untouched = not patches.installed()
+    untouched = not is_in_place()
     with disable_casts(), random_state_kept(where):
         compared = variants(policies, where, model)
         before = allocated(where)
@@ -110,7 +110,7 @@ def _check_numbers(seconds: float, **counts: int | None) -> None:
 def _check_surroundings() -> None:
     if is_any_autocast_enabled():
         raise HmpError("torch.autocast is enabled around benchmark(), and would be in every row; leave it: 'autocast' is a row of its own")
-    if module_calls.any_marked():
+    if any_applied():
         raise HmpError(
             "hmp.apply() was called on a module that is still there, whose policy would win over those to be compared; "
             "call hmp.remove(model) or hmp.revert() first"
@@ -163,8 +163,7 @@ def _row(samples: Samples, baseline: Samples) -> Row:
         description=variant.description,
         seconds=statistics.median(seconds),
         spread=None if quarters is None else quarters[2] - quarters[0],
-        # rounds are compared, not medians: what slows a whole round down leaves its ratio as it is
-        ratio=statistics.median(own / base for own, base in zip(seconds, baseline.seconds, strict=False)),
+        ratio=statistics.median(ratios(seconds, baseline.seconds)),
         memory=samples.memory,
         first_loss=first,
         last_loss=last,

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,13 +13,11 @@ from typing import Any
 
 import torch
 
-from ..patching import patches
-from ..session import revert
+from ..session import is_in_place, revert
+from . import timing
 from .memory import Peak, Saved, enters_autocast
 from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant
-
-clock = time.perf_counter
 
 MIN_ROUNDS = 3  # fewer have no spread
 _SAMPLE_SECONDS = 0.2
@@ -55,22 +53,21 @@ class Sampler:
 
     def collect(self, variants: list[Variant], seconds: float, rounds: int | None) -> list[Samples]:
         """The samples of every variant: `rounds` rounds, or as many as fit into `seconds` with the preparation."""
-        start = clock()
+        start = timing.clock()
         collected = [Samples(variant) for variant in variants]
         step_seconds = [took for samples in collected if (took := self._prepare(samples)) is not None]
         if self.steps is None and step_seconds:
             self.steps = min(max(math.ceil(_SAMPLE_SECONDS / max(min(step_seconds), 1e-9)), 1), _MOST_STEPS)
         done, longest = 0, 0.0
         while any(samples.failure is None for samples in collected):
-            before = clock()
+            before = timing.clock()
             if done == rounds if rounds is not None else done >= MIN_ROUNDS and before - start + longest > seconds:
                 break
-            first = done % len(collected)
-            for samples in collected[first:] + collected[:first]:
+            for samples in timing.in_turns(collected, done):
                 if samples.failure is None:
                     self.say(f"round {done + 1}: {samples.variant.name}")
                     self._sample(samples)
-            done, longest = done + 1, max(longest, clock() - before)
+            done, longest = done + 1, max(longest, timing.clock() - before)
         return collected
 
     @property
@@ -101,7 +98,7 @@ class Sampler:
             self._once(samples.variant)
             samples.memory = self.meter.measure(lambda: self._once(samples.variant))
             if samples.variant.name == FLOAT32:
-                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and patches.installed() else None
+                culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None
                 if culprit is not None:
                     samples.notes.append(f"The step puts {culprit} in force by itself, which is so in every row. Take it out of the step.")
         if watched.failure is not None:
@@ -123,14 +120,7 @@ class Sampler:
 
     def _timed(self, variant: Variant, count: int) -> tuple[float, Any]:
         """The seconds a step, over `count` steps, and what the last one returned."""
-        step, around, result = self.step, variant.around_step, None
-        synchronize(self.device)
-        start = clock()
-        for _ in range(count):
-            with around():
-                result = step()
-        synchronize(self.device)
-        return (clock() - start) / count, result
+        return timing.seconds_of(functools.partial(self._once, variant), count, self.device)
 
     @contextmanager
     def _from_the_start(self, samples: Samples) -> Iterator[None]:
@@ -146,19 +136,6 @@ class Sampler:
         finally:
             if self.untouched:
                 revert()  # what the step itself may have put in place
-
-
-def synchronize(device: torch.device) -> None:
-    """Waits until the device has done what was asked of it."""
-    if device.type == "cpu":
-        return
-    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    if accelerator is not None and accelerator.type == device.type:
-        torch.accelerator.synchronize(device)
-    else:
-        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
-        if wait is not None:
-            wait()
 
 
 def loss_of(result: Any) -> float | None:

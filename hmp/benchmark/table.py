@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..formatting import aligned, count, duration, size
+from ..formatting import NOTHING, aligned, count, duration, size
 from .row import Row
 
 if TYPE_CHECKING:
     from .result import Benchmark
-
-_NOTHING = "-"
 
 
 def table(result: Benchmark) -> str:
@@ -37,15 +35,15 @@ def _heading(result: Benchmark) -> str:
 
 
 def _numbers(row: Row, losses: bool) -> list[str]:
-    spread = _NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
+    spread = NOTHING if row.seconds is None or row.spread is None else f"{100 * row.spread / (row.seconds or 1):.1f} %"
     cells = [
-        _NOTHING if row.seconds is None else duration(row.seconds),
+        NOTHING if row.seconds is None else duration(row.seconds, none="0 us"),
         spread,
-        _NOTHING if row.ratio is None else f"{row.ratio:.2f}",
-        _NOTHING if row.memory is None else size(row.memory),
+        NOTHING if row.ratio is None else f"{row.ratio:.2f}",
+        NOTHING if row.memory is None else size(row.memory, none="0 B"),
     ]
     return [*cells, _loss(row.first_loss), _loss(row.last_loss)] if losses else cells
 
 
 def _loss(loss: float | None) -> str:
-    return _NOTHING if loss is None else f"{loss:.5g}"
+    return NOTHING if loss is None else f"{loss:.5g}"

@@ -2,7 +2,7 @@
 
 from . import tensor_casts
 from .out import deliver
-from .tensor_casts import FINITE_MAX, Caster, Tensor, cast, cast_call, castable, each_castable, each_tensor, has_values
+from .tensor_casts import FINITE_MAX, Caster, Tensor, cast, cast_call, castable, each_castable, each_tensor, has_values, map_tensors
 
 __all__ = [
     "FINITE_MAX",
@@ -15,5 +15,6 @@ __all__ = [
     "each_castable",
     "each_tensor",
     "has_values",
+    "map_tensors",
     "tensor_casts",
 ]

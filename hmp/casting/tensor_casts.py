@@ -109,21 +109,42 @@ def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
     return filter(castable, each_tensor(values))
 
 
-def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
-    """`value` with every castable tensor in it cast; lists, tuples, named tuples and dicts keep their type."""
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor], *, any_dict: bool = False) -> Any:
+    """`value` with `function(tensor)` in the place of every tensor in it; a list, tuple or dict in which nothing changes is itself.
+
+    Lists and tuples keep their type. A dict of another class is left alone; with `any_dict` a plain one takes its place.
+    """
     if isinstance(value, Tensor):
-        return caster(value, dtype) if value.dtype is not dtype and castable(value) else value
-    if isinstance(value, (list, tuple)) and any(True for _ in each_castable(value)):
-        items = [cast_within(item, dtype, caster) for item in value]
-        if hasattr(value, "_fields"):
-            return type(value)(*items)
-        if isinstance(value, tuple):
-            return tuple.__new__(type(value), items)
+        return function(value)
+    if isinstance(value, (list, tuple)):
+        items = [map_tensors(item, function, any_dict=any_dict) for item in value]
+        return value if all(new is old for new, old in zip(items, value, strict=True)) else _of_type(value, items)
+    if type(value) is dict or (any_dict and isinstance(value, dict)):
+        found = {key: map_tensors(item, function, any_dict=any_dict) for key, item in value.items()}
+        return value if all(found[key] is item for key, item in value.items()) else found
+    return value
+
+
+def _of_type(value: Any, items: list[Any]) -> Any:
+    """A list or tuple as `value` is one, of these items."""
+    if type(value) is list:
+        return items
+    if isinstance(value, list):
         copied = copy.copy(value)  # a subclass of list may have a constructor of its own
         copied[:] = items
         return copied
-    if type(value) is dict:
-        return {key: cast_within(item, dtype, caster) for key, item in value.items()}
+    if hasattr(value, "_fields"):
+        return type(value)(*items)
+    # what torch.aminmax returns is made by its class alone; another subclass of tuple may have a constructor of its own
+    return type(value)(items) if hasattr(value, "n_fields") else tuple.__new__(type(value), items)
+
+
+def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
+    """`value` with every castable tensor in it cast; see `map_tensors` for what holds them."""
+    if isinstance(value, Tensor):
+        return caster(value, dtype) if value.dtype is not dtype and castable(value) else value
+    if isinstance(value, (list, tuple, dict)):
+        return map_tensors(value, lambda t: caster(t, dtype) if t.dtype is not dtype and castable(t) else t)
     return value
 
 

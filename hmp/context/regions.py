@@ -1,8 +1,8 @@
-"""Regions of a thread or task in which something else is in force: what `with` and decorators of hmp's are.
+"""Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators.
 
-`with` calls `__exit__`, and where that is a Python function an interrupt may land at its very beginning: the region would be in force for
-ever. So what `with` calls here is a builtin, io.IOBase's `__exit__`, which calls nothing but a generator's `close`; the generator is
-suspended in the `try` whose `finally` ends the region.
+At the end of its block `with` calls `__exit__`. If that were a Python function, an interrupt (Ctrl-C) could be raised as it begins, and the
+region would stay in force for ever. So `with` is given a builtin here, the `__exit__` of io.IOBase, which calls `close`, the close() of a
+generator that is suspended inside a `try`; its `finally` ends the region.
 """
 
 from __future__ import annotations
@@ -26,31 +26,31 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-# The stretches that were entered in this context, innermost first: for exits that say only which region they leave. One region object
-# may be entered by many threads at once.
+# The stretches that were entered in this context, innermost first. Who leaves a region names only the Region object, which many threads
+# may have entered at once.
 _open: ContextVar[tuple[weakref.ref[Stretch], ...]] = ContextVar("hmp_open", default=())
 
 
 class _Exit(io.IOBase):
-    """What a `with` calls at the end of its block: `close`, through the one `__exit__` that CPython wrote in C for any object."""
+    """The object whose `__exit__` a `with` calls: io.IOBase has one that is written in C, and calls `close`."""
 
     closed = True  # its own end is nothing to take care of  # type: ignore[assignment]
     region: Region
 
     def close(self) -> None:
-        """Leaves the region as anybody can; in its place stands what ends the stretch that the `with` began."""
+        """Leaves the region. Where a `with` entered it, `Region.__enter__` has put a builtin in this place that ends that very stretch."""
         _leave(self.region)
 
 
 class _Offer(threading.local):
-    exit: weakref.ref[_Exit] | None = None  # the one that a `with` of this thread has looked up last, as it does before it enters
+    exit: weakref.ref[_Exit] | None = None  # what this thread looked up last: `with` looks `__exit__` up, and then calls `__enter__`
 
 
 _offer = _Offer()
 
 
 class _ExitOf:
-    """The `__exit__` of a region: a builtin that belongs to one `with`; of the class, a function that leaves the innermost stretch."""
+    """The attribute `__exit__` of a region: each look-up on a region gives a builtin of its own, for one `with`; on the class, `_leave`."""
 
     def __get__(self, region: Region | None, owner: type | None = None) -> Callable[..., None]:
         if region is None:
@@ -80,10 +80,10 @@ def _ending(entered: Stretch) -> Generator[None]:
 
 
 class Region:
-    """A stretch of one thread or task in which `choose(what is in force)` is in force.
+    """A context manager and decorator, inside which the state `choose(the state before)` is in force in this thread or task.
 
-    Context manager and decorator (functions, generators, coroutines, asynchronous generators); nests; an exception
-    restores what was before.
+    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. The state before comes
+    back at the end, after an exception too. `brings_casts` is whether it may put a policy in force where there was none.
     """
 
     def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
@@ -172,7 +172,7 @@ class Region:
 
 
 class _Steps:
-    """A generator whose every step runs inside the region, while its consumer stays outside."""
+    """A generator whose own code runs inside the region; the code that consumes it runs outside."""
 
     def __init__(self, region: Region, generator: Any) -> None:
         self._region = region
@@ -199,7 +199,7 @@ class _Steps:
 
 
 class _Traced(Region):
-    """A region in code that torch.compile traces plainly, while hmp has nothing in place."""
+    """A region that does nothing: what torch.compile traces before hmp has patched anything (see `traced_plainly`)."""
 
     def __enter__(self) -> Region:
         return self
@@ -214,7 +214,7 @@ def _region(name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy |
 
 
 def disable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region in which torch is exactly torch: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
+    """A region in which hmp casts nothing: `with hmp.disable_casts():`, or a decorator with or without parentheses."""
     return _region("disable_casts()", lambda state: state.off, function)
 
 
@@ -224,7 +224,7 @@ def enable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """`function`, whose calls run with casts off; a coroutine or a generator until it ends."""
+    """A function that calls `function` with casts off; of a coroutine or a generator all steps run so."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 

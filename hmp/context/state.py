@@ -1,19 +1,19 @@
-"""The casts in force in this thread or task, or none: what every wrapper reads, and the stretches that set it.
+"""Which policy is in force in this thread or asyncio task. Every switch and wrapper asks here before it casts.
 
-In force is one of
+The answer is one of four states:
 
-- PROCESS: what `convert()` put in force for the whole process, maybe nothing;
-- a `Casts`: a policy's wrappers, put in force by `casts()` or `apply()`;
-- the `Off` of either: no casts, and what `enable_casts()` goes back to;
-- the `InBackward` of either: no lists, for user Python that autograd calls.
+- PROCESS: the policy of `convert()`, which holds for the whole process. It has no policy before the first `convert()`.
+- another `CompiledPolicy`: the policy of a `casts()` region, or of a module that `apply()` was called on.
+- the `Off` of one of these: nothing is cast. It remembers the policy that `enable_casts()` is to bring back.
+- the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
 
-A ContextVar says which, so threads and asyncio tasks never see each other's regions. It holds the state, or the `Stretch` that put it
-in force, which knows whether it has ended. While nobody in the process is in one there is no need to ask: `live` is empty then, and a
-wrapper looks at that first.
+A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds a `Stretch`, which
+knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is empty, PROCESS holds
+everywhere, and a switch needs no look at the ContextVar.
 
-An interrupt (Ctrl-C) is raised in the middle of this code as of any: CPython looks for one where a Python function begins, where a loop
-begins again, and after a call of a C function. So what is put in force is put there in the `try` whose `finally` takes it away, and what
-must not be missed is the first step of its handler, or the end of an object whose `__del__` is a builtin.
+An interrupt (Ctrl-C) can be raised in the middle of this code. CPython checks for one where a Python function begins, where a loop goes
+round, and after a call of a C function. So a state is set inside the `try` whose `finally` takes it back, and the step that must not
+be missed is the first one of that `finally`, or the `__del__` of an object where that is a builtin.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ Table = Mapping[Any, Callable[..., Any]]
 
 
 class Off:
-    """No casts here. `table` is empty for ever, so that a wrapper needs no other question."""
+    """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back; `table` stays empty, so that who looks
+    an op up finds nothing and calls torch's own."""
 
     __slots__ = ("now", "on")
     table: Table = types.MappingProxyType({})
@@ -44,13 +45,11 @@ class Off:
 
     def __init__(self, on: CompiledPolicy) -> None:
         self.on = on
-        self.now: CompiledPolicy | Off | None = (
-            None  # what a context holds says what is in force by this; None: that takes a look (`settled`)
-        )
+        self.now: CompiledPolicy | Off | None = None  # None: `in_force()` below is to be asked, for subclasses know more
 
     @property
     def scope_id(self) -> int:
-        """That of the casts that `enable_casts()` brings back."""
+        """The scope id of the policy that `enable_casts()` brings back."""
         return self.on.scope_id
 
     @property
@@ -58,7 +57,7 @@ class Off:
         return self
 
     def in_force(self) -> CompiledPolicy | Off:
-        """What is in force where a context holds this."""
+        """The state that holds where the ContextVar holds this one: itself, or another one once a subclass's time is over."""
         return self
 
     @property
@@ -67,14 +66,15 @@ class Off:
 
 
 class InBackward(Off):
-    """No lists here (R13), but what torch refuses is still made to fit (R7, R11): forward had casts, so that a gradient may be in
-    another dtype than a weight, in code that never met the two."""
+    """The state of user Python that runs in backward: no list applies (R13), and only calls that torch would refuse are cast (R7, R11).
+
+    Those still are because forward was cast: a gradient may be in another dtype than a weight, in code that expects one dtype."""
 
     __slots__ = ()
 
     @property
     def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """The wrappers for what torch refuses."""
+        """The wrappers of ops that torch would refuse, of no others."""
         return DTYPE_REPAIRS
 
     @property
@@ -87,11 +87,14 @@ class InBackward(Off):
 
 
 class CompiledPolicy:
-    """A policy as it is called: `table` maps a torch function to what is called in its place, `policy` where it came from, `fast_paths`
-    how to see, before a call, that it has nothing to cast.
+    """A policy made ready to run, and the state in which it is in force.
 
-    Of a policy whose scoped lines were resolved for a model, `policy` is what holds in one module and `given` the whole; `application` is
-    the number of that resolution, by which submodules know what they put in force, and 0 where there was none.
+    `table` maps a torch function to the wrapper that is called in its place; `policy` is the policy that the table was made of, None
+    once it is out of force; `fast_paths` tells a switch how to see, before a call, that there is nothing to cast.
+
+    Where a policy has scoped lines (`softmax @ decoder.*`), it is resolved for one model into several of these: `policy` is what holds in
+    some of its modules, `given` the policy as the user gave it, and `scope_id` the number of that resolution, by which a submodule finds
+    its own policy when it is called. It is 0 without scoped lines.
     """
 
     __slots__ = ("__weakref__", "fast_paths", "given", "in_backward", "now", "off", "policy", "scope_id", "table")
@@ -115,19 +118,19 @@ class CompiledPolicy:
 
 
 NOTHING: Table = types.MappingProxyType({})
-# What hmp does in backward while torch is patched, whatever the policy.
+# The table of `InBackward`: wrappers of ops that torch would refuse, while torch is patched. The same under every policy.
 DTYPE_REPAIRS: Table = NOTHING
-# One object for the life of the process: convert() and revert() replace its table, so every thread sees them at its next op.
+# One object for the life of the process: convert() and revert() replace its table, so that every thread follows at its next op.
 PROCESS = CompiledPolicy(NOTHING, None)
 
-# One entry for everything that may make a context hold something other than PROCESS. It is a list and no number because its
-# append and pop are atomic; what is in it means nothing, only whether anything is.
+# Has one entry for each region, of any thread, that is not over: whether it is empty is all that anybody asks. A list, not a count,
+# because append and pop are atomic.
 regions_open: list[None] = []
 
 
 class Entered:
-    """Keeps `live` from being empty for as long as it is referred to. Made by `Entered(None)`, of builtins alone: there is no Python code
-    that an interrupt could leave in its middle."""
+    """An entry in `regions_open` for as long as this object lives. Made by `Entered(None)`; `__init__` and `__del__` are builtins, so
+    that no interrupt can fall between the entry and the object."""
 
     __slots__ = ()
     __init__ = regions_open.append  # a builtin is not bound: called with None
@@ -135,24 +138,24 @@ class Entered:
 
 
 class Stretch(Entered):
-    """A stretch of one thread or task in which `state` is in force: `now`, until it ends and that is None for ever.
+    """A region that was entered: from then on `state` is in force in this thread or task. `now` is that state, and None once it ended.
 
-    `before` is what the context held. Stretches need not nest: a generator that is suspended in a region is closed when somebody closes
-    it, or the garbage collector does, in the middle of whatever the thread is doing. So one that has ended is looked through wherever it
-    is found. In a copy of the context (a task that was started inside) its state stays in force.
+    `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
+    in one may be closed, by the garbage collector too, while the thread is inside another. So whoever finds a stretch that has ended goes
+    on to its `before`. A task that was started inside the region has a copy of the context, in which the state stays in force.
     """
 
     __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "token")
     now: CompiledPolicy | Off | None
     state: CompiledPolicy | Off
     before: Held
-    key: object  # what the user left and entered
+    key: object  # the Region object, which the user may enter many times
     token: Token[Held] | None
-    ending: object  # what a `with` ends it by: collected no sooner than this
+    ending: object  # the generator whose close() ends it, see regions: it must live as long as this
 
 
 class Unset:
-    """What a context holds that never said."""
+    """What the ContextVar holds in a context in which nobody has set it."""
 
     __slots__ = ()
     now = None
@@ -167,21 +170,21 @@ put = _here.set
 
 
 def stretch(state: CompiledPolicy | Off, key: object = None) -> Stretch:
-    """A stretch that has not begun."""
+    """A stretch for `state` that `begin` is yet to put in force."""
     made: Stretch = Stretch(None)
     made.state, made.key, made.now, made.token, made.ending = state, key, None, None, None
     return made
 
 
 def begin(new: Stretch) -> None:
-    """Has the stretch begin here. It is to be called in a `try` that ends the stretch, for an interrupt may land as soon as it returns."""
+    """Puts the stretch's state in force here. Call it in a `try` that ends the stretch: an interrupt may come as soon as it returns."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
 
 
 def end(old: Stretch) -> None:
-    """Has the stretch end, wherever it began. It has with the first line; the rest makes what is in force quick to find."""
+    """Ends the stretch, in whatever context it began. The first line does that; the rest makes the state below it quick to find."""
     old.now = None
     if get() is old:
         put(old.before)
@@ -189,7 +192,7 @@ def end(old: Stretch) -> None:
 
 
 def in_force(held: Held) -> CompiledPolicy | Off:
-    """What is in force in this context, which holds `held`."""
+    """The state in force in this context, whose ContextVar holds `held`."""
     if isinstance(held, Off):
         return held.in_force()
     if isinstance(held, CompiledPolicy):
@@ -198,7 +201,7 @@ def in_force(held: Held) -> CompiledPolicy | Off:
 
 
 def _looked_through(ended: Stretch) -> CompiledPolicy | Off:
-    """What is in force below a stretch that has ended, and is found at once from now on."""
+    """The state below a stretch that has ended; the ContextVar is set so that the next one who asks finds it at once."""
     top = get()
     below: Held = ended
     while isinstance(below, Stretch) and below.now is None:
@@ -215,7 +218,7 @@ def _looked_through(ended: Stretch) -> CompiledPolicy | Off:
 
 
 def _began_here(ended: Stretch) -> bool:
-    """Whether the stretch began in this very context."""
+    """Whether the stretch began in this context, and not in one that this is a copy of."""
     if ended.token is not None:
         try:
             _here.reset(ended.token)  # a token is of one context, and of one use
@@ -225,14 +228,15 @@ def _began_here(ended: Stretch) -> bool:
     return True
 
 
-# On its own threads autograd keeps the ContextVars of the caller of backward() under this name (torch 2.9 and later), but for
-# what follows a nested backward and for a backward that C++ starts.
+# autograd's own threads can ask for the ContextVars of the thread that called backward() (torch 2.9 and later). They cannot after a
+# nested backward, nor in a backward that C++ code started.
 _is_kept, _kept = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
 
 
 def inherit_from_caller() -> CompiledPolicy | Off:
-    """What is in force in a context that never said: PROCESS, and in autograd's threads what the caller of backward() has there."""
+    """The state in a context that has never set one: PROCESS; in autograd's own threads the `InBackward` of what the caller of backward()
+    has in force."""
     if _graph_task() == -1:
         put(PROCESS)  # remembered, so that the question is asked once a thread
         return PROCESS
@@ -244,7 +248,7 @@ def inherit_from_caller() -> CompiledPolicy | Off:
 
 
 def here() -> CompiledPolicy | Off:
-    """What is in force for the calling thread or task."""
+    """The state in force in the calling thread or task."""
     held = get()
     return held.now or in_force(held)
 
@@ -253,8 +257,8 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
 def traced_plainly() -> bool:
-    """Whether torch.compile traces this code while hmp has nothing in place (compile_bridge): it knows no ContextVar, and nothing is
-    in force then."""
+    """Whether torch.compile is tracing this code before hmp has patched anything: Dynamo cannot trace a ContextVar, and no policy is in
+    force then. Once torch is patched, torch_compile.bridge answers in this function's place."""
     return _compiling()
 
 
@@ -269,7 +273,7 @@ def casts_enabled() -> bool:
 
 
 def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function` returns when called with `state` in force."""
+    """The result of `function`, called while `state` is in force."""
     called = Stretch(None)  # stretch(), begin() and end(), written out
     called.state = called.now = state
     called.before = before = get()
@@ -283,19 +287,20 @@ def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: 
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function` returns when called with casts off."""
+    """The result of `function`, called while nothing is cast."""
     return call_under(here().off, function, *args, **kwargs)
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function`, which runs backward, returns: user Python in it runs without lists (R13)."""
+    """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
     return call_under(here().in_backward, function, *args, **kwargs)
 
 
 class Bound:
-    """A callable that runs under what was in force where it was made, in whatever thread it is called.
+    """A callable that runs under the state that was in force where it was made, in whatever thread it is called later.
 
-    Raises HmpError when that is no longer possible: other casts would mean other numbers than the first run's (R14).
+    Checkpoints and optimizers' closures are called this way. HmpError if the policy has changed since: the call would give other numbers
+    than it gave the first time (R14).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -1,15 +1,19 @@
 """Answers about lists and about torch; nothing is patched for them."""
 
+from ..dispatch import Listed
+from ..wrapping import fallbacks
 from . import check_lists
 from .explanation import Rule, explain
 from .memory_statistics import memory_stats, of_allocator
 from .unreachable_names import Unreachable, tell_unreachable, unreachable
 
 __all__ = [
+    "Listed",
     "Rule",
     "Unreachable",
     "check_lists",
     "explain",
+    "fallbacks",
     "memory_stats",
     "of_allocator",
     "tell_unreachable",

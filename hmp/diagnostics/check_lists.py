@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import OpListError
-from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, parse_list, read_list, scopes, spelling
+from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, conflicts, parse_list, read_list, scopes, spelling
 from ..ops import op_facts, sites
 from .explanation import explain
 
@@ -80,7 +81,7 @@ def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
 
 
 def _of_rules(rules: list[ListEntry]) -> list[Finding]:
-    taken: dict[tuple[ListName, str | None, str], ListEntry] = {}
+    taken: defaultdict[tuple[ListName | None, str | None], dict[str, ListEntry]] = defaultdict(dict)  # by list and scope: op → entry
     usable: list[ListEntry] = []
     found: list[Finding] = []
 
@@ -96,17 +97,15 @@ def _of_rules(rules: list[ListEntry]) -> list[Finding]:
         if not ops:
             say(rule, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        names = [name for op in ops for name in (op, *sites.namesakes(op))]
-        before = next((taken[rule.cast, rule.scope, name] for name in names if (rule.cast, rule.scope, name) in taken), None)
-        others = [cast for cast in CASTS if cast != rule.cast and "promote" not in (cast, rule.cast)]
-        other = next((taken[cast, rule.scope, name] for name in names for cast in others if (cast, rule.scope, name) in taken), None)
+        other = conflicts.same_op(ops, taken[conflicts.RIVALS.get(rule.cast), rule.scope])
         if other is not None:
             say(rule, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue
+        before = conflicts.same_op(ops, taken[rule.cast, rule.scope])
         if before is not None:
             say(rule, "note", f"the same op as {before.text!r} in line {before.line}")
         for op in ops:
-            taken.setdefault((rule.cast, rule.scope, op), rule)
+            taken[rule.cast, rule.scope].setdefault(op, rule)
         usable.append(rule)
     bf16, fp32, promote = (frozenset(rule.name for rule in usable if rule.cast == cast and rule.scope is None) for cast in CASTS)
     policy = Policy("checked", bf16=bf16, fp32=fp32, promote=promote)

@@ -1,17 +1,19 @@
 """Numbers, tables and HTML as text. Knows no values of hmp's."""
 
-from . import html, units
+from . import html
 from .as_json import json_values
 from .text_table import aligned
-from .units import count, dtype_name, duration, size
+from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
 __all__ = [
+    "NOTHING",
     "aligned",
     "count",
     "dtype_name",
     "duration",
     "html",
     "json_values",
+    "share",
     "size",
-    "units",
+    "typeset_duration",
 ]

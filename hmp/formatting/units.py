@@ -4,22 +4,41 @@ from __future__ import annotations
 
 import torch
 
+NOTHING = "-"  # in the cell of a table that has no number
 
-def duration(seconds: float) -> str:
-    """`seconds` with three digits and a unit."""
+
+def duration(seconds: float, none: str = NOTHING) -> str:
+    """`seconds` with three digits and a unit; `none` for 0."""
+    if not seconds:
+        return none
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
         if seconds * factor >= 1 or unit == "us":
             break
     return f"{seconds * factor:.3g} {unit}" if seconds * factor < 100 else f"{seconds * factor:.0f} {unit}"
 
 
-def size(number: float) -> str:
-    """A number of bytes with a unit."""
+def typeset_duration(seconds: float) -> str:
+    """`duration(seconds)` with the sign µ, for pages."""
+    return duration(seconds).replace("us", "µs")
+
+
+def size(number: float, none: str = NOTHING) -> str:
+    """A number of bytes with a unit; `none` for 0."""
+    if not number:
+        return none
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if number < 1024 or unit == "TiB":
             break
         number /= 1024
     return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+
+
+def share(part: float, whole: float) -> str:
+    """`part` of `whole` in percent; "-" where there is no whole."""
+    if not whole:
+        return NOTHING
+    percent = 100 * part / whole
+    return "0 %" if percent == 0 else "< 0.1 %" if percent < 0.1 else f"{percent:.1f} %" if percent < 10 else f"{percent:.0f} %"
 
 
 def count(number: int, noun: str) -> str:

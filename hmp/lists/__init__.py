@@ -1,6 +1,6 @@
 """Text becomes a policy."""
 
-from . import scopes, spelling
+from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
 from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
 from .presets import policies
@@ -17,6 +17,7 @@ __all__ = [
     "ListName",
     "Policy",
     "as_policy",
+    "conflicts",
     "exactness",
     "parse_list",
     "plain_path",

@@ -18,7 +18,7 @@ from ..errors import HmpError, OpListError
 from ..formatting import dtype_name, html
 from ..observing import log
 from ..ops import sites
-from . import presets, spelling
+from . import conflicts, presets, spelling
 from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
 from .presets import policies
 
@@ -64,13 +64,13 @@ class Policy:
         object.__setattr__(self, "scoped", _in_order(scoped))
         object.__setattr__(self, "_entries", frozenset((rule.cast, rule.text) for rule in self.scoped))
         self.casts_by_op("promote")
-        _refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
+        conflicts.refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
         for scope in dict.fromkeys(rule.scope for rule in self.scoped):
             by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in CASTS}
             for rule in self.scoped:
                 if rule.scope == scope:
                     by_cast[rule.cast].update(dict.fromkeys(spelling.resolve(rule), rule))
-            _refuse_both(by_cast["bf16"], by_cast["fp32"])
+            conflicts.refuse_both(by_cast["bf16"], by_cast["fp32"])
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on one of the lists, each with the rule that put it there."""
@@ -161,8 +161,10 @@ class Policy:
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[ListEntry] = list(lower or ())
-        low = {(rule.scope, name) for rule in given for op in spelling.resolve(rule) for name in (op, *sites.namesakes(op))}
-        given += [rule for rule in fp32 or () if low.isdisjoint((rule.scope, op) for op in spelling.resolve(rule))]
+        low: dict[str | None, dict[str, ListEntry]] = {}
+        for rule in given:
+            low.setdefault(rule.scope, {}).update(dict.fromkeys(spelling.resolve(rule), rule))
+        given += [rule for rule in fp32 or () if conflicts.same_op(spelling.resolve(rule), low.get(rule.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
@@ -303,18 +305,6 @@ def _in_order(rules: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
         if known.path is None and rule.path is not None:
             found[rule.cast, rule.text] = rule
     return tuple(sorted(found.values(), key=lambda rule: (CASTS.index(rule.cast), str(rule.scope), rule.name)))
-
-
-def _refuse_both(bf16: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
-    """OpListError for an op that is on the BF16 list and on the FP32 list, under one name or under two that torch gives one function."""
-    for op in sorted(bf16):
-        namesake = next((name for name in (op, *sites.namesakes(op)) if name in fp32), None)
-        if namesake is None:
-            continue
-        one, other = bf16[op], fp32[namesake]
-        also = f" ({other.place})" if other.path else ""
-        spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
-        raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
 
 
 def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:

@@ -16,11 +16,10 @@ from ..casting import Caster
 from ..context import here
 from ..lists import Policy
 from ..observing import PACKAGES, Modules, Place, caller
-from ..session import observed_by
+from ..session import OpRule, observed_by
 from ..torch_private import current_node as _node
 from ..torch_private import run_backward
 from ..torch_private import sequence_number as _sequence_number
-from ..wrapping import OpRule
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.

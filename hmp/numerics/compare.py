@@ -16,8 +16,7 @@ from ..context import disable_casts, here
 from ..errors import HmpError
 from ..formatting import dtype_name
 from ..lists import DEFAULT, Policy, as_policy
-from ..session import casts
-from ..torch_hooks import given_to
+from ..session import casts, given_to
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from .aten import storage_address
 from .attribution import Attribution, Call

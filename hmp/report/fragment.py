@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..formatting import html
-from .units import duration, entry, share, size
+from ..formatting import duration, html, share, size
+from .rows import entry
 
 if TYPE_CHECKING:
     from .report import Report

@@ -14,16 +14,15 @@ from .. import fork_safe
 from ..caches import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
-from ..dispatch import Listed
+from ..diagnostics import Listed, fallbacks
 from ..formatting import dtype_name
 from ..lists import CASTS, EVERY_OP, ListEntry, Policy, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
+from ..session import Op, OpRule
 from ..torch_private import is_profiled, variable_functions
-from ..wrapping import OpRule, fallbacks
 from .rows import UNLISTED, Row, grouped
 
-Op = Callable[..., Any]
 Key = tuple[Any, ...]
 _RULES = {
     "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",

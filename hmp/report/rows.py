@@ -62,6 +62,12 @@ class Row:
         return " at ".join(part for part in (self.module, at) if part)
 
 
+def entry(source: str) -> str:
+    """A row's list entry with the last two parts of its file: op_lists/habana/bf16.txt is known as habana/bf16.txt."""
+    name, _, where = source.partition(" (")
+    return f"{name} ({'/'.join(where.rstrip(')').split('/')[-2:])})" if where else name
+
+
 FIELDS = tuple(field.name for field in fields(Row))
 
 

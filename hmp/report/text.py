@@ -11,7 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("a report's tables need rich: pip install 'hmp-torch[report]'") from error
 
-from .units import duration, entry, size
+from ..formatting import duration, size
+from .rows import entry
 
 if TYPE_CHECKING:
     from .report import Report

@@ -139,6 +139,16 @@ def is_converted() -> bool:
     return PROCESS.policy is not None
 
 
+def is_in_place() -> bool:
+    """Whether anything of torch is patched: from the first policy to `revert()`, also where no policy is in force."""
+    return patches.installed()
+
+
+def any_applied() -> bool:
+    """Whether `apply()` has put a policy on any module that is still there."""
+    return module_calls.any_marked()
+
+
 def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
     """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ..dispatch import Listed
+from ..diagnostics import Listed
 from ..errors import HmpError
 from ..lists import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, Policy, as_policy, policies, resolve
 from ..ops import ancestry, sites_of

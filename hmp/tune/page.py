@@ -6,10 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..formatting import dtype_name
+from ..formatting import dtype_name, size, typeset_duration
 from ..lists import CASTS
 from ..report.page import charts, render
-from ..report.units import size, typeset_duration
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
 from .trial import Trial, Unit

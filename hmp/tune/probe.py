@@ -17,17 +17,17 @@ from typing import Any
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from ..benchmark.memory import Storages
-from ..benchmark.sampling import synchronize
+from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import random_state_kept
-from ..casting import Caster, Tensor, each_castable, each_tensor
+from ..benchmark.timing import synchronize
+from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ..context import disable_casts
 from ..lists import plain_path
 from ..observing import Modules
 from ..report.record import uncompiled
-from ..session import observed_by
+from ..session import Op, OpRule, observed_by
 from ..torch_private import functorch_level
-from ..wrapping import Op, OpRule, op_wrap
+from ..wrapping import op_wrap
 from .decisions import Decisions, Key
 from .task import Task
 
@@ -329,7 +329,7 @@ def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments as they are before the call; what the op may write (running statistics) is copied."""
-    found: Call = _mapped((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
+    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone(), any_dict=True)
     return found
 
 
@@ -342,7 +342,7 @@ def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozense
         fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
         return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
 
-    found: Call = _mapped(call, copy)
+    found: Call = map_tensors(call, copy, any_dict=True)
     return found
 
 
@@ -361,23 +361,10 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
             return copy
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
-    storages = Storages(())
-    args, kwargs = _mapped(call, fresh)
-    with storages.hooks():
+    args, kwargs = map_tensors(call, fresh, any_dict=True)
+    with SavedBytes().watch() as saved:
         function(*args, **kwargs)
-    return storages.bytes
-
-
-def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return function(value)
-    if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(_mapped(each, function) for each in value))
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(each, function) for each in value)
-    if isinstance(value, dict):
-        return {name: _mapped(each, function) for name, each in value.items()}
-    return value
+    return saved.bytes
 
 
 def _form(value: Any) -> Any:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..formatting import count, dtype_name
-from ..report.units import duration, size
+from ..formatting import NOTHING, count, dtype_name, duration, size
 from .trial import Objective, Trial, Unit
 
 if TYPE_CHECKING:
@@ -29,15 +28,15 @@ def by_gain(result: TuneResult) -> list[Unit]:
 def amount(value: float, objective: Objective) -> str:
     """Seconds or bytes with their unit and the sign of less than nothing."""
     if not math.isfinite(value):
-        return "-"
+        return NOTHING
     text = (size if objective == "memory" else duration)(abs(value))
-    return "0" if text == "-" else f"-{text}" if value < 0 else text
+    return "0" if text == NOTHING else f"-{text}" if value < 0 else text
 
 
 def percent(change: float | None) -> str:
     """A relative change with its sign."""
     if change is None:
-        return "-"
+        return NOTHING
     if not math.isfinite(change):
         return "not finite"
     return "under 0.01%" if 0 < abs(change) < 5e-5 else f"{change:+.2%}"

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..formatting import aligned, count
+from ..formatting import NOTHING, aligned, count, duration, size
 from ..lists import CASTS
-from ..report.units import duration, size
 from .files import list_by_unit, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low
 from .trial import Trial, Unit
@@ -16,7 +15,6 @@ if TYPE_CHECKING:
     from .result import TuneResult
 
 _UNITS = 30
-_NOTHING = "-"
 _TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
 _COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves", "error", "loss")
 
@@ -57,14 +55,14 @@ def _lists(result: TuneResult) -> list[str]:
 def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
     return (
         trial.name,
-        _NOTHING if trial.low is None else str(len(trial.low)),
+        NOTHING if trial.low is None else str(len(trial.low)),
         f"{trial.loss:.5g}",
         percent(trial.loss_change),
-        _NOTHING if trial.metric is None else f"{trial.metric:.5g}",
+        NOTHING if trial.metric is None else f"{trial.metric:.5g}",
         percent(trial.metric_change),
-        _NOTHING if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
+        NOTHING if trial.gradient_cosine is None else f"{trial.gradient_cosine:.4f}",
         duration(trial.seconds),
-        _NOTHING if trial.ratio is None else f"{trial.ratio:.2f}",
+        NOTHING if trial.ratio is None else f"{trial.ratio:.2f}",
         size(trial.saved_bytes),
         f"{trial.verdict}, chosen" if trial.name == result.best.name else trial.verdict,
     )
@@ -72,10 +70,10 @@ def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
 
 def _unit(unit: Unit, listed: str, result: TuneResult) -> tuple[str, ...]:
     if not runs_low(unit):
-        return (unit.name, listed or _NOTHING, str(unit.calls), duration(unit.seconds_float32), *[_NOTHING] * 4, "not finite", _NOTHING)
+        return (unit.name, listed or NOTHING, str(unit.calls), duration(unit.seconds_float32), *[NOTHING] * 4, "not finite", NOTHING)
     return (
         unit.name,
-        listed or _NOTHING,
+        listed or NOTHING,
         str(unit.calls),
         duration(unit.seconds_float32),
         duration(unit.seconds_low),

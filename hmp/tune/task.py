@@ -14,14 +14,14 @@ from typing import Any
 
 import torch
 
-from ..benchmark.memory import Storages
-from ..benchmark.sampling import synchronize
+from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept, seed_all
+from ..benchmark.timing import seconds_of
 from ..benchmark.variants import in_force
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
-from ..torch_hooks import given_to
+from ..session import given_to
 from .batches import Unchanged
 from .compiled import compiled_anew
 from .recipe import scalar
@@ -143,17 +143,10 @@ class Task:
             self.from_the_start()  # no further into training than the trial was: there it may diverge
             step = self._stepper()
             with self.under(policy):
-                started = time.perf_counter()
-                step()
-                synchronize(self.device)
+                first, _ = seconds_of(step, 1, self.device)
                 if not count:
-                    enough = math.ceil(_TIMED_SECONDS / max(time.perf_counter() - started, 1e-9))
-                    count = max(min(enough, self.steps - 1), 1)
-                started = time.perf_counter()
-                for _ in range(count):
-                    step()
-                synchronize(self.device)
-                return (time.perf_counter() - started) / count
+                    count = max(min(math.ceil(_TIMED_SECONDS / max(first, 1e-9)), self.steps - 1), 1)
+                return seconds_of(step, count, self.device)[0]
 
         return sample
 
@@ -207,10 +200,9 @@ class Task:
 
     def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
         """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
-        storages = Storages(self._snapshot.tensors)
         try:
-            with storages.hooks():
-                return self.loss(batch), storages.bytes
+            with SavedBytes(self._snapshot.tensors).watch() as saved:
+                return self.loss(batch), saved.bytes
         except RuntimeError as error:
             if "saved tensor hooks" not in str(error):
                 raise

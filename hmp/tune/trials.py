@@ -10,6 +10,7 @@ from dataclasses import replace
 
 import torch
 
+from ..benchmark.timing import in_turns, ratios
 from ..errors import HmpError, OpListError
 from ..lists import Policy
 from .budget import Budget, Over
@@ -92,7 +93,7 @@ class Trials:
         if best is None:
             return replace(trial, ratio=statistics.median(self._ratios([trial])[0]), led=True)
         own, bests = self._ratios([trial, best])
-        won = [mine / its for mine, its in zip(own, bests, strict=True)]
+        won = ratios(own, bests)
         led = statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won)
         return replace(trial, ratio=statistics.median(own), led=led)
 
@@ -129,14 +130,12 @@ class Trials:
 
     def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:
         """The time of a step under each trial's policy as a ratio to float32's in the same round; one list a trial."""
-        samplers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
-        found: list[list[float]] = [[] for _ in trials]
-        for at in range(rounds):
-            first = at % len(samplers)
-            seconds = {i % len(samplers): samplers[i % len(samplers)]() for i in range(first, first + len(samplers))}
-            for i, ratios in enumerate(found):
-                ratios.append(seconds[i + 1] / seconds[0])
-        return found
+        timers = [self._task.timer(None), *(self._task.timer(trial.policy) for trial in trials)]
+        seconds: list[list[float]] = [[] for _ in timers]
+        for number in range(rounds):
+            for at in in_turns(range(len(timers)), number):
+                seconds[at].append(timers[at]())
+        return [ratios(own, seconds[0]) for own in seconds[1:]]
 
     def cost(self, trial: Trial) -> float:
         """What is made small, as a ratio to float32."""
@@ -150,6 +149,6 @@ class Trials:
             return
         fitting = sorted((t for t in self.made.values() if t.fits and t.name not in (FLOAT32, self.best.name)), key=self.cost)
         near = [self.best, *fitting[: _IN_RUN_OFF - 1]]
-        for trial, ratios in zip(near, self._ratios(near, 2 * _ROUNDS - 1), strict=True):
-            self.made[trial.name] = replace(trial, ratio=statistics.median(ratios))
+        for trial, found in zip(near, self._ratios(near, 2 * _ROUNDS - 1), strict=True):
+            self.made[trial.name] = replace(trial, ratio=statistics.median(found))
         self.best = min((self.made[trial.name] for trial in near), key=self.cost)

@@ -18,7 +18,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.benchmark import memory, sampling
+from hmp.benchmark import memory, timing
 from hmp.benchmark.result import Benchmark
 from hmp.benchmark.row import Row
 
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr(sampling, "clock", lambda: self.now)
+        monkeypatch.setattr(timing, "clock", lambda: self.now)
 
     def step(self, seconds: Callable[[], float]) -> Callable[[], None]:
         def step() -> None:

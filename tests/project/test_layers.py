@@ -44,16 +44,7 @@ LONGER_FILES: dict[str, int] = {}
 LONGER_FUNCTIONS: dict[str, int] = {}
 # What tools use of the machinery, and should not. It may only shrink.
 TOOLS_THAT_REACH_IN: dict[str, set[str]] = {
-    "hmp.benchmark.runner": {"patching.patches", "torch_hooks.module_calls"},
-    "hmp.benchmark.sampling": {"patching.patches"},
-    "hmp.numerics.attribution": {"wrapping.OpRule"},
-    "hmp.numerics.compare": {"torch_hooks.given_to"},
-    "hmp.report.page.advice": {"dispatch.deciding"},
-    "hmp.report.page.model": {"dispatch.deciding"},
-    "hmp.report.recorder": {"dispatch.Listed", "wrapping.OpRule", "wrapping.fallbacks"},
-    "hmp.tune.decisions": {"dispatch.Listed"},
-    "hmp.tune.probe": {"wrapping.OpRule", "wrapping.Op", "wrapping.op_wrap"},
-    "hmp.tune.task": {"torch_hooks.given_to"},
+    "hmp.tune.probe": {"wrapping.op_wrap"},  # it runs an op in a dtype that no policy in force asks for
 }
 
 

@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from ...benchmark.memory import Storages
+from ...benchmark.saved_bytes import SavedBytes
 
 __all__ = ["StepObserver", "StepReport"]
 
@@ -51,7 +51,7 @@ class StepObserver:
     """Observes one step: ``with observer.step():`` around it, ``with observer.forward():`` around model and loss."""
 
     def __init__(self, model: torch.nn.Module) -> None:
-        self._saved = Storages([*model.parameters(), *model.buffers()])
+        self._saved = SavedBytes([*model.parameters(), *model.buffers()])
         self._dispatch = _Dispatch()
 
     @contextmanager
@@ -61,7 +61,7 @@ class StepObserver:
 
     @contextmanager
     def forward(self) -> Iterator[None]:
-        with self._saved.hooks():
+        with self._saved.watch():
             self._dispatch.in_forward = True
             try:
                 yield

@@ -11,9 +11,8 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
 
-from ...formatting import html
-from .. import units
-from ..rows import UNLISTED, Row
+from ...formatting import html, share, size, typeset_duration
+from ..rows import UNLISTED, Row, entry
 from . import advice, charts, model
 
 if TYPE_CHECKING:
@@ -73,10 +72,10 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader(__name__), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
     )
     made.filters |= {
-        "duration": lambda seconds: _kept(units.typeset_duration(seconds)),
-        "size": lambda number: _kept(units.size(number)),
-        "entry": units.entry,
-        "share": lambda part, whole: _kept(units.share(part, whole)),
+        "duration": lambda seconds: _kept(typeset_duration(seconds)),
+        "size": lambda number: _kept(size(number)),
+        "entry": entry,
+        "share": lambda part, whole: _kept(share(part, whole)),
         "dotted": _breakable,
         "count": lambda number: f"{number:,}",
         "dtypes": lambda text: text.split(", ") if text else [],

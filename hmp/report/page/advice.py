@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...dispatch import deciding
+from ...diagnostics import Listed
 from ...errors import HmpError
-from ...formatting import count, dtype_name
+from ...formatting import count, dtype_name, share, typeset_duration
 from ...lists import EVERY_OP, ListName, Policy, policies
 from ..rows import UNLISTED, Row
-from ..units import share, typeset_duration
 from .model import can_be_listed, in_words, said_by_presets
 
 if TYPE_CHECKING:
@@ -279,7 +278,7 @@ def _taken_off(policy: Policy, cast: ListName, op: str) -> tuple[Change, ...]:
     """The names to take off a list so that it does not decide `op` any more: its own, and those that it follows."""
     changes: list[Change] = []
     while True:
-        source = deciding.Listed(policy).source(op)
+        source = Listed(policy).source(op)
         if source is None and EVERY_OP in getattr(policy, cast):
             return (*changes, Change("+", "promote", op))  # `*` holds it, and a list of its own wins
         if source is None or source.cast != cast:

@@ -15,7 +15,7 @@ try:
 except ImportError as error:
     raise ImportError("a report's page needs matplotlib: pip install 'hmp-torch[report]'") from error
 
-from ..units import duration, typeset_duration
+from ...formatting import duration, typeset_duration
 from .model import OpBar
 
 # matplotlib knows no CSS variables: each is drawn in a colour of its own, which is replaced in the SVG.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...dispatch import deciding
+from ...diagnostics import Listed
 from ...errors import OpListError
+from ...formatting import share
 from ...lists import ListEntry, Policy, policies, spelling
 from ...ops import op_facts
 from ..rows import Row, grouped
-from ..units import share
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -231,9 +231,9 @@ def headline(report: Report) -> str:
 
 
 @functools.cache
-def _presets() -> dict[str, deciding.Listed]:
+def _presets() -> dict[str, Listed]:
     # a frozen release says what the one that follows torch says
-    return {name: deciding.Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
+    return {name: Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
 
 
 def said_by_presets(op: str) -> dict[str, list[str]]:

@@ -1,0 +1,46 @@
+"""Seconds of a step, turns that interleave several, and ratios of them round by round: benchmark() and tune() time alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+clock = time.perf_counter
+
+
+def seconds_of(step: Callable[[], T], count: int, device: torch.device) -> tuple[float, T]:
+    """The seconds a step, over `count` steps, one or more, and what the last one returned."""
+    synchronize(device)
+    start = clock()
+    for _ in range(count):
+        result = step()
+    synchronize(device)
+    return (clock() - start) / count, result
+
+
+def in_turns(things: Sequence[T], number: int) -> list[T]:
+    """What is timed beside each other, in the order of round `number`: each is the first of a round as often as the others."""
+    first = number % len(things)
+    return [*things[first:], *things[:first]]
+
+
+def ratios(seconds: Sequence[float], base: Sequence[float]) -> list[float]:
+    """`seconds` beside `base` in each round. Rounds are compared, not medians: what slows a whole round down leaves its ratio as it is."""
+    return [own / its for own, its in zip(seconds, base, strict=False)]
+
+
+def synchronize(device: torch.device) -> None:
+    """Waits until the device has done what was asked of it."""
+    if device.type == "cpu":
+        return
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is not None and accelerator.type == device.type:
+        torch.accelerator.synchronize(device)
+    else:
+        wait = getattr(getattr(torch, device.type, None), "synchronize", None)
+        if wait is not None:
+            wait()

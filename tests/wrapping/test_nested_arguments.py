@@ -1,0 +1,83 @@
+"""Tensors inside the lists, tuples and dicts of a call are cast as if they stood alone, and what holds them keeps its type."""
+
+from __future__ import annotations
+
+from collections import OrderedDict, namedtuple
+
+import pytest
+import torch
+
+import hmp
+from hmp.casting import map_tensors
+
+BF16 = torch.bfloat16
+Pair = namedtuple("Pair", "first second")
+
+
+class Tensors(list):
+    """A list with a constructor of its own."""
+
+    def __init__(self, owner, values):
+        super().__init__(values)
+        self.owner = owner
+
+
+class Two(tuple):
+    """A tuple with a constructor of its own."""
+
+    def __new__(cls, one, other):
+        return super().__new__(cls, (one, other))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [
+        lambda x: torch.aminmax(x),
+        lambda x: torch.linalg.slogdet(x.expand(4, 4) + torch.eye(4)),
+        lambda x: torch.std_mean(x),
+        lambda x: Pair(x.amin(), x.amax()),
+        lambda x: Two(x.amin(), x.amax()),
+        lambda x: Tensors("me", [x.amin(), x.amax()]),
+    ],
+    ids=["aminmax", "slogdet", "std_mean", "named tuple", "tuple's subclass", "list's subclass"],
+)
+def test_an_op_takes_several_tensors_in_whatever_holds_them(pair):
+    x = torch.randn(4)
+    first, second = pair(x)
+    with hmp.casts(hmp.Policy(bf16={"stack"})):
+        got = torch.stack(pair(x))
+    assert torch.equal(got, torch.stack([first.bfloat16(), second.bfloat16()])) and got.dtype is BF16
+
+
+def test_a_walk_gives_the_same_types_with_other_tensors_and_what_has_none_as_it_is():
+    x, words = torch.ones(2), ["a", "b"]
+    given = [x, (x, 3), Pair(x, None), {"x": x, "words": words}, Tensors("me", [x]), torch.aminmax(x), words]
+    got = map_tensors(given, torch.Tensor.double)
+    assert type(got) is list and [type(each) for each in got[1:]] == [type(each) for each in given[1:]]
+    assert got[0].dtype is torch.float64 and got[1][0].dtype is torch.float64 and got[1][1] == 3
+    assert got[2].first.dtype is torch.float64 and got[2].second is None and got[3]["x"].dtype is torch.float64
+    assert got[4].owner == "me" and got[4][0].dtype is torch.float64 and got[5].max.dtype is torch.float64
+    assert got[6] is words and got[3]["words"] is words
+    assert given[0] is x and given[4][0] is x and given[3]["x"] is x  # what was given is not written into
+
+
+def test_a_walk_goes_into_dicts_of_other_classes_where_it_is_asked_to():
+    x = torch.ones(2)
+    given = [OrderedDict(x=x)]
+    assert map_tensors(given, torch.Tensor.double) is given
+    (got,) = map_tensors(given, torch.Tensor.double, any_dict=True)
+    assert type(got) is dict and got["x"].dtype is torch.float64
+
+
+def test_a_function_may_write_into_what_holds_no_tensor_to_cast():
+    class Mine:
+        @staticmethod
+        def noting(tensors, notes):
+            notes["seen"] = [t.dtype for t in tensors]
+            return tensors[0]
+
+    hmp.register(Mine, "noting", "bf16")
+    notes = {}
+    with hmp.casts(hmp.Policy("mine")):
+        Mine.noting([torch.ones(2)], notes)
+    assert notes == {"seen": [BF16]}
