@@ -1,4 +1,4 @@
-"""A policy becomes a table of what is called in the place of each function of torch's, and that is put there."""
+"""Turns a policy into wrappers, one for each torch function that it changes, and puts switches in torch's places that call them."""
 
 from . import deciding, fx_interpreter, handed_out, placement, switches, user_functions
 from .deciding import Listed

@@ -1,4 +1,4 @@
-"""A graph of torch.fx follows the casts where it runs, as its model does: whether its code runs or an Interpreter walks through it."""
+"""torch.fx graphs are cast under the policy in force where they run, whether their generated code runs or an Interpreter."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from . import placement
 
 
 def follow() -> None:
-    """Has graphs hold torch's own builtins, and interpreters call what stands in their place, until patches.restore()."""
+    """Until patches.restore(): traced graphs hold torch's own functions, not switches, and an Interpreter calls the switches for them."""
     call_function = torch.fx.Interpreter.call_function
     handed: Any = torch.fx.Proxy.__torch_function__
     patches.swap(call_function, _of_standing(patches.plain(call_function)))

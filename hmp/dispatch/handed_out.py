@@ -1,11 +1,12 @@
-"""What torch hands to `__torch_function__` equals torch's own function, and is what the user finds under that name.
+"""`func` in `__torch_function__` is the same object that the user finds as `torch.mul`, and equals torch's own function.
 
-torch's C code looks a function up by its name, at the moment that it hands it out: a method on torch.Tensor, any other builtin in the
-module of torch._C that defines it. These places are answered here, with counterparts (counterparts.py).
+torch's C code looks `func` up by name when it calls a `__torch_function__`: a method on torch.Tensor, any other builtin in the module of
+torch._C that defines it. These look-ups are answered here, with counterparts (patching.stand_ins): objects that call the switch, and
+compare and hash as torch's function does.
 
-A method's counterpart is what `torch.Tensor.mul` gives; `x.mul(y)` and `x * y` call the switch as before. The places where users find
-other builtins (`torch.matmul`) hold switches, which are quicker to call; the first time that somebody is handed a function,
-counterparts take the switches' places, and those of the switches that anybody took meanwhile. Who does not use the protocol pays nothing.
+For a method, `torch.Tensor.mul` gives the counterpart, while `x.mul(y)` and `x * y` call the switch directly. For another builtin
+(`torch.matmul`) the user finds the switch, which is quicker to call, until a `__torch_function__` of the user's is called for the first
+time: then counterparts replace the switches there, and in all names that were bound to them. Without the protocol there is no cost.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.Wrappe
 
 
 def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> None:
-    """Answers for the functions of `sites`, each with its switch, until patches.restore(). `tables` gives what of hmp's holds switches."""
+    """Answers these look-ups for the functions of `sites`, each with its switch, until patches.restore(). `tables` gives the tables of
+    hmp's in which switches are not to be replaced."""
     with _lock:  # a handler of another thread may be handed something meanwhile
         if not _tables:
             _tables.append(tables)
@@ -74,7 +76,7 @@ def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
 
 
 def standing(original: Any, switch: Any) -> Any:
-    """What a name that took torch's function is to be bound to."""
+    """What a name of the user's that is bound to torch's function is bound to from now on: a method's counterpart, else the switch."""
     counterpart = _counterparts.get(original) if type(original) in _BUILTINS else None
     return counterpart if isinstance(counterpart, MethodCounterpart) else switch
 
@@ -91,7 +93,7 @@ def _counterpart(site: Site, switch: Callable[..., Any]) -> Counterpart:
 
 
 def _hand_out(original: Any, standing: Any) -> Any:
-    """What C code is answered that asks for a builtin to hand it out; anybody else who asks there gets what is `standing` there."""
+    """The counterpart of `original` for C code that is about to call a `__torch_function__`; `standing` for whoever else looks it up."""
     frame = sys._getframe(2)
     if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a switch or a wrapper
         return standing
@@ -103,7 +105,7 @@ def _hand_out(original: Any, standing: Any) -> Any:
 
 
 def _is_anybodys(call: types.FrameType) -> bool:
-    """Whether what torch hands out at this call goes to somebody else than hmp or a device that is in force."""
+    """Whether the `__torch_function__` that torch is about to call is the user's, not hmp's or that of torch.device as a context."""
     modes = _modes()
     if modes:
         return not _is_ours(type(_mode_at(modes - 1)).__module__)
@@ -130,13 +132,13 @@ def _is_ours(module: Any) -> bool:
 
 
 def _take_over() -> None:
-    """Has counterparts stand wherever users find builtins, from now on."""
+    """Replaces switches by counterparts wherever users find builtins, from now on."""
     with _lock:
         references.replace(_replaced(), [table for give in _tables for table in give()])
 
 
 def _replaced() -> dict[Any, Counterpart]:
-    """The switches that stood in users' places till now, with the counterparts that stand there."""
+    """Puts counterparts in the places where users find builtins; returns them by the switches that stood there."""
     switches: dict[Any, Counterpart] = {}
     while _places:
         original, places = _places.popitem()
@@ -147,7 +149,7 @@ def _replaced() -> dict[Any, Counterpart]:
 
 
 class _Function:
-    """Stands in the type that has the functions of `torch`: C code asks there."""
+    """A descriptor on the type of torch._C._VariableFunctions, where C code looks the functions of `torch` up."""
 
     def __init__(self, original: Any) -> None:
         self.original = original
@@ -157,7 +159,7 @@ class _Function:
 
 
 class _Defined:
-    """Stands for a function that a module of torch._C defines."""
+    """A descriptor on the class of a module of torch._C, for one function that the module defines."""
 
     def __init__(self, name: str, original: Any) -> None:
         self.name, self.original = name, original
@@ -181,7 +183,7 @@ class _Defined:
 
 
 class _Method:
-    """Stands in the metaclass of torch.Tensor: `torch.Tensor.mul` asks there first, `x.mul` does not."""
+    """A descriptor on the metaclass of torch.Tensor: `torch.Tensor.mul` looks there first, `x.mul` does not."""
 
     __slots__ = ("counterpart", "name", "switch")
 
@@ -219,7 +221,7 @@ class _Method:
         return self.name.startswith("__")
 
     def _past(self, change: Callable[[], None]) -> None:
-        """Changes a class as if nothing stood here."""
+        """Calls `change` while this descriptor is not on the metaclass, so that it changes the class itself."""
         with _lock:
             _change_type(_METACLASS, self.name, _MISSING)
             try:

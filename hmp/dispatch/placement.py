@@ -1,4 +1,4 @@
-"""Puts a policy's sites under hmp: a switch stands in the place of each."""
+"""Puts a switch in the place of each torch function that a policy changes."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def install(sites: Iterable[Site]) -> None:
 
 
 def standing(function: Any) -> Any:
-    """What stands in the place of torch's `function`: its switch, or itself where it has none."""
+    """The switch for torch's builtin `function`, or `function` itself where it has none."""
     switch: Any = _switches.get(id(function))
     return switch if switch is not None and switch.__wrapped__ is function else function
 
@@ -65,12 +65,12 @@ def originals() -> dict[int, Any]:
     return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]
 
 
-# Give what of hmp's holds switches, besides the table here.
+# Functions of other modules, each of which gives tables of hmp's that hold switches.
 holders: list[Callable[[], Iterable[Any]]] = []
 
 
 def _tables() -> list[Any]:
-    """What holds switches by hmp's doing."""
+    """The tables of hmp's that hold switches."""
     return [_switches, *(table for give in holders for table in give())]
 
 
@@ -80,7 +80,7 @@ def in_place() -> list[Callable[..., Any]]:
 
 
 def own(function: Any) -> Any:
-    """torch's builtin, for what stands in its place; anything else as it is."""
+    """torch's builtin where `function` is what stands in its place, else `function` itself."""
     return function.__wrapped__ if stands_in(function) and hasattr(function, "__wrapped__") else function
 
 

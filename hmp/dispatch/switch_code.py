@@ -1,6 +1,7 @@
-"""The code of switches, written for one builtin's parameters and one way of looking at them.
+"""Python source for switches: one for each builtin's parameters and each fast path.
 
-Where nothing is to be cast a switch reads dtypes and calls the op; what is ordinary it casts by itself; all else is the wrapper's.
+The fast path reads the arguments' dtypes: where they are right, the switch calls the op; plain tensors it casts by itself; for any other
+call it calls the wrapper.
 Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260.
 docs/architecture.md shows what is written for `linear`; in a traceback, a debugger and `inspect.getsource(F.linear.__code__)` its lines
 are found too.
@@ -39,9 +40,9 @@ NOT_GIVEN = _NotGiven()
 
 
 class FastPath(NamedTuple):
-    """How a switch sees that there is nothing to cast: `glance`, and the dtype that the rule casts to.
+    """What a switch looks at to see that a call has nothing to cast: `glance` names the test, `dtype` is the one that the rule casts to.
 
-    With `casts` it also casts by itself what is an ordinary tensor: "" for leaving that to the wrapper.
+    `casts` names the function with which the switch itself casts plain tensors; with "" it leaves that to the wrapper.
     """
 
     glance: Glance
@@ -53,7 +54,7 @@ PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
 
 
 def fast_path_of(rule: OpRule) -> FastPath:
-    """The look that tells, for a call under `rule`, that there is nothing to do but calling the op."""
+    """The fast path for an op under `rule`, NO_FAST_PATH where only the wrapper can tell whether there is something to cast."""
     dtype = rule.dtype
     if dtype is not None and rule.asks_for_kernels:
         return NO_FAST_PATH
@@ -77,13 +78,13 @@ def fast_path_of(rule: OpRule) -> FastPath:
 
 
 def replacement_in_region(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
-    """What is called for torch's function `key` under `here`, which is not the process's casts."""
+    """What to call for torch's function `key`, whose own code is `op`, where the context holds `here` and not PROCESS."""
     found: Callable[..., Any] = (here.now or state.in_force(here)).table.get(key, op)
     return found
 
 
 def given(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """A call as it was made, of the values of all parameters: positional arguments as far as they go, the others by name."""
+    """The arguments and keywords of a call, made again of the values of all parameters: what was not given is left out."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
     defaults = 0  # at the end of args: left out, for numpy's name of the parameter may be given
@@ -117,13 +118,13 @@ NAMES: dict[str, Any] = {
 
 @functools.cache
 def maker(signature: Signature | None, look: FastPath, regional: bool = False) -> Callable[..., Any]:
-    """_key, _op, _cast → a switch. All switches of a signature close over the same names, so that their code can be exchanged."""
+    """A function (_key, _op, _cast) → switch. All switches close over these three names, so that their `__code__` can be exchanged."""
     parameters = "any call" if signature is None else ", ".join(p.name for p in signature.parameters)
     return _maker(f"{parameters}; {look.glance or 'no look'}", source(signature, look, regional))
 
 
 def source(signature: Signature | None, look: FastPath, regional: bool = False) -> list[str]:
-    """The lines of a switch for these parameters and this way of looking at them."""
+    """The source lines of a switch for these parameters and this fast path."""
     return _any_call(look, regional) if signature is None else _known_call(signature, look, regional)
 
 
@@ -209,7 +210,7 @@ class _Calls:
         return [*self.usual(target, indent), f"{indent}{self.remade}", f"{indent}return {target}(*args, **kwargs)"]
 
     def answered(self, indent: str) -> list[str]:
-        """Handles what torch's function raised with nothing left to cast (R11)."""
+        """Lines of an `except`: tries again in float32 what torch's function raised with nothing left to cast (R11)."""
         found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
         return [indent + line for line in (self.remade, found, "if found is GIVEN_UP: raise", "return found")]
 
@@ -234,7 +235,7 @@ def _known_call(signature: Signature, look: FastPath, regional: bool = False) ->
 
 
 def _asked(calls: _Calls, regional: bool) -> list[str]:
-    """Asks what is in force, while anything but the process's casts may be."""
+    """Lines that ask which policy is in force, where it may be another one than the process's."""
     other = ["cast = replacement_in_region(here, _key, _op)", *calls.any("cast", "")]
     if regional:
         asked = ["    if not regions_open:", *calls.any("_op", "        "), "    here = get()"]
@@ -250,7 +251,7 @@ def _is_cast(parameter: Parameter) -> bool:
 
 
 def _casts(signature: Signature, look: FastPath, indent: str) -> list[str]:
-    """Casts the tensors that are no others than ordinary ones; `cast` is false where there is one that is."""
+    """Lines that cast the plain tensors among the arguments; they set `cast` to false where an argument is anything else."""
     to = str(look.dtype).removeprefix("torch.")
     others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
     lines = []
@@ -274,7 +275,7 @@ def _casts(signature: Signature, look: FastPath, indent: str) -> list[str]:
 
 
 def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]]:
-    """What usual calls give, with Python source that is true for it, "" for always."""
+    """The parameters that usual calls give, each time with a Python expression that is true for such a call, "" for always."""
     required = tuple(p for p in signature.usual if not p.optional)
     optional = [p for p in signature.usual if p.optional]
     if not optional:
@@ -284,7 +285,7 @@ def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]
 
 
 def _nothing_rare(signature: Signature) -> list[str]:
-    """Python source that is true where no parameter is given that is rarely given.
+    """Python expressions that are true where none of the parameters is given that are rarely given.
 
     The first one catches calls with too many arguments. numpy's name for a parameter that must be given need not be looked at: a call
     that gives both is one that torch refuses.
@@ -294,7 +295,7 @@ def _nothing_rare(signature: Signature) -> list[str]:
 
 
 def _condition(signature: Signature, look: FastPath) -> str:  # noqa: C901, PLR0912
-    """Python source that is true where nothing is to be cast; "" where no look tells."""
+    """A Python expression that is true where nothing is to be cast; "" where none can tell."""
     dtype = str(look.dtype).removeprefix("torch.")
     usual = signature.usual
     missing = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]

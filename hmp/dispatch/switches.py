@@ -1,7 +1,7 @@
-"""The functions that stand at torch's places: each asks what is in force here, and calls that, or torch's own op.
+"""Switches: the functions that stand in torch's places. Each asks which policy is in force, and calls its wrapper or torch's own op.
 
-A switch is made once and keeps its identity; what it does where the process's policy is in force is its code, exchanged when that policy
-changes. See switch_code.
+A switch is made once and stays the same object. Its code is written for one policy, the process's as a rule, under which it is quick;
+under any other it looks the op up in that policy's table. When the policy changes, `__code__` is exchanged. See switch_code.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from .switch_code import FIRST_CALL, NAMES, NO_FAST_PATH, PLAIN, maker
 
 
 def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
-    """A switch for torch's function `key`, which calls `op` until it is told of a policy; `site` is where a builtin stands."""
+    """A switch for torch's function `key`. It calls `op`, that function as torch has it, until `specialise_for` gives it a policy.
+
+    `site` is where a builtin stands, None for a Python function.
+    """
     switch = maker(None, PLAIN)(key, op, op)
     with _lock:
         _made.setdefault(key, []).append((switch, site))
@@ -27,11 +30,11 @@ def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
 
 
 def specialise_for(casts: CompiledPolicy) -> None:
-    """Makes every switch quick where `casts` are in force: the process's, or a region's while the process has none."""
+    """Has every switch be written for `casts`: the process's policy, or a region's while the process has none."""
     global _specialised_for
     with _lock:
         _specialised_for = casts
-        NAMES["FOCUS"] = NAMES  # nobody's casts: until all know of the new ones, whoever is in their region looks their table up
+        NAMES["FOCUS"] = NAMES  # no policy at all: until every switch is written anew, all of them look tables up
         plain = _plain()
         for key, switches in _made.items():
             cast = casts.table.get(key)
@@ -49,12 +52,12 @@ def keys() -> list[Any]:
 
 
 def respecialise() -> None:
-    """Tells switches that are new of the casts that the others are made for."""
+    """Writes all switches for the same policy again: some are new since."""
     specialise_for(_specialised_for)
 
 
 def is_specialised() -> bool:
-    """Whether the switches are made for casts that are in force anywhere."""
+    """Whether the policy that the switches are written for is in force, for the process or in a region."""
     return _specialised_for.policy is not None
 
 
@@ -68,7 +71,8 @@ def _is_regional() -> bool:
 
 
 def specialise(key: Any, op: Any) -> Any:
-    """The switch that calls `op`; all switches for `key` now have the code for the casts in focus, which takes 0.5 ms to write."""
+    """The switch that calls `op`. All switches for `key` get their code for the policy that `specialise_for` was given; that takes 0.5 ms,
+    and is done at an op's first call."""
     with _lock:
         cast: Any = _specialised_for.table.get(key)
         if hasattr(cast, "made"):
@@ -100,7 +104,7 @@ _READERS = frozenset({
 
 
 def forget() -> None:
-    """No switch stands anywhere any more."""
+    """Forgets all switches: torch's own functions are in their places again."""
     with _lock:
         _made.clear()
 
@@ -112,7 +116,7 @@ _made: dict[Any, list[tuple[Any, Site | None]]] = {}
 
 
 def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What comes of a call that raised `error` with nothing to cast (R11); GIVEN_UP where that is not a kernel's absence."""
+    """The result in float32 of a call with nothing to cast that raised `error` for want of a kernel (R11); GIVEN_UP for other errors."""
     if not hasattr(cast, "again"):
         return GIVEN_UP
     result = cast.again(error, args, kwargs)

@@ -1,4 +1,4 @@
-"""Users' own functions that take part: decorated ones, and those that `hmp.register` names."""
+"""Users' own functions that are cast as ops: those with one of hmp's decorators, and those given to `hmp.register`."""
 
 from __future__ import annotations
 

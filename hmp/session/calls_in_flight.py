@@ -1,7 +1,7 @@
-"""Calls of other threads that are under way: those that casts would catch half-way have ended when the casts come into force.
+"""Waits, before a policy comes into force, for calls that other threads are in the middle of.
 
-A Python function of torch's is one op, and what it calls inside is not decided again (R8). That is so where it is called through its
-switch under the casts; a call that began before them has nothing around it that says so.
+A torch function that is written in Python is one op, inside which nothing is cast again (R8): its wrapper sees to that. A call that began
+before the policy was in force has no wrapper around it, and the second half of it would be cast.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ PATIENCE = 5.0
 
 
 def wait_for(codes: Collection[types.CodeType]) -> None:
-    """Returns when every call that other threads are in now, of a function that has one of these codes, has ended.
+    """Returns when all calls that other threads are in now of functions with one of these codes have ended, or after PATIENCE seconds.
 
-    But for calls inside a call whose casts are off. Gives up after PATIENCE seconds.
+    It does not wait for calls made with casts off.
     """
     pending = [frame for stack in _stacks() for frame in _unmuted(stack, codes)]
     give_up = time.monotonic() + PATIENCE
@@ -33,7 +33,7 @@ def wait_for(codes: Collection[types.CodeType]) -> None:
 
 
 def _stacks() -> Iterator[list[types.FrameType]]:
-    """What each other thread is in, innermost call first."""
+    """The stack of each other thread, innermost call first."""
     own = threading.get_ident()
     for thread, innermost in sys._current_frames().items():
         if thread != own:

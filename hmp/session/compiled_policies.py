@@ -1,6 +1,6 @@
-"""A policy becomes casts: its table is made and torch patched for it.
+"""Makes a CompiledPolicy of a Policy, and patches torch for it.
 
-Casts are kept while a mark, a handle or a region holds them, and the latest a while longer.
+It is kept while a handle, a region or a module's mark holds it; the last few stay for their next use.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .log_observer import LogObserver
 lock = fork_safe.RLock()
 observers: list[Observer] = []
 
-# How many policies' casts are kept that nothing uses: a region in a loop finds its own again.
+# How many compiled policies are kept although nothing uses them: a region that is entered in a loop finds its own again.
 MOST = 32
 _casts: weakref.WeakValueDictionary[tuple[Policy, bool], CompiledPolicy] = weakref.WeakValueDictionary()
 _latest: OrderedDict[int, CompiledPolicy] = OrderedDict()  # by id, least recently used first
@@ -47,7 +47,8 @@ _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakV
 
 
 def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> CompiledPolicy:
-    """The casts of `policy`, its sites under hmp. `for_process` is whether switches hear of them next."""
+    """The compiled `policy`; switches stand in the place of every torch function that it changes. With `for_process` the caller puts it
+    in force for the process next, and writes the switches for it then."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         with lock:
@@ -62,7 +63,7 @@ def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool =
 
 
 def compile_for_scope(given: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
-    """The casts of `policy`, which the scoped lines of `given` make of it for some modules; an object of this application alone."""
+    """The compiled `policy`, which is what the policy `given` becomes in some modules of a model; a new object, for this scope alone."""
     shared = compile_policy(policy, is_verbose)
     # its own policy, which may be equal to another one and have other lines
     return _noted(CompiledPolicy(shared.table, policy, shared.fast_paths, given, scope_id), is_verbose)
@@ -83,7 +84,7 @@ def _keep(casts: CompiledPolicy) -> None:
 
 
 def make_again() -> None:
-    """Has all casts be what is registered and observed now."""
+    """Makes the tables of all compiled policies anew: what is registered, or who observes, has changed."""
     fresh: dict[tuple[Policy, bool], CompiledPolicy] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
@@ -94,7 +95,7 @@ def make_again() -> None:
 
 
 def put_out_of_force() -> None:
-    """Has all casts do nothing: threads that are still inside a region of theirs run plain torch from now on."""
+    """Empties all compiled policies: threads that are still inside a region run torch's own ops from now on."""
     for casts in list(_alive):
         casts.table, casts.policy, casts.fast_paths, casts.given = state.NOTHING, None, state.NOTHING, None
     _alive.clear()
@@ -105,7 +106,7 @@ def put_out_of_force() -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """Without garbage collections, each of which goes through all of torch: much is made here, and nearly nothing of it is garbage."""
+    """A stretch without garbage collections: each would go through all of torch, and little of what is made here is garbage."""
     if not gc.isenabled():
         yield
         return
@@ -127,7 +128,7 @@ def _no_longer_repaired() -> None:
 
 
 def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
-    """The policy's casts; its sites are patched on return. Whatever fails, fails before torch is touched."""
+    """The policy, newly compiled, with switches in place for it. If that fails, torch is patched as it was before."""
     decisions = deciding.switched(deciding.decide(policy))
     told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(

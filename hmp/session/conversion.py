@@ -1,4 +1,4 @@
-"""convert(), casts() and apply(): a policy comes into force for the process, a region, or a module's calls."""
+"""convert(), casts() and apply(): put a policy in force for the process, in a region, or in a module's calls."""
 
 from __future__ import annotations
 
@@ -180,8 +180,9 @@ bridge.entering.append(casts)
 
 
 class _CastsIn:
-    """A function that gives the casts of a policy with scoped lines in a model, which is marked from the first call until the function
-    is gone."""
+    """A function that returns the compiled policy for a region, where the policy has scoped lines for a model.
+
+    The model's modules are marked at the first call, and no longer once this function is garbage."""
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
         scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
@@ -203,12 +204,13 @@ class _CastsIn:
 
 
 def _refuse_tracing() -> None:
-    """Ends a compilation that meets hmp in place nowhere, where its bridge would stand for this code: the frame runs as it is then."""
+    """Raises while torch.compile traces a first casts(): nothing is patched yet, nor is the bridge that would answer Dynamo. Dynamo then
+    runs the frame uncompiled."""
     raise HmpError("the first hmp.casts() of a process cannot be compiled; call hmp.convert() or enter hmp.casts() once before")
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, which torch.compile leaves alone with all that it calls, while hmp's bridge does not see to that."""
+    """`function` with Dynamo disabled in it, as long as nothing is patched; later hmp's bridge to torch.compile sees to that."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
@@ -242,7 +244,9 @@ def _module(model: Any, where: str) -> torch.nn.Module:
 
 
 def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
-    """The casts of a policy with scoped lines where `outside` holds, by default in `model`; those of its modules are marks on them."""
+    """The compiled policy outside the modules that scoped lines speak of: `outside`, by default what holds in `model` itself.
+
+    Those modules are marked with compiled policies of their own."""
     policies = scopes.resolve(policy, model)
     outside = outside or policies[model]
     scope_id = module_calls.new_scope_id()
@@ -288,7 +292,7 @@ def observed_by(observer: Observer) -> Iterator[None]:
 
 
 def _make_again() -> None:
-    """Has every policy that is in use cast by what is registered and observed now."""
+    """Compiles every policy in use again: what is registered, or who observes, has changed."""
     if patches.installed():
         with compiled_policies.gc_paused():
             compiled_policies.make_again()
@@ -296,15 +300,16 @@ def _make_again() -> None:
 
 
 def _put_in_force() -> None:
-    """Has PROCESS follow the latest conversion."""
+    """Puts the latest conversion's policy in force for the process, none where there is no conversion."""
     _move_process_to(_converted[-1]._casts if _converted else CompiledPolicy(state.NOTHING, None))
 
 
 def _move_process_to(casts: CompiledPolicy) -> None:
-    """Has PROCESS and the switches be as `casts` are, so that each op of each thread runs under what was in force or under `casts`.
+    """Puts `casts` in force for the process; every op of every thread runs wholly under the old policy or wholly under the new one.
 
-    A builtin is one decision. A Python function of many is one because casts are off inside it (R8), where its table holds it: so
-    while there are other threads, such functions have casts off inside before anything casts, and until nothing does.
+    For a builtin that is so by itself. A torch function in Python calls many, and is one op because its wrapper has casts off inside (R8).
+    So while there are other threads it gets a wrapper that does only that before the new policy is in force, and keeps one until the
+    old policy is out of force.
     """
     old = PROCESS
     if not alone():
@@ -319,7 +324,7 @@ def _move_process_to(casts: CompiledPolicy) -> None:
 
 
 def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """A table for those that are written in Python: they run as torch has them, and casts are off inside."""
+    """A table for those of the functions that are written in Python: each calls torch's own code with casts off."""
     return {f: without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
 
 
@@ -330,7 +335,7 @@ def _set_process_policy(casts: CompiledPolicy) -> None:
 
 
 def _specialised(casts: CompiledPolicy) -> CompiledPolicy:
-    """`casts`, which the switches are made for unless there are others that they are made for."""
+    """`casts`; the switches are written for them, unless they are for another policy that is in force."""
     if not switches.is_specialised():
         with _lock:
             switches.specialise_for(casts)

@@ -1,4 +1,4 @@
-"""Patches of torch's code that is no op: optimizers, backward, checkpoints, construction, torch.autocast."""
+"""Patches of torch's Python code around ops: optimizers, backward, checkpoints, construction of modules, torch.autocast."""
 
 from . import (
     autocast,

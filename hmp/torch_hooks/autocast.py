@@ -1,4 +1,4 @@
-"""hmp together with torch.autocast (R17): torch.autocast's state is answered for, and its disabled regions switch casts off.
+"""hmp and torch.autocast know of each other (R17): questions for torch.autocast's state are answered, its disabled regions turn casts off.
 
 Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
 libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
@@ -72,9 +72,9 @@ _said = False
 
 
 class Paused(Off):
-    """No casts, because of `torch.autocast(enabled=False)`; `torch.autocast(enabled=True)` inside it brings them back.
+    """The state inside `torch.autocast(enabled=False)`: nothing is cast, until `torch.autocast(enabled=True)` inside it brings that back.
 
-    Void after a revert, which also takes away the patch that would see the region's end.
+    After a revert it stands for the state around the region, for the patch that would see the region's end is gone.
     """
 
     __slots__ = ("_installation",)
@@ -85,7 +85,7 @@ class Paused(Off):
 
     @property
     def off(self) -> Off:
-        """A plain "no casts": `disable_casts()` inside the region is not undone by torch.autocast."""
+        """The plain `Off`: what `disable_casts()` inside the region turns off no torch.autocast turns on."""
         return self.on.off
 
     @property
@@ -98,24 +98,24 @@ class Paused(Off):
 
     @property
     def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """What is in force: nothing, until a revert."""
+        """An empty table, until a revert."""
         return self._now().table
 
     @property
     def disabled(self) -> bool:  # type: ignore[override]
-        """Whether casts are off: they are, until a revert."""
+        """True, until a revert."""
         return self._now().disabled
 
     @property
     def policy(self) -> Any:  # type: ignore[override]
-        """The policy that is in force: None, until a revert."""
+        """None, until a revert."""
         return self._now().policy
 
 
 def install() -> None:
-    """Puts everything of this module in place, until patches.restore(); a second call does nothing.
+    """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
-    After the op's sites: torch's tables that are keyed by function are filled then, with torch's own functions.
+    To be called when switches are in place: torch's tables that are keyed by function are filled by then, with torch's own functions.
     """
     global _installation
     if _installation is not None:
@@ -159,7 +159,7 @@ def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 def _forget() -> None:
-    """Nothing of this is left: torch.compile's table is mended if it was made while the answers stood in torch's places."""
+    """Undoes what patches.restore() does not: a table of torch.compile's may have been made while the answers stood in torch's places."""
     global _installation, _said
     _installation, _said = None, False
     for changed in list(_stretches):
@@ -215,12 +215,12 @@ def is_torchs(module: str) -> bool:
 
 
 def answers() -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What stands in the place of torch.autocast's questions, and the questions themselves."""
+    """The functions that hmp puts in the places of `torch.is_autocast_enabled` and the like, each with torch's own."""
     return dict(_answers)
 
 
 def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any) -> Any:
-    """What user code is told under `policy` by one of torch.autocast's questions."""
+    """What `original`, `torch.is_autocast_enabled` or the like, is to return to the user's code where `policy` is in force."""
     if original.__name__ in _QUESTIONS:
         return True
     device_type = _DTYPES[original.__name__]
@@ -229,7 +229,7 @@ def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any)
 
 
 def inside(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
-    """What is in force inside a region of torch.autocast that is entered where `here` is."""
+    """The state inside a region of torch.autocast that is entered where `here` is in force."""
     return _resumed(here) if enabled else _paused(here)
 
 

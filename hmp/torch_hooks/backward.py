@@ -1,4 +1,4 @@
-"""User Python that autograd calls (R13)."""
+"""User Python that autograd calls, such as hooks, runs without lists (R13)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from .torchs_functions import replace
 
 
 def install() -> None:
-    """User Python that autograd calls (R13): hooks and autograd.Function.backward, and what packs saved tensors inside an op."""
+    """Until patches.restore(): no list applies in hooks and in autograd.Function.backward, and nothing is cast in the pack hooks of
+    saved tensors, which autograd calls inside an op."""
 
     def enter(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def push(self: Any) -> None:
@@ -56,7 +57,7 @@ def install() -> None:
 
 
 class _Engine:
-    """autograd's engine, which backward() and autograd.grad() ask, and some call themselves."""
+    """Stands for autograd's engine, whose `run_backward` backward() and autograd.grad() call."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

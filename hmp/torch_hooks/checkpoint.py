@@ -12,7 +12,7 @@ from .torchs_functions import replace, standing, swap
 
 
 def install() -> None:
-    """A recomputation runs under the state and policy of its forward, in whatever thread backward runs (R14)."""
+    """Until patches.restore(): a recomputation runs under the policy of its forward, in whatever thread backward runs (R14)."""
 
     def forward(original: Callable[..., Any]) -> Callable[..., Any]:
         return lambda ctx, run_function, *args: weight_cache.call_to_run_again(original, ctx, Bound(run_function), *args)

@@ -1,4 +1,4 @@
-"""What runs below an op is not decided again (R8)."""
+"""Python code that torch calls below an op, `__torch_dispatch__`, runs with casts off (R8)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ from .torchs_functions import standing, swap
 
 
 def install() -> None:
-    """What runs below an op is not decided again (R8): under a dispatch mode that is Python code, FakeTensorMode's for one, and for
-    tensor subclasses with a `__torch_dispatch__`."""
+    """Until patches.restore(): the `__torch_dispatch__` of modes (FakeTensorMode for one) and of tensor subclasses runs with casts off."""
 
     def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def entered(self: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A module of torch that is imported while torch is patched has torch's own functions in its tables, as one that was there before.
+"""Modules of torch that are imported while torch is patched: their tables get torch's own functions in place of hmp's switches.
 
 torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
 """
@@ -31,8 +31,10 @@ _then: dict[str, Callable[[], None]] = {}
 
 
 def install(own: Callable[[Any], Any]) -> None:
-    """Looks every module of torch over that is imported from now on, until patches.restore(). `own` gives torch's function for what
-    stands in its place, and anything else as it is."""
+    """Until patches.restore(): replaces switches by torch's functions in every module of torch that is imported from now on.
+
+    `own` returns torch's function for a switch, and anything else as it is.
+    """
     finder = _Finder(own)
     sys.meta_path.insert(0, finder)
     patches.on_restore(lambda: sys.meta_path.remove(finder))
@@ -40,8 +42,7 @@ def install(own: Callable[[Any], Any]) -> None:
 
 
 def after(then: Mapping[str, Callable[[], None]]) -> None:
-    """Has each of `then` called now, where the module of that name is imported, or as soon as somebody has imported it, until
-    patches.restore()."""
+    """Calls each function of `then` once the module that it is named by is imported: now, or when that happens before patches.restore()."""
     _then.update(then)
     for name, each in then.items():
         if name in sys.modules:
@@ -53,7 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """torch's own module, which is looked over when it has been imported."""
+        """The spec of a module of torch, with a loader that mends the module's tables once it is executed; None for other modules."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.partition(".")[0] in _ROOTS else None
         loader: Any = spec.loader if spec is not None else None
         if not isinstance(loader, importlib.machinery.SourceFileLoader):
@@ -79,7 +80,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Table:
-    """What modules hold, as far as they made it."""
+    """All objects that some modules made and hold: their dicts, lists, classes, functions, and what these hold."""
 
     def __init__(self, own: Callable[[Any], Any], modules: list[types.ModuleType]) -> None:
         self._own = own
@@ -88,7 +89,7 @@ class _Table:
         self._seen: dict[int, Any] = {}
 
     def mend(self) -> None:
-        """Puts torch's own functions in."""
+        """Replaces switches by torch's own functions in all of them."""
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
             holder = todo.pop()
@@ -97,7 +98,7 @@ class _Table:
                 todo += self._mended(holder)
 
     def _mended(self, holder: Any) -> list[Any]:  # noqa: C901, PLR0912
-        """What else is inside `holder`, in which torch's own functions are now."""
+        """Replaces switches in `holder`; returns what it holds, where there may be more."""
         kind = type(holder)
         if issubclass(kind, dict):
             items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(holder)]
@@ -150,7 +151,7 @@ class _Table:
         return list(vars(cls).values())
 
     def _other(self, value: Any) -> Any:
-        """What is to stand for `value`: a tuple cannot be changed, and another takes its place."""
+        """What is to take the place of `value`: torch's function for a switch, for a tuple that holds one a new tuple, else itself."""
         kind: Any = type(value)
         if not issubclass(kind, (tuple, frozenset)):
             return self._own(value)

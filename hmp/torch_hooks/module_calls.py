@@ -1,4 +1,4 @@
-"""Modules whose calls put casts in force: a mark on the module, and a `_call_impl` on its class that follows the mark.
+"""Modules whose calls put a policy in force: a mark on the module, and a `_call_impl` on its class that looks for it.
 
 The mark is in the module's `__dict__`, so that replicas and deep copies carry it. A pickle does not: it loads where hmp is
 not installed, and takes no policy along.
@@ -23,8 +23,11 @@ _KEY = "_hmp_applied"
 
 
 class Mark:
-    """What a module's calls put in force: `casts`, which `apply()` left, wherever it is called, else what is `inside` for the application
-    that is in force there."""
+    """Says what calls of a module put in force: `casts`, the policy of `apply()`, wherever the module is called.
+
+    Where that is None, `inside` holds the policies that scoped lines give the module, by scope id: one of them is put in force where the
+    policy with that scope id is in force around the call.
+    """
 
     __slots__ = ("__weakref__", "casts", "inside", "module")
 
@@ -45,7 +48,7 @@ class Mark:
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
 _changes = 0
-# Numbers for policies whose scoped lines are resolved for a model.
+# Gives a scope id for each resolution of a policy's scoped lines for a model.
 new_scope_id = functools.partial(next, itertools.count(1))
 
 
@@ -55,14 +58,14 @@ def _count_change() -> None:
 
 
 def mark(module: torch.nn.Module, casts: CompiledPolicy) -> None:
-    """Has `casts` in force during every call of `module` and of its deep copies."""
+    """Marks `module`: `casts` are in force during every call of it and of its deep copies."""
     _follow_marks(type(module))
     found: Mark | None = vars(module).get(_KEY)
     _put(module, casts, {} if found is None else found.inside)
 
 
 def mark_inside(module: torch.nn.Module, casts: CompiledPolicy) -> None:
-    """Has `casts` in force during the calls of `module` that are made where casts of the same application are."""
+    """Marks `module`: `casts` are in force during those calls of it that are made where a policy of the same scope id is in force."""
     _follow_marks(type(module))
     found: Mark | None = vars(module).get(_KEY)
     inside = {} if found is None else found.inside
@@ -79,7 +82,7 @@ def _put(module: torch.nn.Module, casts: CompiledPolicy | None, inside: dict[int
 
 
 def _follow_marks(cls: type[torch.nn.Module]) -> None:
-    """Has calls of such modules follow their marks."""
+    """Patches the class, so that calls of its modules look for marks."""
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
@@ -96,13 +99,13 @@ def _follow_marks(cls: type[torch.nn.Module]) -> None:
 
 
 def given_to(module: torch.nn.Module) -> Any:
-    """The policy that is applied to `module`, with its scoped lines; None for none."""
+    """The policy that `apply()` put on `module`, as the user gave it; None without one."""
     found = module.__dict__.get(_KEY)
     return None if found is None or found.casts is None else found.casts.given
 
 
 def unmark(model: torch.nn.Module) -> None:
-    """Undoes `mark` for `model`, and what was marked inside it for the same application; nothing where there is no mark."""
+    """Undoes `mark` for `model`, and `mark_inside` for its submodules of the same scope id; does nothing where there is no mark."""
     found: Mark | None = vars(model).get(_KEY)
     if found is None or found.casts is None:
         return
@@ -115,14 +118,14 @@ def unmark(model: torch.nn.Module) -> None:
 
 
 def _held_by_others(scope_id: int) -> set[torch.nn.Module]:
-    """What the models that are still marked for this application hold: a shallow copy has the modules of the model that it is of."""
+    """The modules of models that are still marked with this scope id: a shallow copy of a model shares its submodules."""
     marks = [each for each in list(_marks) if each.casts is not None and each.casts.scope_id == scope_id]
     models = [model for each in marks if (model := each.module()) is not None and vars(model).get(_KEY) is each]
     return {module for model in models for module in model.modules()}
 
 
 def unmark_scope(scope_id: int) -> None:
-    """Undoes `mark_inside` for all modules that are marked for this application, deep copies included."""
+    """Undoes `mark_inside` for all modules with this scope id, deep copies included."""
     for each in list(_marks):
         module = each.module()
         if module is not None:
@@ -151,12 +154,12 @@ def any_marked() -> bool:
 
 
 def casts_here(module: torch.nn.Module) -> CompiledPolicy | None:
-    """What a call of `module` puts in force here, None for nothing."""
+    """The policy that a call of `module` puts in force here; None where it changes nothing."""
     return casts_for(module, state.here()) if _KEY in module.__dict__ else None
 
 
 def casts_for(module: torch.nn.Module, here: CompiledPolicy | Off) -> CompiledPolicy | None:
-    """What a call of `module` puts in force where `here` is, None for nothing."""
+    """The policy that a call of `module` puts in force where the state is `here`; None where it changes nothing."""
     found: Mark | None = module.__dict__.get(_KEY)
     if found is None or here.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None

@@ -17,7 +17,7 @@ _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "lo
 
 
 def install() -> None:
-    """Mutes the construction of every module, of classes made later too, until patches.restore()."""
+    """Turns casts off in the construction of every module, of classes made later too, until patches.restore()."""
     for cls in subclasses(torch.nn.Module):
         _mute(cls)
     own: Any = vars(torch.nn.Module).get("__init_subclass__")
@@ -37,7 +37,7 @@ def install() -> None:
 
 
 class QuietInit:
-    """Stands for a class's `__init__`: the outermost one of a construction runs with casts off, the ones it calls run plainly.
+    """Stands for a class's `__init__`. Called where casts are on, it runs with casts off; a base's that it calls finds them off already.
 
     A descriptor and no wrapper: frames between a subclass's `__init__` and its base's would hide the arguments from code that
     collects them by walking the stack, and `Class.__init__` stays the very function that was there.
@@ -69,7 +69,8 @@ def _mute(cls: type) -> None:
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
-    """nn.Module.__init__, which finds casts on when the class got its `__init__` after it was made (dataclasses, wrappers)."""
+    """nn.Module.__init__ for classes that got an `__init__` after they were made (dataclasses): it finds casts still on, and turns them off
+    until the construction returns."""
 
     def init(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if state.casts_enabled():
@@ -94,7 +95,7 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
 
 
 class UntilReturn(Off):
-    """No casts until a frame returns; then what was before."""
+    """A state in which nothing is cast until a frame returns; from then on it stands for the state before."""
 
     __slots__ = ("_before", "_entered", "_frame")
 
@@ -105,7 +106,7 @@ class UntilReturn(Off):
         self._frame = frame
 
     def in_force(self) -> CompiledPolicy | Off:
-        """What is in force: nothing while the frame runs."""
+        """`Off` while the frame is on the stack; the state before once it is not."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back

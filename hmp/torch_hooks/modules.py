@@ -1,4 +1,4 @@
-"""Modules of torch's whose own Python would refuse, skip or misread casts."""
+"""Modules of torch whose own Python code would go wrong under casts: checks of dtypes, fused kernels, other threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .torchs_functions import replace
 
 
 def install() -> None:
-    """Puts everything of this module in place, until patches.restore()."""
+    """Patches those modules of torch until patches.restore()."""
     replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
     replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)

@@ -63,9 +63,10 @@ def _functions() -> Iterator[types.FunctionType]:
 
 
 def codes() -> set[types.CodeType]:
-    """What a call has for a body that is never cast, or that sets what is, and that began before install(): backward, optimizer steps.
+    """The code of functions that are never cast, or in which the state is set (backward, optimizer steps): a call of one that began before
+    install() must end before a policy comes into force.
 
-    But for data loading, in which a thread may wait for as long as it likes.
+    Data loading is left out: a thread may wait in it for as long as it likes.
     """
     found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
     return found | {torch_private.run_backward.__code__}

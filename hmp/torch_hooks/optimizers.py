@@ -17,7 +17,7 @@ from .torchs_functions import standing, swap
 
 
 def install() -> None:
-    """Every optimizer class that has been used, and through `_patch_step_function` every one that will be."""
+    """Until patches.restore(): the steps of every optimizer class that has been used, and of those that will be, run with casts off."""
     for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer)):
         _mute_step(cls)
 
@@ -41,7 +41,7 @@ def _mute_step(cls: type) -> None:
 
 def _step(original: Callable[..., Any]) -> Callable[..., Any]:
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # the closure runs the forward: as if it were called outside
+        # the closure runs the forward pass, under the state outside the step
         args = tuple(Bound(a) if callable(a) else a for a in args)
         if callable(kwargs.get("closure")):
             kwargs["closure"] = Bound(kwargs["closure"])
@@ -55,7 +55,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _free_copies(optimizer: Any) -> None:
-    """Frees the copies of the weights that an optimizer has just written: that they are of no use shows only when a weight is used."""
+    """Frees the low-precision copies of the weights that an optimizer has just written; they would be found stale only at the next use."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group.get("params", ()):
             weight_cache.let_go(parameter)

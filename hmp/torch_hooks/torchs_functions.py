@@ -1,4 +1,4 @@
-"""Python functions of torch's, by module and name, and what is put in their places."""
+"""Finds torch's Python functions by module and name, and replaces them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..patching import patches
 
 
 def find(module_name: str, name: str) -> types.FunctionType | None:
-    """The function that stands there, None where this torch has none."""
+    """The Python function of that name, "Class.method" for a method; None where this torch has none."""
     owner: Any = importlib.import_module(module_name)
     *owners, attribute = name.split(".")
     for each in owners:
@@ -34,6 +34,6 @@ def replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Ca
 
 
 def swap(function: types.FunctionType | None, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Has a function do what `make` makes of it, until patches.restore()."""
+    """Has `function` do what `make(function)` does, until patches.restore(); nothing for None."""
     if function is not None:
         patches.swap(function, make(patches.plain(function)))
