@@ -15,7 +15,7 @@ from typing import Any
 
 def run_as_parent_would() -> dict[str, Any]:
     """What the parent's script defines, run under hmp as `__mp_main__`."""
-    from . import run  # by its whole name: this file is run by its path
+    from . import run
 
     values = json.loads(os.environ[run.OF_PARENT])
     name, path = values.pop("init_main_from_name", None), values.pop("init_main_from_path", None)
