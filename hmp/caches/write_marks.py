@@ -60,10 +60,10 @@ def shown(tensor: Tensor, version: int) -> tuple[Any, ...]:
 
 
 def looks_as_now(tensor: Tensor) -> Callable[[Tensor], bool]:
-    """A quick question: True only for a tensor that shows its memory from the same offset on as `tensor` does now.
+    """A quick question: True only for a tensor that is `shown` as `tensor` is now, but for version and offset, which are to be asked too.
 
-    It may say False of such a tensor too: in inference mode of one that was asked about outside. Dynamo's guards ask all but a tensor's
-    offset and version in one call.
+    It may say False of such a tensor as well: in inference mode of one that was asked about outside. It is what Dynamo's guards ask, in
+    one call.
     """
     return _never if _guards is None else _guards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 

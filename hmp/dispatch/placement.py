@@ -55,11 +55,6 @@ def standing(function: Any) -> Any:
     return switch if switch is not None and switch.__wrapped__ is function else function
 
 
-def standing_switches() -> list[Any]:
-    """All switches for builtins."""
-    return list(_switches.values())
-
-
 def originals() -> dict[int, Any]:
     """torch's builtins that switches stand for, by id."""
     return {id(switch.__wrapped__): switch.__wrapped__ for switch in _switches.values()}  # type: ignore[attr-defined]

@@ -108,19 +108,6 @@ def replace(owner: Any, name: str, value: Any) -> None:
         setattr(owner, name, value)
 
 
-def originals() -> dict[int, Any]:
-    """What stood in the places of what was put there: by the id of that function or property, what its owner gave then."""
-    found: dict[int, Any] = {}
-    for owner, name, old, value in list(_rebound.values()):
-        if old is _MISSING and isinstance(owner, type):
-            was = getattr(super(owner, owner), name, _MISSING)  # inherited
-        else:
-            was = old.__get__(None, owner) if isinstance(old, (staticmethod, classmethod)) else old
-        if was is not _MISSING:
-            found[id(getattr(value, "__func__", value))] = was
-    return found
-
-
 def on_restore(undo: Callable[[], None]) -> None:
     """Has `undo` called by `restore()`: for hooks that torch itself offers."""
     _undo.append(undo)

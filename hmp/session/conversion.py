@@ -129,7 +129,7 @@ def revert() -> None:
         compiled_policies.put_out_of_force()
         module_calls.unmark_all()
         _regions_entered = False
-        stood = placement.standing_switches(), handed_out.counterparts()
+        stood = placement.in_place(), handed_out.counterparts()
         patches.restore()
         references.give_back(*stood)
 
