@@ -90,7 +90,7 @@ class Shadows(TorchDispatchMode):
         self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
 
-    def _keep(  # noqa: C901, PLR0912, PLR0913
+    def _keep(  # noqa: PLR0913
         self, func: Any, known: Facts, call: Call, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any
     ) -> None:
         made = _tensors(out)
@@ -99,36 +99,34 @@ class Shadows(TorchDispatchMode):
             # torch has no such op in float32: the reference goes on from here with the values that there are
             self._take_over(out)
             return
-        if written and not func._schema.returns:
+        writes_only = bool(written) and not func._schema.returns
+        exact_outs = None if exact is None or known.takes_workspace or writes_only else again(exact, made)
+        if writes_only:
             made, reference_outs = written, [self.reference(t) for t in written]
-        exact_outs: list[Tensor] | None = None
-        if exact is not None and not known.takes_workspace:
-            exact_outs = again(exact, made)
-            if exact_outs is not None and written and not func._schema.returns:
-                exact_outs = None
         if known.is_view:
             self._keep_views(func, made, reference_outs, wide, again)
             return
         held = {id(t) for t in written}
-        for i, (tensor, reference) in enumerate(zip(made, reference_outs, strict=True)):
-            if not (tensor.is_floating_point() or tensor.is_complex()):
-                if known.has_workspace and tensor.dtype is torch.uint8:
+        for tensor, reference, in_float32 in zip(made, reference_outs, exact_outs or [None] * len(made), strict=True):
+            if tensor.is_floating_point() or tensor.is_complex():
+                if id(tensor) not in held:
                     self._references[tensor] = reference
-                continue
-            if id(tensor) not in held:
+                self._keep_result(known, call, tensor, reference, in_float32, exact is None)
+            elif known.has_workspace and tensor.dtype is torch.uint8:
                 self._references[tensor] = reference
-            in_float32 = exact_outs[i] if exact_outs is not None else None
-            if in_float32 is not None:
-                into = self._casts if known.name in _CASTS and self._attribution.ops.outermost is not None else self._inside
-                if self._attribution.ops.outermost is not None or call.node is not None:
-                    into[tensor] = in_float32
-            if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
-                own = distance(tensor, in_float32) if in_float32 is not None else None
-                if own is None and exact is None:
-                    own = Distance(0.0, 0.0)
-                # the error of a copy that the op made of its input is part of the op's own
-                is_part = known.name in _CASTS and self._attribution.ops.outermost is not None
-                self._seen(call, known.name, tensor.dtype, own, distance(tensor, reference), is_part)
+
+    def _keep_result(self, known: Facts, call: Call, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool) -> None:
+        """Keeps what the op gives in float32 of the same inputs, and counts how far its own result is from that and from the reference.
+
+        `is_exact`: no input is in a low dtype, so that the op's own result is what float32 gives."""
+        is_inside = self._attribution.ops.outermost is not None
+        # the error of a copy that the op made of its input is part of the op's own
+        is_part = known.name in _CASTS and is_inside
+        if in_float32 is not None and (is_inside or call.node is not None):
+            (self._casts if is_part else self._inside)[tensor] = in_float32
+        if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
+            own = distance(tensor, in_float32) if in_float32 is not None else Distance(0.0, 0.0) if is_exact else None
+            self._seen(call, known.name, tensor.dtype, own, distance(tensor, reference), is_part)
 
     def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
         sources = [t for t in wide if isinstance(t, Tensor)]

@@ -87,6 +87,9 @@ class _Table:
         self._modules = modules
         self._names = {module.__name__ for module in modules}
         self._seen: dict[int, Any] = {}
+        self._containers: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
+            (dict, self._in_dict), (list, self._in_list), (set, self._in_set), ((tuple, frozenset), list),
+        )  # fmt: skip
 
     def mend(self) -> None:
         """Replaces switches by torch's own functions in all of them."""
@@ -97,37 +100,16 @@ class _Table:
                 self._seen[id(holder)] = holder  # kept, so that the id stays its own
                 todo += self._mended(holder)
 
-    def _mended(self, holder: Any) -> list[Any]:  # noqa: C901, PLR0912
+    def _mended(self, holder: Any) -> list[Any]:
         """Replaces switches in `holder`; returns what it holds, where there may be more."""
         kind = type(holder)
-        if issubclass(kind, dict):
-            items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(holder)]
-            if any(key is not own for key, _, own, _ in items):
-                holder.clear()  # so that the order is as it was
-                holder.update((own, value) for _, _, own, value in items)
-            else:
-                holder.update((key, own) for key, value, _, own in items if value is not own)
-            return [each for item in items for each in item[2:]]
-        if issubclass(kind, list):
-            for i, value in enumerate(holder):
-                other = self._other(value)
-                if other is not value:
-                    holder[i] = other
-            return list(holder)
-        if issubclass(kind, set):
-            for value in [value for value in holder if self._other(value) is not value]:
-                holder.remove(value)
-                holder.add(self._other(value))
-            return list(holder)
-        if issubclass(kind, (tuple, frozenset)):
-            return list(holder)
+        for kinds, mended in self._containers:
+            if issubclass(kind, kinds):
+                return mended(holder)
         if kind is types.CellType:
             return self._in_cell(holder)
         if kind is types.FunctionType:
-            if holder.__module__ not in self._names:
-                return []
-            holder.__defaults__ = self._other(holder.__defaults__)
-            return [*(holder.__closure__ or ()), *(holder.__defaults__ or ()), holder.__kwdefaults__, vars(holder)]
+            return self._in_function(holder) if holder.__module__ in self._names else []
         if issubclass(kind, type):
             return self._in_class(holder) if holder.__module__ in self._names else []
         if issubclass(kind, (staticmethod, classmethod)):
@@ -135,6 +117,32 @@ class _Table:
         if kind is functools.partial:
             return [holder.func, *holder.args, holder.keywords]
         return [vars(holder)] if kind.__module__ in self._names and hasattr(holder, "__dict__") else []
+
+    def _in_dict(self, held: dict[Any, Any]) -> list[Any]:
+        items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(held)]
+        if any(key is not own for key, _, own, _ in items):
+            held.clear()  # so that the order is as it was
+            held.update((own, value) for _, _, own, value in items)
+        else:
+            held.update((key, own) for key, value, _, own in items if value is not own)
+        return [each for item in items for each in item[2:]]
+
+    def _in_list(self, held: list[Any]) -> list[Any]:
+        for i, value in enumerate(held):
+            other = self._other(value)
+            if other is not value:
+                held[i] = other
+        return list(held)
+
+    def _in_set(self, held: set[Any]) -> list[Any]:
+        for value in [value for value in held if self._other(value) is not value]:
+            held.remove(value)
+            held.add(self._other(value))
+        return list(held)
+
+    def _in_function(self, function: types.FunctionType) -> list[Any]:
+        function.__defaults__ = self._other(function.__defaults__)
+        return [*(function.__closure__ or ()), *(function.__defaults__ or ()), function.__kwdefaults__, vars(function)]
 
     def _in_cell(self, cell: types.CellType) -> list[Any]:
         try:

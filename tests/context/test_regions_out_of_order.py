@@ -375,40 +375,6 @@ def test_an_asynchronous_generator_that_another_task_closes() -> None:
     assert asyncio.run(main()) == ["nothing", "nothing", "LISTS"]
 
 
-def test_one_region_object_in_many_threads_at_once() -> None:
-    region, wrong = hmp.disable_casts(), []
-    barrier = threading.Barrier(4)
-
-    def work() -> None:
-        barrier.wait()
-        for _ in range(200):
-            with region:
-                if in_force() != "nothing":
-                    wrong.append("inside")
-                with region, hmp.enable_casts():
-                    if in_force() != "LISTS":
-                        wrong.append("enabled")
-            if in_force() != "LISTS":
-                wrong.append("outside")
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_with_gives_the_region() -> None:
-    region = hmp.casts(OTHER)
-    with region as given:
-        assert given is region and in_force() == "OTHER"
-    with hmp.disable_casts() as off, hmp.enable_casts() as on:
-        assert repr(off) == "hmp.disable_casts()" and repr(on) == "hmp.enable_casts()"
-    with contextlib.ExitStack() as stack:
-        assert stack.enter_context(region) is region
-
-
 def test_an_autocast_region_that_revert_ended_is_looked_through() -> None:
     seen = []
     with torch.autocast("cpu", enabled=False):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -14,9 +13,6 @@ import torch.nn.functional as F
 
 import hmp
 from oracle import BF16, F32, F64
-
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
-corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"the corpus of published lists is not here: {CORPUS}")
 
 
 @pytest.fixture
@@ -327,77 +323,3 @@ def test_lists_the_same_o2_is_a_preset() -> None:
     with hmp.casts("habana-o2"):
         assert mm() is BF16
         assert ran_in(lambda a: torch.tanh(a), (2,), dtype=BF16) is F32
-
-
-# The published lists
-
-
-def names_in(file: Path) -> list[str]:
-    lines = (line.split("#")[0] for line in file.read_text(encoding="utf-8-sig").splitlines())
-    return [word.strip() for line in lines for word in line.split(",") if word.strip()]
-
-
-def list_files() -> list[Path]:
-    return sorted((CORPUS / "habana-lists").rglob("*.txt"))
-
-
-def gaudi_files() -> list[Path]:
-    return sorted((CORPUS / "gaudi-configs").glob("*.json"))
-
-
-@corpus
-@pytest.mark.parametrize("file", list_files(), ids=lambda p: p.stem)
-def test_lists_every_name_of_a_published_list_resolves(file: Path, write, empty) -> None:
-    names = names_in(file)
-    assert names
-    rule = "fp32" if "fp32" in file.name else "bf16"
-    for name in names:
-        lists = {"bf16": empty, "fp32": empty, "promote": empty} | {rule: write(name, "one.txt")}
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            policy = hmp.Policy.from_files(**lists)
-        with hmp.casts(policy):
-            found = hmp.explain(name)
-            assert found.sites, f"{name} of {file.name} covers no function"
-            assert name in str(found) and rule in str(found).lower()
-
-
-@corpus
-@pytest.mark.parametrize("folder", sorted({p.parent for p in list_files()}), ids=lambda p: p.name)
-def test_lists_the_published_pairs_load_as_they_stand(folder: Path) -> None:
-    for bf16 in folder.glob("*bf16*.txt"):
-        fp32 = bf16.with_name(bf16.name.replace("bf16", "fp32"))
-        hmp.convert(bf16_file_path=str(bf16), fp32_file_path=str(fp32) if fp32.is_file() else "")
-        assert mm() is (BF16 if "mm" in names_in(bf16) else F32)
-        assert ran_in(lambda a: F.linear(a, a), (2, 2)) is BF16
-        hmp.revert()
-
-
-@corpus
-@pytest.mark.parametrize("file", gaudi_files(), ids=lambda p: p.stem)
-def test_lists_a_published_gaudi_configuration_is_a_policy(file: Path) -> None:
-    config = json.loads(file.read_text())
-    for source in (file, config):
-        policy = hmp.Policy.from_gaudi_config(source)
-        assert set(policy.bf16) == set(config["hmp_bf16_ops"]) and set(policy.fp32) == set(config["hmp_fp32_ops"])
-        with hmp.casts(policy):
-            assert ran_in(lambda a: F.linear(a, a), (2, 2)) is BF16
-            assert ran_in(lambda a: F.log_softmax(a, 0), (2,), dtype=BF16) is F32
-
-
-PUBLISHED_BF16 = """addmm batch_norm bmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d dot dropout dropout1d
-dropout2d dropout3d group_norm instance_norm layer_norm leaky_relu linear matmul mm mul mv relu t"""
-PUBLISHED_FP32 = """binary_cross_entropy binary_cross_entropy_with_logits cross_entropy div divide embedding embedding_bag log log2
-log_softmax nll_loss smooth_l1_loss softmax topk truediv"""
-
-
-def test_lists_the_default_lists_are_habanas_to_the_letter() -> None:
-    policy = hmp.Policy.load("habana")
-    assert policy.bf16 == frozenset(PUBLISHED_BF16.split())
-    assert policy.fp32 == frozenset(PUBLISHED_FP32.split())
-    assert {"add", "sub", "cat", "stack", "baddbmm", "lerp"} <= policy.promote
-    resnet, bert = hmp.Policy.load("resnet50"), hmp.Policy.load("bert")
-    assert resnet.bf16 == frozenset("addmm avg_pool2d bmm conv2d dot max_pool2d mm mv relu t linear".split())
-    assert resnet.fp32 == frozenset("cross_entropy log_softmax softmax nll_loss topk".split())
-    assert bert.bf16 == frozenset("add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split())
-    assert bert.fp32 == frozenset("embedding nll_loss log_softmax".split())

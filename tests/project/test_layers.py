@@ -173,6 +173,9 @@ def test_no_file_and_no_function_is_longer_than_one_thought() -> None:
     files = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values()}
     functions = {name: length for path in MODULES.values() for name, length in _functions(path)}
     assert {name: length for name, length in files.items() if length > LONGEST_FILE} == LONGER_FILES
+    others = [path for folder in ("tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert others
+    assert not [path for path in others if len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]
     assert {name: length for name, length in functions.items() if length > LONGEST_FUNCTION} == LONGER_FUNCTIONS
 
 

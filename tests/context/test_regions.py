@@ -1,0 +1,64 @@
+"""One region object, entered by many threads and in many ways."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from trap_kit import policy
+
+BF16, F32 = torch.bfloat16, torch.float32
+LISTS, OTHER = policy(bf16=["linear"]), policy(bf16=["tanh"])
+x = torch.randn(2, 2)
+
+
+def in_force() -> str:
+    """What is in force here, by what torch computes in."""
+    found = F.linear(x, x).dtype, torch.tanh(x).dtype
+    return {(BF16, F32): "LISTS", (F32, BF16): "OTHER", (F32, F32): "nothing"}[found]
+
+
+@pytest.fixture(autouse=True)
+def converted() -> Iterator[None]:
+    with hmp.convert(policy=LISTS):
+        yield
+
+
+def test_one_region_object_in_many_threads_at_once() -> None:
+    region, wrong = hmp.disable_casts(), []
+    barrier = threading.Barrier(4)
+
+    def work() -> None:
+        barrier.wait()
+        for _ in range(200):
+            with region:
+                if in_force() != "nothing":
+                    wrong.append("inside")
+                with region, hmp.enable_casts():
+                    if in_force() != "LISTS":
+                        wrong.append("enabled")
+            if in_force() != "LISTS":
+                wrong.append("outside")
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_with_gives_the_region() -> None:
+    region = hmp.casts(OTHER)
+    with region as given:
+        assert given is region and in_force() == "OTHER"
+    with hmp.disable_casts() as off, hmp.enable_casts() as on:
+        assert repr(off) == "hmp.disable_casts()" and repr(on) == "hmp.enable_casts()"
+    with contextlib.ExitStack() as stack:
+        assert stack.enter_context(region) is region
