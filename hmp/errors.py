@@ -1,4 +1,4 @@
-"""The error family. Every message says where, what, and the remedy."""
+"""The exceptions that hmp raises. Every message says where the problem is, what it is, and the remedy."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 
 class HmpError(Exception):
-    """Anything that hmp refuses to do."""
+    """The base class of hmp's exceptions; itself raised for wrong arguments and for calls that are not possible now."""
 
 
 class OpListError(HmpError, ValueError):
-    """A list of ops that cannot be used; `path` and `line` say where, as far as they are known."""
+    """A list of ops that cannot be used. `path` and `line` (from 1) say where; None where that is not known."""
 
     def __init__(self, message: str, path: str | Path | None = None, line: int | None = None) -> None:
         self.path = None if path is None else str(path)
@@ -21,7 +21,7 @@ class OpListError(HmpError, ValueError):
 
 
 class NonFiniteError(HmpError):
-    """An op made NaN or Inf out of finite inputs, or one came in with the data; `finding` says which, where, and what to try."""
+    """An op computed NaN or Inf from finite inputs, or the data contained one. `finding` says which op, where, and what to try."""
 
     def __init__(self, message: str, finding: Any = None) -> None:
         self.finding = finding

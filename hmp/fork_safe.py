@@ -1,7 +1,7 @@
-"""Locks that a forked process finds free, and what they guard in one piece.
+"""Locks that are free in a forked process, with the state that they guard whole.
 
-Only the thread that forks goes on in the child: a lock that another one holds there would be held for ever, with what it guards half
-changed. So a fork waits until all of them are free.
+Only the forking thread runs on in the child process. A lock that another thread held at the fork would stay locked there for ever, and the
+state behind it half changed. So a fork first takes all locks made here; parent and child release them after it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import time
 import weakref
 from typing import Any
 
-# The longest that a fork waits. A lock that is held longer is new in the child, whatever it guards.
+# Seconds that a fork waits at most. A lock that another thread holds longer is reset in the child, whatever state it guards.
 PATIENCE = 10.0
 
 _locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
@@ -27,12 +27,13 @@ def RLock() -> threading.RLock:  # in the place of threading's
 
 
 def _before() -> None:
+    """Takes all locks for the forking thread, or those that it gets in PATIENCE seconds."""
     give_up = time.monotonic() + PATIENCE
     held: list[threading.RLock] = []
     _held_by.locks = held
     contested: threading.RLock | None = None
     while (left := give_up - time.monotonic()) > 0:
-        # waits for one lock while it holds none, for whoever holds that one may wait for another
+        # it waits for a lock only while it holds none: the thread that holds that one may be waiting for another
         if contested is not None:
             if not contested.acquire(timeout=left):
                 return
@@ -44,7 +45,7 @@ def _before() -> None:
 
 
 def _take_others(held: list[threading.RLock]) -> threading.RLock | None:
-    """Takes all locks that are not held by now, until one is not to be had, which is given back; None for all."""
+    """Takes the locks that are not in `held`, without waiting. Returns the first one that is not free, None once all are taken."""
     for lock in list(_locks):
         if lock not in held:
             if not lock.acquire(blocking=False):
@@ -66,7 +67,7 @@ def _after_in_child() -> None:
     _after_in_parent()
     locks: list[Any] = list(_locks)
     for lock in locks:
-        if not lock._is_owned():  # by the thread that forked, and goes on in here
+        if not lock._is_owned():  # one that the forking thread holds is its own to release
             lock._at_fork_reinit()
 
 

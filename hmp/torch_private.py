@@ -1,10 +1,10 @@
-"""What hmp reads of torch that torch does not promise, each under a name that says what it is; and which release it is.
+"""torch's private functions and objects that hmp uses, each under a name that says what it is, and torch's release.
 
-Everything is taken here once, at import and before anything is patched: torch's own functions and objects. What must be there and is
-not ends `import hmp` with an error that names it; what may be missing has a fallback. Late modules of torch are not imported for this.
+They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
+one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
-Not here: what torch.compile is made of (torch_compile/dynamo_names.py), which is looked at when that is imported, and what is read
-off tensors, modules and nodes (`_version`, `_buffers`), which is checked at the end.
+Elsewhere: torch.compile's internals are in torch_compile/dynamo_names.py, read when torch._dynamo is imported. Private attributes of
+tensors and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# The README's table of releases says how far each was run.
+# The releases of torch that hmp was tested with; the README says which tests ran with each.
 RELEASES_RUN = ("2.7.0", "2.13.0", "2.15.0")
 
 
 def release(text: str) -> tuple[int, ...]:
-    """(2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"."""
+    """Major and minor version in `text`: (2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"; (0, 0) where there is none."""
     found = re.search(r"(\d+)\.(\d+)", text)
     return tuple(map(int, found.groups())) if found else (0, 0)
 
 
 TORCH = release(torch.__version__)
 
-# All that is asked of torch here, and whether it must be there.
+# Each private name that is read here → whether it is required.
 NAMES: dict[str, bool] = {}
 
 
 def _required(name: str) -> Any:
-    """What torch has under that name."""
+    """The object that torch has under the dotted `name`; HmpError where it has none."""
     NAMES[name] = True
     try:
         return _found(name)
@@ -52,7 +52,7 @@ def _required(name: str) -> Any:
 
 
 def _optional(name: str, fallback: Any) -> Any:
-    """What torch has under that name, else `fallback`."""
+    """The object that torch has under the dotted `name`, else `fallback`."""
     NAMES[name] = False
     try:
         return _found(name)
@@ -80,20 +80,20 @@ def _missing(name: str) -> HmpError:
 
 
 class Place(NamedTuple):
-    """Where something of torch's stands that hmp changes or replaces: what stands there is looked up when that is done."""
+    """An attribute of torch's that hmp patches: `owner.attribute`, whose value is looked up when it is patched, not before."""
 
     owner: Any
     attribute: str
 
 
 def _place(name: str) -> Place:
-    """A place where torch must have something."""
+    """The place `name`; HmpError where torch has nothing there."""
     _required(name)
     return _place_of(name)
 
 
 def _places(*names: str) -> tuple[Place, ...]:
-    """Those of the places where torch has something."""
+    """Those of the places where this torch has something."""
     return tuple(_place_of(name) for name in names if _optional(name, None) is not None)
 
 
@@ -102,102 +102,106 @@ def _place_of(name: str) -> Place:
     return Place(_found(owner), attribute)
 
 
-# --- where torch's functions stand -----------------------------------------------------------------------------------------
+# --- the namespaces of torch's functions -----------------------------------------------------------------------------------
 
-# The class that torch.Tensor is made from; its methods are C's.
+# The base class of torch.Tensor, whose methods are written in C.
 TensorBase: type = _required("torch._C.TensorBase")
-# What `torch` has its builtins from: C code looks them up in its type.
+# The object whose methods are the builtins of `torch`. C code looks them up in its type.
 variable_functions: Any = _required("torch._C._VariableFunctions")
 nn_builtins: types.ModuleType = _required("torch._C._nn")
-# Its builtins are equal to those of torch, and other objects.
+# Its builtins equal those of `torch` but are other objects.
 vf: types.ModuleType = _required("torch._VF")
-# How it is written, and the namespace: ops stand there besides in torch, torch.nn.functional and torch.Tensor.
+# (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
-# Where the builtins of torch.linalg and others stand too, under names such as linalg_multi_dot and _sparse_mm; and the prefix of the
-# public names. A torch may have no such module for one of them.
+# (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
+# linalg_multi_dot and _sparse_mm. A release of torch may lack some.
 BUILTIN_NAMESPACES: tuple[tuple[str, Any, str], ...] = tuple(
     (f"torch._C._{name}", module, f"{name}.")
     for name in ("linalg", "special", "fft", "sparse")
     if (module := _optional(f"torch._C._{name}", None)) is not None
 )
-# Modules whose public Python functions are ops, of those that users do not import.
+# The private modules whose public Python functions are ops.
 OP_MODULES: tuple[str, ...] = tuple(
     _required(name).__name__ for name in ("torch._tensor", "torch._lowrank", "torch._lobpcg", "torch._jit_internal", "torch.masked._ops")
 )
 
 
 def is_in_c(module: object) -> TypeGuard[types.ModuleType]:
-    """Whether it is a module inside torch._C."""
+    """Whether `module` is a module inside torch._C."""
     return isinstance(module, types.ModuleType) and module.__name__.startswith("torch._C.")
 
 
-# --- who sees a call -------------------------------------------------------------------------------------------------------
+# --- what intercepts calls: modes, `__torch_function__`, `__torch_dispatch__` ----------------------------------------------
 
-# How many modes are in force in this thread.
+# How many TorchFunctionModes are entered in this thread, and how many TorchDispatchModes.
 function_modes: Callable[[], int] = _required("torch._C._len_torch_function_stack")
 dispatch_modes: Callable[[], int] = _required("torch._C._len_torch_dispatch_stack")
 function_mode_at: Callable[[int], Any] = _required("torch._C._get_function_stack_at")
 function_mode_stack: Callable[[], list[Any]] = _required("torch.overrides._get_current_function_mode_stack")
 dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
-# Stretches in which some that see calls do not.
+# Context managers that switch interception off.
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
 without_torch_function_of_classes: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunctionSubclass")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")
 without_dispatch_modes: Callable[[], AbstractContextManager[Any]] = _required("torch.utils._python_dispatch._disable_current_modes")
-# The `__torch_function__` of a class that answers for no call.
+# The `__torch_function__` of a class that intercepts no call.
 no_torch_function: Any = _required("torch._C._disabled_torch_function_impl")
 if not TYPE_CHECKING:
     TorchDispatchMode = _required("torch.utils._python_dispatch.TorchDispatchMode")
-# The module with the mode that a device as a context or as the default is.
+# The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
-# Lists, tuples and dicts of values, as one flat list and back.
+# Nested lists, tuples and dicts as one flat list, and back.
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
 tree_unflatten: Callable[[Any, Any], Any] = _required("torch.utils._pytree.tree_unflatten")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 
-# TensorBase's: hmp notes who asks a Tensor for its storage.
+# TensorBase's: a subclass that overrides untyped_storage() is not asked.
 storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_storage")
-# How many hold a storage, by its address, and how many in C++ hold a tensor.
+# Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
 holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
-# getset descriptors; torch's annotations speak of the values behind them
+# getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")
-# The layout of oneDNN's tensors.
+# The layout (`Tensor.layout`) of oneDNN's tensors.
 MKLDNN: Any = _required("torch._mkldnn")
 
 
 class CopyOnWrite(NamedTuple):
-    """Memory whose copy is put off until somebody writes to it: whether a tensor's is such memory, what makes it so, and what runs a graph
-    that does without letting go of the GIL."""
+    """torch's copy-on-write: memory that is copied only when somebody writes to it.
+
+    `is_pending` says whether a tensor has such memory, `lazy_clone` gives it such memory, `run_graph` runs a TorchScript graph (one that
+    calls `_lazy_clone`) without releasing the GIL.
+    """
 
     is_pending: Callable[[Tensor], bool]
     lazy_clone: Callable[[Tensor], Tensor]
     run_graph: Callable[..., Any]
 
 
-# All of it or nothing: with None no memory is marked, and no copy is kept.
+# None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
-# Dynamo's guards, which compare much of a tensor in one call. Without them each question is asked by itself.
+# Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 
 # --- autograd --------------------------------------------------------------------------------------------------------------
 
-# -1 where this thread is not in a backward
+# The id of the backward that this thread runs, -1 for none.
 graph_task: Callable[[], int] = _required("torch._C._current_graph_task_id")
 current_node: Callable[[], Any] = _required("torch._C._current_autograd_node")
 sequence_number: Callable[[], int] = _required("torch.autograd._get_sequence_nr")
 functorch_level: Callable[[], Any] = _required("torch._C._functorch.peek_interpreter_stack")
 is_functorchs: Callable[[Tensor], bool] = _required("torch._C._functorch.is_functorch_wrapped_tensor")
-# What backward() and autograd.grad() call, the engine behind it, and what a callback is attached to.
+# What backward() and autograd.grad() call, the engine behind it, and the class that callbacks are attached to.
 run_backward: types.FunctionType = _required("torch.autograd.graph._engine_run_backward")
 ENGINE = _place("torch.autograd.Variable._execution_engine")
 Future: type = _required("torch._C.Future")
-# (pack, unpack) in force here, None for none; with True also inside a trace. None where this torch does not say (2.7).
+# Returns the (pack, unpack) hooks in force in this thread or None; with the argument True inside a trace as well. The function itself is
+# None where torch lacks it (2.7).
 saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
 
 
@@ -205,11 +209,11 @@ def _nothing_kept(key: str) -> bool:
     return False
 
 
-# What autograd keeps for its threads, by name. A torch that does not say (and before 2.9) keeps nothing.
+# Values by key that backward carries into autograd's threads. Before torch 2.9, and where torch lacks the functions, it carries none.
 is_kept_in_thread: Callable[[str], bool] = _optional("torch._C._is_key_in_tls", _nothing_kept)
 kept_in_thread: Any = None if is_kept_in_thread is _nothing_kept else _required("torch._C._get_obj_in_tls")
 
-# Modules with a variable that is bound anew.
+# Modules with a global variable that torch rebinds: it is read at each use.
 _forward_ad: Any = torch.autograd.forward_ad
 _required("torch.autograd.forward_ad._current_level")
 _profiler: Any = torch.autograd.profiler
@@ -217,12 +221,12 @@ _required("torch.autograd.profiler._is_profiler_enabled")
 
 
 def in_plain_autograd() -> bool:
-    """Whether a graph of plain autograd is made: not a trace, not a function transform, not forward-mode differentiation."""
+    """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
 
 
 def is_profiled() -> bool:
-    """Whether torch's profiler runs."""
+    """Whether torch.autograd.profiler is running."""
     return bool(_profiler._is_profiler_enabled)
 
 
@@ -231,24 +235,24 @@ def is_profiled() -> bool:
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
 all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
 parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")
-# The trace that this thread is making, None for none.
+# The state of the torch.jit trace that this thread is making, None for none.
 trace_here: Callable[[], Any] = _required("torch._C._get_tracing_state")
 set_trace: Callable[[Any], None] = _required("torch._C._set_tracing_state")
 ScriptModule: type = _required("torch._C.ScriptModule")
-# What makes a trace of the first function among its arguments.
+# The functions of torch.jit that trace the first function among their arguments.
 TRACERS = (
     _place("torch._C._create_function_from_trace"),
     _place("torch._C._create_graph_by_tracing"),
     _place("torch._C.ScriptModule._create_method_from_trace"),
 )
 _builtins: Any = _required("torch.jit._builtins")
-# Tells the name of the op that a function is, by a table that it fills when it is first asked.
+# Returns the ATen name of a builtin, from a table that its first call fills.
 BUILTIN_FINDER = _place("torch.jit._builtins._find_builtin")
 _required("torch.jit._builtins._builtin_table")
 
 
 def builtin_table() -> dict[int, str]:
-    """The names of ops by the id of the function, empty as long as nobody has asked."""
+    """torch.jit's table: id() of a builtin → its ATen name. Empty until torch.jit first needs it."""
     return _builtins._builtin_table or {}
 
 
@@ -256,49 +260,52 @@ def builtin_table() -> dict[int, str]:
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
 is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
-# What custom_fwd(cast_inputs=...) casts with.
+# The function that torch.amp.custom_fwd(cast_inputs=...) casts with.
 AUTOCAST_CAST = _place("torch.amp.autocast_mode._cast")
 
-# --- code of torch around a model ------------------------------------------------------------------------------------------
+# --- torch's code around a model -------------------------------------------------------------------------------------------
 
-# It is never cast (R15).
+# In these functions nothing is cast (R15).
 AROUND_A_MODEL = (
     _place("torch._tensor_str._str"),
     _place("torch.utils.data.dataloader._BaseDataLoaderIter.__next__"),
     _place("torch.utils.data._utils.worker._worker_loop"),
-    # model.to(bfloat16) gives parameters and buffers another dtype on purpose
+    # of model.to(bfloat16): it changes dtypes on purpose
     _place("torch.nn.Module._apply"),
-    # these have no underscore in later releases
+    # public, without the underscore, in later releases
     *_places("torch.nn.utils.clip_grad._get_total_norm", "torch.nn.utils.clip_grad._clip_grads_with_norm_"),
 )
-# Hooks the step of an optimizer's class when its first instance is made.
+# Wraps `step` of an optimizer's class when the first instance is made.
 STEP_HOOKER = _place("torch.optim.Optimizer._patch_step_function")
 
 
 def checkpoint_generator() -> Place:
-    """What a checkpoint that is not reentrant calls with the function. Imports torch.utils.checkpoint, which torch 2.7 does not."""
+    """The place of the generator that checkpoint(use_reentrant=False) runs its function in.
+
+    Imports torch.utils.checkpoint, which `import torch` does not in torch 2.7.
+    """
     importlib.import_module("torch.utils.checkpoint")
     name = "torch.utils.checkpoint._checkpoint_without_reentrant_generator"
-    # torch 2.15 and later: the old name hands its arguments on to this one, which torch itself calls
+    # torch 2.15 and later call this one; the old name only forwards to it
     return (*_places(f"{name}_impl"), _place(name))[0]
 
 
-# --- what torch imports late, if it is imported ----------------------------------------------------------------------------
+# --- modules that torch imports late: None or empty until something has imported them --------------------------------------
 
 
 def dynamo() -> Any:
-    """torch.compile's Dynamo, which takes seconds to import; None where nobody has."""
+    """The module torch._dynamo, None until something has imported it: that takes seconds."""
     return sys.modules.get("torch._dynamo")
 
 
 def dynamo_foldable() -> dict[Any, Any]:
-    """Functions whose results Dynamo takes for constants; empty where nobody has imported it."""
+    """Dynamo's table of functions whose results it treats as constants; empty until Dynamo is imported."""
     found: dict[Any, Any] = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})
     return found
 
 
 def reset_dynamo() -> None:
-    """Compiled code and tables of torch.compile's are forgotten; it is not imported for that."""
+    """Discards torch.compile's compiled code and Dynamo's tables of functions. Does nothing until Dynamo is imported."""
     imported = dynamo()
     if imported is None or not hasattr(imported, "reset"):
         return
@@ -319,11 +326,11 @@ _DYNAMO_TABLES = {
 
 
 def fake_tensor_mode() -> Any:
-    """The class FakeTensorMode, None where nobody has imported it."""
+    """The class FakeTensorMode, None until something has imported its module."""
     return getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
 
 
-# --- what is read off objects, where they are ------------------------------------------------------------------------------
+# --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
 
 for _name in (
     "torch.Tensor._base",

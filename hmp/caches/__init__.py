@@ -1,4 +1,4 @@
-"""Casts that are made once and used again, for as long as nobody has written what was cast."""
+"""Caches of casts: a low-precision copy of a tensor is used again while nobody has written to that tensor (R18)."""
 
 from . import cast_cache, weight_cache, write_marks
 from .cast_cache import cache_info, clear_cache, hits, set_cache_limit

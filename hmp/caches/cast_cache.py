@@ -1,4 +1,4 @@
-"""When a cast made before may be used again: what wrappers call in the place of a plain cast, and what users ask and set."""
+"""The casts that wrappers call in the place of a plain cast, answered from a cache where possible, and hmp's public cache functions."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ Parameter = torch.nn.Parameter
 
 
 class CacheInfo(NamedTuple):
-    """What the caches hold: copies of weights, their bytes, the most that they may hold; how often a cast was or was not saved; and how
-    often no copy of a weight could be kept, by reason.
+    """The state of the cast caches. `entries`, `bytes` and `limit` are of copies of weights: how many, their bytes, the most bytes allowed.
+    `hits` and `misses` count the casts of weights and activations that a copy saved, and those that a copy could have saved. `refused`
+    counts by reason the times that a weight's copy could not be kept.
 
-    The reasons: "device" (only the CPU's memory can be marked), "foreign memory" (numpy's, a file's, another process's), "held elsewhere"
-    (a view, a capsule or a graph holds it), "process group" (one is initialised, and may write), "other threads" (one was inside a call)
-    and "limit".
+    The reasons: "device" (only memory of the CPU can be watched for writes), "foreign memory" (numpy's, a file's, another process's), "held
+    elsewhere" (a view, a dlpack capsule or a graph holds the memory too), "process group" (one is initialised, and its threads may write),
+    "other threads" (one was inside a call that may write) and "limit" (set_cache_limit()).
     """
 
     entries: int
@@ -36,7 +37,7 @@ class CacheInfo(NamedTuple):
 
 
 def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, for an op whose result never shares memory with its inputs; a copy made before where it is still right."""
+    """`tensor` in `dtype`, from a cache where possible. For an op whose result never shares memory with its inputs."""
     kind = type(tensor)
     if kind is Parameter:
         return low_weight(tensor, dtype)
@@ -44,39 +45,40 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """As `cast_product_input`, for an op whose result may share memory with inputs that are no weights."""
+    """`tensor` in `dtype`, from a cache where it is a Parameter: for an op whose result may share memory with its other inputs."""
     return cast_product_input(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
 
 
 def clear_cache() -> None:
-    """Drops every copy of a weight or an activation that was kept to be used again; the memory is free when nobody else uses it."""
+    """Drops every cached copy of a weight or an activation. Its memory is freed once no graph or running op uses it."""
     weight_cache.clear()
     activation_cache.clear()
 
 
 def revert() -> None:
-    """As if nothing had ever been cast."""
+    """Empties the caches and sets the counts of cache_info() to 0; the limit stays."""
     clear_cache()
     weight_cache.hits = weight_cache.misses = activation_cache.hits = activation_cache.misses = 0
     weight_cache.refused.clear()
 
 
 def hits() -> int:
-    """How many casts were saved since torch was last untouched."""
+    """How many casts a cached copy saved since hmp patched torch."""
     return weight_cache.hits + activation_cache.hits
 
 
 def cache_info() -> CacheInfo:
-    """Entries, bytes, limit, hits, misses and refusals of the cast caches since torch was last untouched."""
+    """The state of the cast caches, with the counts since hmp patched torch (revert() sets them to 0)."""
     misses = weight_cache.misses + activation_cache.misses
     return CacheInfo(weight_cache.entries(), weight_cache.bytes_kept(), weight_cache.limit(), hits(), misses, dict(weight_cache.refused))
 
 
 def set_cache_limit(limit: int | None) -> None:
-    """At most so many bytes of copies of weights are kept; 0 keeps none, None is the default: a quarter of the machine's memory.
+    """Lets cached copies of weights take at most `limit` bytes. 0 keeps none; None is the default, a quarter of the memory of the first
+    CUDA device or, without one, of the machine.
 
-    A float32 weight's copy is half its size, so with copies of all weights a model takes 1.5 times its weights. By default that is so
-    for models that fill up to half of the memory; of larger ones the rest is cast at each use.
+    The copy of a float32 weight has half its size, so a model with copies of all weights takes 1.5 times its weights. The default allows
+    that for models that fill up to half of the memory; what does not fit is cast at each use. Raises HmpError for any other limit.
     """
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise HmpError(f"set_cache_limit() takes a number of bytes, 0 or more, or None for the default; got {limit!r}")

@@ -1,11 +1,11 @@
 """Low-precision copies of weights that are used again.
 
-A copy is a wrong result once the weight was written, so it lives on the weight's storage, with a mark that every write access to that
-memory clears (write_marks): a copy is used again while the mark stands and the weight shows that memory as it did.
-Where no mark can be set no copy is kept; a cast at each use is always right.
+After a write to the weight its copy is wrong. So the copy is an attribute of the weight's storage, whose memory is marked, and every write
+access clears the mark (write_marks, R18). The copy is used again while the memory is marked and the weight is the same view of it. Where
+memory cannot be marked no copy is kept, and each use casts.
 
-Where a gradient is needed the copies share memory, and each use has a gradient of its own (shared_cast): sums of gradients are made
-in the weight's dtype, bit for bit as if each use had been cast anew.
+Where a gradient is needed, the uses share the copy's memory but each has a gradient of its own (shared_cast): gradients are summed in the
+weight's dtype, bit for bit as if each use had cast anew.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import torch
 from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
-from ..torch_private import in_plain_autograd as _may_share
+from ..torch_private import in_plain_autograd
 from ..torch_private import trace_here as _tracing
 from . import shared_cast
 from .shared_cast import shared
-from .write_marks import is_marked, looks_as_now, mark, note, noted, shown, storage_of
+from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -35,146 +35,147 @@ _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
-_PATIENCE = 64  # the most uses of a weight between two tries to keep a copy of it
+_MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a copy of it
 
 hits = 0
 misses = 0
 refused: Counter[str] = Counter()
 _limit: int | None = None
-_epoch = 0  # what is known from another one is forgotten
+_epoch = 0  # entries of an earlier epoch are never used
 
 
-class _Copy:
-    """What is kept of the weight in one storage: `low`, its copy, and what must still hold of the weight when that is used again.
+class _Entry:
+    """The copy `low` of the weight in one storage, None where none is kept, and what must be true of the weight for it to be used again.
 
-    `low` is None where no copy is kept. `pays` is whether it is worth to keep one from the first use after a write on, without and with
-    gradients: whether the last one was ever used again. `rest` is how many uses to let pass before the next try, `tries` how many failed.
+    `pays[trains]` says whether to keep a copy from the first use after a write on, for uses without and with a gradient: True where the
+    last such copy was used again. `uses_to_skip` counts down to the next attempt to keep a copy, `failures` the attempts that failed.
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "epoch", "looks_as_then", "low", "of", "offset", "pays", "rest", "training", "tries", "used", "version",
+        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "offset", "pays", "reused", "same_view", "uses_to_skip",
+        "version", "view",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
         self.low: Tensor | None = None
         self.dtype: torch.dtype | None = None
-        self.of: tuple[Any, ...] = ()  # `shown` when the copy was made
-        self.looks_as_then: Callable[[Tensor], bool]
+        self.view: tuple[Any, ...] = ()  # the weight's view_key() when the copy was made
+        self.same_view: Callable[[Tensor], bool]
         self.version = self.offset = -1
-        self.training = self.used = False
+        self.for_training = self.reused = False
         self.epoch = _epoch
         self.pays = pays
-        self.rest = self.tries = 0
+        self.uses_to_skip = self.failures = 0
 
     def let_go(self) -> None:
-        """Keeps the copy no longer, and whether it was worth it in mind."""
+        """Frees the copy, and records in `pays` whether it was used again."""
         if self.low is not None:
-            self.pays[self.training] = self.used
+            self.pays[self.for_training] = self.reused
             self.low = None
             _nbytes.pop(id(self), None)
 
 
-# The copies that are alive, and their bytes. One step each, so that threads, and a thread that dies in one, need no lock.
-_alive: dict[int, weakref.ref[_Copy]] = {}
+# By id(): the entries that have, or had, a copy, and the bytes of the copies that are kept. Each update is atomic, so needs no lock.
+_alive: dict[int, weakref.ref[_Entry]] = {}
 _nbytes: dict[int, int] = {}
 
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in `dtype`: a copy that was made before, where it is still right."""
+    """`weight` in `dtype`: the copy that is kept where it still has the right values, else a new cast."""
     global hits
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
-    # a trace must hold the cast, not its result, and compares lines of source: all its casts are made in this one
-    if _compiling() or _tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not _may_share())):
+    # A trace must contain the cast, not its result. It also compares lines of source, so all casts of a trace are made in this line.
+    if _compiling() or _tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not in_plain_autograd())):
         return cast(weight, dtype)
     try:
-        kept = getattr(storage_of(weight), "_hmp_noted", None)  # `noted`, written out: this is asked at each use
+        entry = getattr(storage_of(weight), "_hmp_cache_entry", None)  # cache_entry(weight), inlined for speed
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
         return cast(weight, dtype)
-    if type(kept) is not _Copy:
-        return _missed(weight, dtype, trains, None)
-    low = kept.low
+    if type(entry) is not _Entry:
+        return _cast_and_maybe_keep(weight, dtype, trains, None)
+    low = entry.low
     if (
         low is not None
-        and kept.dtype is dtype
+        and entry.dtype is dtype
         and is_marked(weight)
-        and weight._version == kept.version
-        and weight.storage_offset() == kept.offset
-        and (kept.looks_as_then(weight) or _looks_the_same(weight, kept))
+        and weight._version == entry.version
+        and weight.storage_offset() == entry.offset
+        and (entry.same_view(weight) or _has_same_view(weight, entry))
     ):
         hits += 1
-        kept.used = True
+        entry.reused = True
         if trains:
             return shared(weight, low)
         return _detach(low) if grad and low.requires_grad else low
-    return _missed(weight, dtype, trains, kept)
+    return _cast_and_maybe_keep(weight, dtype, trains, entry)
 
 
-def _looks_the_same(weight: Tensor, kept: _Copy) -> bool:
-    """Whether the weight shows its memory as when the copy was made."""
-    if kept.of != shown(weight, kept.version):
+def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
+    """Whether the weight is the same view of its memory as when the copy was made."""
+    if entry.view != view_key(weight, entry.version):
         return False
-    kept.looks_as_then = looks_as_now(weight)  # the answer is quicker the next time in this mode
+    entry.same_view = same_view_check(weight)  # the next use in this mode takes the quick path
     return True
 
 
 def _is_small(weight: Tensor) -> bool:
-    """Whether a cast costs less than sharing one, which has a node of autograd's for each use."""
+    """Whether a cast is quicker than sharing one, which adds a node to the graph for each use."""
     return weight.layout is not torch.strided or weight.nbytes < shared_cast.WORTH_SHARING
 
 
 def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:
-    """The copy of `weight`, with a gradient of its own where one is needed."""
+    """`low`, the copy of `weight`, as this use needs it: with a gradient of its own where the weight trains, else with none."""
     if trains:
         return shared(weight, low)
     return _detach(low) if low.requires_grad and _grad_enabled() else low
 
 
-def _missed(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy | None) -> Tensor:
-    """`weight` in `dtype`, cast now; a copy is kept where the weight is likely to be used again before it is written."""
+def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry | None) -> Tensor:
+    """`weight` in `dtype`, cast now. The cast is kept where the weight is likely to be used again before it is written."""
     global misses
-    if weight.layout is not torch.strided or weight.is_inference() or not _may_share():
+    if weight.layout is not torch.strided or weight.is_inference() or not in_plain_autograd():
         return cast(weight, dtype)
     version = weight._version
-    if kept is None or kept.epoch != _epoch:
-        # a weight that trains is written after each use, unless gradients are accumulated or layers share it
-        kept = _Copy([True, False])
-        note(weight, kept)
-    elif kept.low is not None:
-        kept.used = kept.used or kept.dtype is not dtype  # it was not written, but asked for in another dtype
-        kept.let_go()
-    likely = kept.pays[trains] or kept.version == version
-    kept.version = version
+    if entry is None or entry.epoch != _epoch:
+        # [without, with a gradient]: a weight that trains is written after each use, unless gradients accumulate or layers share it
+        entry = _Entry([True, False])
+        set_cache_entry(weight, entry)
+    elif entry.low is not None:
+        entry.reused = entry.reused or entry.dtype is not dtype  # the weight was perhaps not written, only asked for in another dtype
+        entry.let_go()
+    likely = entry.pays[trains] or entry.version == version
+    entry.version = version
     if trains and not likely:
         return cast(weight, dtype)
     misses += 1
-    if kept.rest:
-        kept.rest -= 1
-    elif likely and not _runs_again(weight, trains):
-        low = _keep(weight, dtype, trains, kept)
+    if entry.uses_to_skip:
+        entry.uses_to_skip -= 1
+    elif likely and not _in_checkpoint(weight, trains):
+        low = _make_copy(weight, dtype, trains, entry)
         if low is not None:
             return _for_use(weight, low, trains)
     return cast(weight, dtype)
 
 
-def _keep(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy) -> Tensor | None:
-    """A new copy of `weight` that is kept in the place of `kept`; None, counted in `refused`, where none may be."""
+def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> Tensor | None:
+    """A new copy of `weight`, kept in an entry that replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     nbytes = weight.numel() * dtype.itemsize
     if bytes_kept() + nbytes > limit():
         refused["limit"] += 1
         return None
-    new = _Copy(kept.pays)
-    refusal = mark(weight, new)  # before the cast: what is written from now on shows
+    new = _Entry(entry.pays)
+    refusal = mark(weight, new)  # marked before the cast: a write during the cast clears the mark
     if refusal:
         refused[refusal] += 1
-        new.version, new.tries, new.rest = kept.version, kept.tries + 1, min(2**kept.tries, _PATIENCE)
+        new.version, new.failures, new.uses_to_skip = entry.version, entry.failures + 1, min(2**entry.failures, _MOST_SKIPPED)
         return None
-    new.dtype, new.version, new.training = dtype, weight._version, trains
-    new.of, new.offset, new.looks_as_then = shown(weight, new.version), int(weight.storage_offset()), looks_as_now(weight)
+    new.dtype, new.version, new.for_training = dtype, weight._version, trains
+    new.view, new.offset, new.same_view = view_key(weight, new.version), int(weight.storage_offset()), same_view_check(weight)
     low = _cast_to_keep(weight, dtype)
     if type(low) is not Tensor:
         return None
-    # as the weight has it: linear chooses a faster way to compute a batch by that, under no_grad too
+    # as the weight's: linear chooses the algorithm for a batch by requires_grad, under no_grad too
     low.requires_grad_(weight.requires_grad)
     key = id(new)
     _alive[key] = weakref.ref(new, functools.partial(_died, key))
@@ -184,7 +185,7 @@ def _keep(weight: Tensor, dtype: torch.dtype, trains: bool, kept: _Copy) -> Tens
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """`weight` in `dtype`, no part of any graph and of no inference."""
+    """`weight` in `dtype`, outside of any graph, and not an inference tensor."""
     if _inference_mode():
         with torch.inference_mode(False), torch.no_grad():
             return cast(weight, dtype)
@@ -203,25 +204,28 @@ _here = threading.local()
 
 
 def call_to_run_again(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function`, a reentrant checkpoint's forward, returns: it keeps no copies, as if it ran with gradients."""
-    before, _here.runs_again = getattr(_here, "runs_again", False), True
+    """Returns `function(*args)`, the forward of a reentrant checkpoint, inside which no copies of weights that train are kept.
+
+    That forward runs under no_grad, as inference does, and again in backward.
+    """
+    before, _here.in_reentrant_checkpoint = getattr(_here, "in_reentrant_checkpoint", False), True
     try:
         return function(*args)
     finally:
-        _here.runs_again = before
+        _here.in_reentrant_checkpoint = before
 
 
-def _runs_again(weight: Tensor, trains: bool) -> bool:
-    """Whether this is a checkpoint's forward or recomputation for a weight that trains: whoever uses one has no memory for copies."""
+def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
+    """Whether a checkpoint runs or recomputes its forward with a weight that trains. Checkpoints save memory: no copies are kept then."""
     in_backward = _graph_task() != -1
-    return in_backward if trains else weight.requires_grad and (in_backward or getattr(_here, "runs_again", False))
+    return in_backward if trains else weight.requires_grad and (in_backward or getattr(_here, "in_reentrant_checkpoint", False))
 
 
-# --- how much is kept -----------------------------------------------------------------------------------------------------
+# --- how much is kept ------------------------------------------------------------------------------------------------------
 
 
 def bytes_kept() -> int:
-    """The bytes of all copies."""
+    """The bytes of all copies that are kept."""
     return sum(_nbytes.values())
 
 
@@ -231,28 +235,28 @@ def entries() -> int:
 
 
 def let_go(weight: Tensor) -> None:
-    """Frees the copy of a weight that was just written, if there is one; it would be found out, but only when the weight is used."""
+    """Frees the copy of a weight, if one is kept: at once after an optimizer's step, not only at the weight's next use."""
     if _nbytes:
         try:
-            kept = noted(weight)
+            entry = cache_entry(weight)
         except (NotImplementedError, RuntimeError):
             return  # a tensor without a storage
-        if type(kept) is _Copy:
-            kept.let_go()
+        if type(entry) is _Entry:
+            entry.let_go()
 
 
 def clear() -> None:
-    """Frees all copies, and forgets how weights were used."""
+    """Frees all copies, and makes every entry invalid with what it recorded of its weight's uses."""
     global _epoch
     _epoch += 1
     for reference in list(_alive.values()):
-        kept = reference()
-        if kept is not None:
-            kept.let_go()
+        entry = reference()
+        if entry is not None:
+            entry.let_go()
 
 
 def set_limit(most: int | None) -> None:
-    """Has copies of weights take so many bytes at most; None is the default."""
+    """Lets copies of weights take at most `most` bytes; None is the default limit. Frees all copies where they take more now."""
     global _limit
     _limit = most
     if bytes_kept() > limit():
@@ -260,13 +264,13 @@ def set_limit(most: int | None) -> None:
 
 
 def limit() -> int:
-    """The bytes that copies of weights may take."""
+    """The most bytes that copies of weights may take."""
     return _default_limit() if _limit is None else _limit
 
 
 @functools.cache
 def _default_limit() -> int:
-    """A quarter of the memory of the device that models run on."""
+    """In bytes: a quarter of the memory of the first CUDA device or, without one, of the machine."""
     return _memory() // 4
 
 

@@ -1,13 +1,13 @@
-"""Whether a tensor's memory was written since it was marked: torch knows, and nobody has to list who writes.
+"""Marks on memory that torch clears when somebody may write to it, so that hmp need not list who writes (R18).
 
-torch marks memory whose copy it puts off until somebody writes to it (copy-on-write), and clears the mark when somebody asks for write
-access: by whatever tensor, view, alias, kernel or thread, with a new version or without. Here the put-off copy dies at once, so nothing
-is ever copied or moved, and only the mark is left. It is cleared too early at times (by `data_ptr()`, by pickling), and never too late.
+The mark is torch's copy-on-write: torch._lazy_clone() marks memory as to be copied before the next write, and torch clears the mark
+when anybody asks for write access, through any tensor, view, alias, kernel or thread, whether `_version` grows or not. Here the clone is
+freed at once: nothing is ever copied or moved, only the mark remains. Some reads clear it too (`data_ptr()`, pickling), which costs a cast.
 
-What a mark cannot see is a write whose address was taken before. So one is set only while nobody else can hold an address: the memory is
-torch's own and not numpy's, a file's or another process's; no other tensor, capsule or graph holds it, which reference counts tell; no
-process group may be receiving into it; and no other thread is inside a call, which the threads' frames tell. Memory that foreign
-code writes by an address that it keeps (ctypes, a kernel of one's own) stays unseen.
+A write by an address that was taken before the mark was set does not clear it. So a mark is set only where nobody else can have an address:
+the memory is torch's own, not numpy's, a file's or another process's; no other tensor, dlpack capsule or graph holds it (by reference
+counts); no process group is initialised; no other thread is inside a call that may write (by the threads' frames). A write by foreign code
+that kept an address (ctypes, a custom kernel) is not noticed.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ _guards = torch_private.tensor_guards
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
 
 
-def noted(tensor: Tensor) -> Any:
-    """What is noted of the memory of `tensor`, None where nothing is. NotImplementedError or RuntimeError where it has none."""
-    return getattr(storage_of(tensor), "_hmp_noted", None)
+def cache_entry(tensor: Tensor) -> Any:
+    """What a cache has attached to the memory of `tensor`, else None. NotImplementedError or RuntimeError for a tensor without storage."""
+    return getattr(storage_of(tensor), "_hmp_cache_entry", None)
 
 
-def note(tensor: Tensor, what: object) -> None:
-    """Notes something of the memory of `tensor`, in the place of what was noted before."""
-    storage_of(tensor)._hmp_noted = what
+def set_cache_entry(tensor: Tensor, entry: object) -> None:
+    """Attaches `entry` to the memory of `tensor`, in the place of an earlier one."""
+    storage_of(tensor)._hmp_cache_entry = entry
 
 
-def shown(tensor: Tensor, version: int) -> tuple[Any, ...]:
-    """All that the values of `tensor`, a dense one, depend on besides its memory, and the version of that."""
+def view_key(tensor: Tensor, version: int) -> tuple[Any, ...]:
+    """All that the values of a dense `tensor` depend on besides its memory, and `version`: equal keys on unwritten memory, equal values."""
     return tensor.shape, version, tensor.stride(), tensor.storage_offset(), tensor.dtype, tensor.is_neg()
 
 
-def looks_as_now(tensor: Tensor) -> Callable[[Tensor], bool]:
-    """A quick question: True only for a tensor that is `shown` as `tensor` is now, but for version and offset, which are to be asked too.
+def same_view_check(tensor: Tensor) -> Callable[[Tensor], bool]:
+    """A fast check, one call of Dynamo's guards: True only for tensors whose `view_key` equals that of `tensor` now, version and storage
+    offset excepted, which the caller compares.
 
-    It may say False of such a tensor as well: in inference mode of one that was asked about outside. It is what Dynamo's guards ask, in
-    one call.
+    It may be False for such a tensor too, in inference mode where `tensor` was given outside of it: then compare the keys.
     """
     return _never if _guards is None else _guards(tensor, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
 
@@ -72,30 +72,30 @@ def _never(tensor: Tensor) -> bool:
     return False
 
 
-def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> Refusal:
-    """Marks the memory of `tensor`, a dense one: `is_marked` says from now on whether anybody asked for write access to it. "" where it is
-    marked, else why it cannot be.
+def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) -> Refusal:
+    """Marks the memory of a dense `tensor`: `is_marked` is True from now on until somebody asks for write access to it. Returns "" where it
+    is marked, else why it cannot be.
 
-    `what` is noted of the memory: there is one mark, so whoever sets it anew takes the place of whoever relied on it. Beside other Python
-    threads a mark takes 10 microseconds instead of 1; with `beside_others=False` it is refused there.
+    `entry` is attached to the memory, marked or not: memory has one mark, so a new one invalidates the entry of the cache that set it
+    before. Where the process has other Python threads, a mark takes 10 microseconds instead of 1, and `beside_others=False` refuses it.
     """
     storage = storage_of(tensor)
-    storage._hmp_noted = what
+    storage._hmp_cache_entry = entry
     if not tensor.is_cpu or _copy_on_write is None or not _has_gil():
-        return "device"  # or a torch, or a Python, that has no such mark
+        return "device"  # or this torch lacks the mark, or this Python the GIL
     if not storage.resizable():
         return "foreign memory"  # numpy shares it
-    # counted here: what a function is given Dynamo's evaluator of frames holds once more
-    if not _held_by_nobody_else(tensor, _use_count(storage._cdata) + sys.getrefcount(storage)):
+    # counted in this frame: where Dynamo evaluates frames, it holds one more reference to each argument of a call
+    if not _is_only_holder(tensor, _use_count(storage._cdata) + sys.getrefcount(storage)):
         return "held elsewhere"
     if _c10d is not None and _c10d.GroupMember.WORLD is not None:
-        return "process group"  # its threads write what they receive, and do not always hold the tensor
+        return "process group"  # its threads write what they receive, and do not always hold a reference to the tensor
     try:
         if len(_frames()) == 1 and not _modes():
             _copy_on_write.lazy_clone(tensor)
         elif not beside_others or not _marked_while_others_wait(tensor, _copy_on_write.run_graph):
             return "other threads"
-    except RuntimeError:  # memory that is not of torch's allocator: a file's, another process's
+    except RuntimeError:  # the memory does not come from torch's allocator: a file's, another process's
         return "foreign memory"
     return ""
 
@@ -104,7 +104,7 @@ def mark(tensor: Tensor, what: object = None, *, beside_others: bool = True) -> 
 
 
 def _counted() -> tuple[int, int, int]:
-    """How torch and Python count where nobody else holds anything: owners, holders, and holders of a view's base."""
+    """The reference counts of a tensor that nobody else holds: of its storage, of the tensor, and of a view's base."""
     plain = torch.empty(1)
     storage = storage_of(plain)
     owners, holders = _use_count(storage._cdata) + sys.getrefcount(storage), _holders(plain)
@@ -115,10 +115,10 @@ def _counted() -> tuple[int, int, int]:
 _SOLE_OWNER, _SOLE_HOLDER, _HOLDER_OF_A_BASE = _counted()
 
 
-def _held_by_nobody_else(tensor: Tensor, owners: int) -> bool:
-    """Whether the tensor, with the one that it is a view of, is all that holds its memory, and no C++ code holds the tensor.
+def _is_only_holder(tensor: Tensor, owners: int) -> bool:
+    """Whether nothing but the tensor, and its base where it is a view, holds its memory, and no C++ code holds the tensor.
 
-    A dlpack capsule holds the memory, a collective that is under way the tensor, and so does a graph that saved it.
+    A dlpack capsule holds the memory; a graph that saved the tensor and a collective that is under way hold the tensor.
     """
     base = tensor._base
     if base is not None:
@@ -129,19 +129,19 @@ def _held_by_nobody_else(tensor: Tensor, owners: int) -> bool:
         return True
     if not (tensor.requires_grad and tensor.is_leaf):
         return False
-    with torch.inference_mode(False):  # the node that adds up a leaf's gradients lives as long as any graph with it, and holds the leaf
+    with torch.inference_mode(False):  # a leaf's AccumulateGrad node holds the leaf, and lives as long as any graph with it
         return get_gradient_edge(tensor) is not None and _holders(tensor) == _SOLE_HOLDER + 1
 
 
-# --- what other threads are in --------------------------------------------------------------------------------------------
+# --- what other threads are doing -----------------------------------------------------------------------------------------
 
-# torch's mark is not made for threads: where one is set while another thread enters a write, the process aborts or hangs. So it is set
-# while this thread has the GIL and every other one is at a place that does not write: before any of them can write it needs the GIL. A
-# place is the code and the instruction that a thread's innermost Python frame is at. What is missing here costs speed and nothing else.
-_Place = tuple[types.CodeType, int]
-_place: Callable[[types.FrameType], _Place] = operator.attrgetter("f_code", "f_lasti")
+# torch's mark is not thread-safe: where one is set while another thread begins a write, the process aborts or hangs. So it is set while
+# this thread has the GIL and every other thread is at an instruction that does not write: to write, it needs the GIL first. A thread's
+# position is the code object and the instruction of its innermost Python frame. A function that is missing below costs speed, not safety.
+_Position = tuple[types.CodeType, int]
+_position: Callable[[types.FrameType], _Position] = operator.attrgetter("f_code", "f_lasti")
 
-# Functions of Python's own that wait, and do nothing else.
+# Functions of Python's standard library that only wait.
 _WAITS = {
     "threading": ("Condition.wait", "Thread.join", "Thread._wait_for_tstate_lock"),
     "concurrent.futures.thread": ("_worker",),
@@ -149,7 +149,7 @@ _WAITS = {
     "multiprocessing.popen_fork": ("Popen.poll",),
     "subprocess": ("Popen._try_wait",),
 }
-# Functions written in C whose name says that they wait: no function of torch's that writes a tensor is called so.
+# Names of functions written in C that only wait: no function of torch's that writes a tensor has one of them.
 _WAITING = frozenset(
     """accept acquire get join next_event poll read read1 readinto readline receive recv recv_into recvfrom recvmsg select sigwait sleep
     waitpid zmq_proxy device proxy""".split()
@@ -157,7 +157,7 @@ _WAITING = frozenset(
 _harmless: set[types.CodeType] = set()
 _looked_in: set[str] = set()
 
-# The put-off copy dies inside. This way of running it keeps the GIL, where torch's functions let go of it.
+# Marks and frees the clone inside. Run as a graph it keeps the GIL, which torch's Python functions release.
 _MARKING = """graph(%tensor : Tensor):
   %copy : Tensor = aten::_lazy_clone(%tensor)
   %marked : bool = prim::Constant[value=1]()
@@ -165,7 +165,7 @@ _MARKING = """graph(%tensor : Tensor):
 
 
 def reads_only(code: types.CodeType) -> None:
-    """Notes that whatever a function with this code calls directly, as long as that is no Python function, writes no tensor."""
+    """Registers `code`, of a function that writes no tensor: neither itself nor the C functions that it calls directly."""
     _harmless.add(code)
 
 
@@ -175,16 +175,17 @@ def _marking() -> Any:
 
 
 def _marked_while_others_wait(tensor: Tensor, run_graph: Callable[..., Any]) -> bool:
-    """Whether the tensor was marked: only while every other Python thread waits or reads."""
-    places = _places_of_threads()
-    del places[threading.get_ident()]
-    if not all(map(_is_harmless, places.values())):
+    """Marks the tensor's memory if every other Python thread is waiting or reading. Returns whether it did."""
+    positions = _positions_of_threads()
+    del positions[threading.get_ident()]
+    if not all(map(_is_harmless, positions.values())):
         return False
-    allowed = _OWN_PLACES.union(places.values())
-    at_these_places = map(allowed.issuperset, map(map, itertools.repeat(_place), map(dict.values, itertools.starmap(_frames, ((),)))))
-    marked = map(run_graph, itertools.repeat(_marking()), zip(itertools.compress((tensor,), at_these_places)))
+    # lazily: look again whether all threads are still there, and if so run the graph on the tensor
+    allowed = _OWN_POSITIONS.union(positions.values())
+    unmoved = map(allowed.issuperset, map(map, itertools.repeat(_position), map(dict.values, itertools.starmap(_frames, ((),)))))
+    marked = map(run_graph, itertools.repeat(_marking()), zip(itertools.compress((tensor,), unmoved)))
     collecting = gc.isenabled()
-    gc.disable()  # a finalizer of somebody's would be bytecode
+    gc.disable()  # a finalizer would run bytecode
     try:
         return _in_one_go(marked)
     finally:
@@ -192,50 +193,51 @@ def _marked_while_others_wait(tensor: Tensor, run_graph: Callable[..., Any]) -> 
             gc.enable()
 
 
-def _places_of_threads() -> dict[int, _Place]:
-    """Where each Python thread is. No frame outlives this: in a variable of its own, it would keep alive whatever its callers hold."""
-    return {thread: _place(frame) for thread, frame in _frames().items()}
+def _positions_of_threads() -> dict[int, _Position]:
+    """The position of each Python thread, by its id. Frames are not returned: a frame in a variable keeps its local variables alive."""
+    return {thread: _position(frame) for thread, frame in _frames().items()}
 
 
 def _in_one_go(steps: Iterable[Any]) -> bool:
-    """Whether one of the steps gives something true. They are made of functions written in C: from the second look at the other threads to
-    the end of the marking no bytecode runs here, so that none of them gets the GIL in between."""
+    """`any(steps)`. The steps are iterators and functions written in C: from the second look at the other threads until the mark is set no
+    bytecode runs in this thread, so no other thread gets the GIL in between."""
     return any(steps)
 
 
-# Where a thread is while `_in_one_go` is under way: which instruction makes the call changes when Python has seen it a few times.
-_OWN_PLACES = frozenset((_in_one_go.__code__, at) for at in range(len(_in_one_go.__code__.co_code)))
+# This thread's position during `_in_one_go`: any of its instructions, as Python rewrites the code that it runs often.
+_OWN_POSITIONS = frozenset((_in_one_go.__code__, at) for at in range(len(_in_one_go.__code__.co_code)))
 
 
-def _is_harmless(place: _Place) -> bool:
-    """Whether a thread at `place` writes no tensor before it needs the GIL."""
+def _is_harmless(position: _Position) -> bool:
+    """Whether a thread at `position` needs the GIL before it can write a tensor."""
     for name in _WAITS.keys() - _looked_in:
         module = sys.modules.get(name)
         if module is not None:
             _looked_in.add(name)
             _harmless.update(filter(None, (_code_at(module, path) for path in _WAITS[name])))
-    return place[0] in _harmless or _waits(place)
+    return position[0] in _harmless or _waits(position)
 
 
 def _code_at(owner: Any, path: str) -> types.CodeType | None:
-    """The code of the function there, None where this Python has none."""
+    """The code of the function `owner.path`, None where this Python has no such function."""
     for part in path.split("."):
         owner = getattr(owner, part, None)
     return getattr(owner, "__code__", None)
 
 
 @functools.lru_cache(maxsize=256)
-def _waits(place: _Place) -> bool:
-    """Whether the call at `place`, if it is of a function written in C, is of one that waits: `connection.recv(...)`, by its name."""
+def _waits(position: _Position) -> bool:
+    """Whether the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`."""
     if sys.version_info < (3, 11):
-        return False  # where a call's function comes from cannot be told
-    code, at = place
+        return False  # this Python does not tell which instruction loads the function of a call
+    code, at = position
     instructions = list(dis.get_instructions(code))
     call = next((i for i in instructions if i.offset == at and i.opname in ("CALL", "PRECALL", "CALL_KW", "CALL_FUNCTION_EX")), None)
     if call is None or call.positions is None:
         return False
     begin = call.positions[0], call.positions[2]
-    # what was done last from where the call begins gives the function: the load of `recv` in `a.b.recv(c.d)`, the call in `a.get(b)(c.d)`
+    # the function comes from the last instruction whose source begins where the call's does: in `a.b.recv(c.d)` the load of `recv`, in
+    # `a.get(b)(c.d)` the first call
     before = (i for i in instructions if i.offset < at and i.positions and i.positions != call.positions and i.opname != "PUSH_NULL")
     gives = [i for i in before if i.positions and (i.positions[0], i.positions[2]) == begin]
     last = max(gives, key=lambda i: (i.positions[1] or 0, i.positions[3] or 0, i.offset) if i.positions else (0, 0, 0), default=None)

@@ -1,4 +1,4 @@
-"""Tensor in, tensor out: what can be cast, and to what."""
+"""Casts of tensors and of calls' arguments: which tensors are castable, and how each kind of cast treats what does not fit."""
 
 from . import tensor_casts
 from .out import deliver

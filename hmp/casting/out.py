@@ -1,4 +1,4 @@
-"""A result arrives in `out`, with torch's rules for resizing (R6)."""
+"""Writing a result into an `out=` argument, with torch's rules for resizing (R6)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _alias_copy = torch.alias_copy
 
 
 def deliver(result: Any, out: Any) -> Any:
-    """Writes `result` into `out`, a tensor or as many tensors as it has, and gives back what torch does then."""
+    """Writes `result` into `out`, a tensor or one tensor for each of the result's, and returns what torch returns for `out=`."""
     if isinstance(out, Tensor):
         return _into(result, out)
     places = [_into(part, place) for part, place in zip(result, out, strict=True)]

@@ -1,4 +1,4 @@
-"""Tensor in, tensor out: what can be cast, how, and to what. No op names, no state."""
+"""Functions that cast tensors, and the tensors inside lists, tuples and dicts. They know no ops and keep no state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
 
 CASTABLE = frozenset({torch.float32, torch.bfloat16, torch.float16})
-# An op that has one of these among its inputs is left to torch.
+# An op with an input of one of these dtypes is left to torch.
 LEFT_TO_TORCH = frozenset({torch.float64, torch.complex32, torch.complex64, torch.complex128})
 FINITE_MAX = {dtype: torch.finfo(dtype).max for dtype in CASTABLE}
 
@@ -41,17 +41,17 @@ def castable(value: object) -> TypeGuard[Tensor]:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether torch's kernels compute on the tensor: it is not on the meta device, and no subclass (a fake tensor) answers in its place."""
+    """Whether torch's kernels compute on the tensor: it is not on the meta device nor of a class with its own `__torch_dispatch__`."""
     return not tensor.is_meta and type(tensor).__torch_dispatch__ is _dispatch
 
 
 def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`; the same object where it has that dtype. Differentiable: the gradient comes back in the tensor's dtype."""
+    """`tensor` in `dtype`; itself where it has that dtype. Differentiable: the gradient arrives in the tensor's own dtype."""
     return tensor if tensor.dtype is dtype else TO[dtype](tensor)
 
 
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in its own dtype, with finite values beyond `dtype` moved to that dtype's finite extremes (R12). Infinities stay."""
+    """`tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
     if not _may_lose(tensor, dtype):
         return tensor
@@ -59,42 +59,42 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
-    # sparse and nested tensors have no clamp, and are no masks
+    # sparse and nested tensors have no clamp; they are no attention masks either
     return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, finite values staying finite, when it needs no gradient (a mask); else the plain cast."""
+    """`tensor` in `dtype`. Where it needs no gradient (a mask), finite values stay finite (R12); otherwise the plain cast."""
     return cast(tensor if tensor.requires_grad else within(tensor, dtype), dtype)
 
 
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`tensor` in `dtype`, finite values staying finite, whether it needs a gradient or not (scores with a mask added)."""
+    """`tensor` in `dtype` with finite values staying finite (R12), with a gradient or without: for scores that a mask was added to."""
     low = cast(tensor, dtype)
     if not _may_lose(tensor, dtype):
         return low
-    # in this order backward keeps one bool an element; a clamp would keep the wide tensor
-    made_infinite = _and(_isinf(low), _not(_isinf(tensor)))
-    return _where(made_infinite, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
+    # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
+    overflowed = _and(_isinf(low), _not(_isinf(tensor)))
+    return _where(overflowed, _clamp(_detach(low), -FINITE_MAX[dtype], FINITE_MAX[dtype]), low)
 
 
 def cast_saturating_0dim(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The plain cast, but saturating for a 0-dim tensor: a mask's value, times zero, must not become NaN."""
+    """`tensor` in `dtype`; `cast_saturating` where it is 0-dim, for `mask * value`: an infinite value times 0 would be NaN (R12)."""
     return cast(tensor, dtype) if tensor.dim() else cast_saturating(tensor, dtype)
 
 
 def finite_scalar(value: Any, dtype: torch.dtype) -> Any:
-    """`value`, or the finite extreme of `dtype` when `value` is a finite Python number beyond it."""
+    """`value`, or the finite extreme of `dtype` where `value` is a finite number beyond its range (R12)."""
     return (FINITE_MAX[dtype] if value > 0 else -FINITE_MAX[dtype]) if overflows(value, dtype) else value
 
 
 def overflows(value: object, dtype: torch.dtype) -> bool:
-    """Whether `value` is a finite number of Python's or numpy's beyond `dtype`."""
+    """Whether `value` is a finite real number, Python's or numpy's, beyond the range of `dtype`."""
     return isinstance(value, numbers.Real) and FINITE_MAX[dtype] < abs(float(value)) < float("inf")
 
 
 def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The tensors among `values` and inside their lists, tuples and dicts, in order."""
+    """The tensors among `values` and inside lists, tuples and dicts among them, in order."""
     for value in values:
         if isinstance(value, Tensor):
             yield value
@@ -105,14 +105,15 @@ def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:
 
 
 def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
-    """The castable tensors among `values`, in order."""
+    """The castable ones of `each_tensor(values)`, in order."""
     return filter(castable, each_tensor(values))
 
 
 def map_tensors(value: Any, function: Callable[[Tensor], Tensor], *, any_dict: bool = False) -> Any:
-    """`value` with `function(tensor)` in the place of every tensor in it; a list, tuple or dict in which nothing changes is itself.
+    """`value` with every tensor in it replaced by `function(tensor)`. A container in which nothing changes is returned itself.
 
-    Lists and tuples keep their type. A dict of another class is left alone; with `any_dict` a plain one takes its place.
+    Goes into lists, tuples and dicts; new lists and tuples keep their class. A dict of a subclass is returned as it is; with `any_dict` a
+    plain dict replaces it.
     """
     if isinstance(value, Tensor):
         return function(value)
@@ -126,7 +127,7 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor], *, any_dict: b
 
 
 def _of_type(value: Any, items: list[Any]) -> Any:
-    """A list or tuple as `value` is one, of these items."""
+    """A list or tuple of the class of `value` with these items."""
     if type(value) is list:
         return items
     if isinstance(value, list):
@@ -135,12 +136,12 @@ def _of_type(value: Any, items: list[Any]) -> Any:
         return copied
     if hasattr(value, "_fields"):
         return type(value)(*items)
-    # what torch.aminmax returns is made by its class alone; another subclass of tuple may have a constructor of its own
+    # a torch.return_types class (it has n_fields) must be called; other subclasses of tuple may have a constructor of their own
     return type(value)(items) if hasattr(value, "n_fields") else tuple.__new__(type(value), items)
 
 
 def cast_within(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
-    """`value` with every castable tensor in it cast; see `map_tensors` for what holds them."""
+    """`value` with every castable tensor in it cast by `caster`; `map_tensors` says what it goes into."""
     if isinstance(value, Tensor):
         return caster(value, dtype) if value.dtype is not dtype and castable(value) else value
     if isinstance(value, (list, tuple, dict)):
@@ -155,7 +156,7 @@ def cast_call(
     caster: Caster,
     keep: frozenset[int | str] = frozenset(),
 ) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call with every castable tensor in `dtype`, save those at the positions or keywords in `keep`."""
+    """The arguments of a call with every castable tensor cast to `dtype`, except the arguments whose position or keyword is in `keep`."""
     return (
         [a if i in keep else cast_within(a, dtype, caster) for i, a in enumerate(args)],
         {k: a if k in keep else cast_within(a, dtype, caster) for k, a in kwargs.items()},
@@ -163,9 +164,9 @@ def cast_call(
 
 
 def widest(tensors: Iterable[Tensor], *, count_0dim: bool) -> torch.dtype:
-    """The dtype that all of `tensors`, one or more, fit in: bf16 with fp16 gives float32.
+    """The dtype that torch promotes `tensors`, at least one, to: bfloat16 with float16 gives float32.
 
-    0-dim tensors do not widen tensors that have dimensions unless `count_0dim` (R3; torch's own rule).
+    Unless `count_0dim` is given, 0-dim tensors do not count beside tensors that have dimensions (R3, torch's own rule).
     """
     tensors = list(tensors)
     counted = tensors if count_0dim else [t for t in tensors if t.dim()] or tensors

@@ -1,4 +1,4 @@
-"""Answers about lists and about torch; nothing is patched for them."""
+"""Answers about policies, list files, references that hmp cannot replace, and a device's memory. Nothing here patches torch."""
 
 from ..dispatch import Listed
 from ..wrapping import fallbacks

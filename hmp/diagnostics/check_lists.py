@@ -1,4 +1,4 @@
-"""Everything that can be said of list files at once: what each name stands for, and every problem with its line."""
+"""A check of list files: what each name does, and all problems at once, each with its file and line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ..ops import op_facts, sites
 from .explanation import explain
 
 Level = Literal["ok", "note", "error"]
-# How files are named that hold a list of that kind.
+# A part of a file's name → the list that such a file contains.
 _MARKS: Mapping[str, ListName] = {
     "bf16": "bf16",
     "fp16": "bf16",
@@ -25,7 +25,8 @@ _MARKS: Mapping[str, ListName] = {
 
 
 class Finding(NamedTuple):
-    """What there is to say of one name: "ok" with what it does, "note" where it does nothing, "error" where it cannot be used."""
+    """The result for one name of a list, with a message. `level` is "ok" where it has an effect, "note" where it has none, "error" where
+    convert() would refuse it."""
 
     path: str
     line: int | None
@@ -40,9 +41,9 @@ class Finding(NamedTuple):
 
 
 def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path, ListName]]:
-    """The list files at `path`, a file or a policy's folder, each with its kind: `cast`, or what its name says.
+    """(file, list) of each list file at `path`, a file or a policy's folder. Which list a file contains is `cast`, or told by its name.
 
-    OpListError where nothing says it, or nothing is there.
+    OpListError where the name does not tell, or the folder contains no list file.
     """
     file = Path(path)
     if file.is_dir():
@@ -59,12 +60,12 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
 
 
 def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
-    """What there is to say of every name in the files, in their order; what cannot be read at all is one error of its file."""
+    """A finding for every name in the files, in their order; a single one, an error, for a file that cannot be read."""
     found: list[Finding] = []
-    rules: list[ListEntry] = []
+    entries: list[ListEntry] = []
     for path, cast in files:
         try:
-            rules += read_list(path, cast)
+            entries += read_list(path, cast)
         except OpListError as error:
             if error.line is None:
                 found.append(Finding(str(path), None, "", cast, "error", _bare(error)))
@@ -72,70 +73,70 @@ def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
             lines = path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff").splitlines()
             for number, text in enumerate(lines, start=1):
                 try:
-                    rules += [rule._replace(path=str(path), line=number) for rule in parse_list(text, cast)]
+                    entries += [entry._replace(path=str(path), line=number) for entry in parse_list(text, cast)]
                 except OpListError as bad:
                     found.append(Finding(str(path), number, "", cast, "error", _bare(bad)))
-    found += _of_rules(rules)
+    found += _of_entries(entries)
     order = {str(path): index for index, (path, _) in enumerate(files)} if isinstance(files, list) else {}
     return sorted(found, key=lambda each: (order.get(each.path, 0), each.line or 0))
 
 
-def _of_rules(rules: list[ListEntry]) -> list[Finding]:
+def _of_entries(entries: list[ListEntry]) -> list[Finding]:
     taken: defaultdict[tuple[ListName | None, str | None], dict[str, ListEntry]] = defaultdict(dict)  # by list and scope: op → entry
     usable: list[ListEntry] = []
     found: list[Finding] = []
 
-    def say(rule: ListEntry, level: Level, message: str) -> None:
-        found.append(Finding(rule.path or "", rule.line, rule.text, rule.cast, level, message))
+    def say(entry: ListEntry, level: Level, message: str) -> None:
+        found.append(Finding(entry.path or "", entry.line, entry.text, entry.cast, level, message))
 
-    for rule in rules:
+    for entry in entries:
         try:
-            ops = spelling.resolve(rule)
+            ops = spelling.resolve(entry)
         except OpListError as error:
-            say(rule, "error", _bare(error).removeprefix(f"{rule.name!r} is "))
+            say(entry, "error", _bare(error).removeprefix(f"{entry.name!r} is "))
             continue
         if not ops:
-            say(rule, "note", "no op of this torch release; skipped, other releases or compilers know it")
+            say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        other = conflicts.same_op(ops, taken[conflicts.RIVALS.get(rule.cast), rule.scope])
+        other = conflicts.same_op(ops, taken[conflicts.RIVALS.get(entry.cast), entry.scope])
         if other is not None:
-            say(rule, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
+            say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue
-        before = conflicts.same_op(ops, taken[rule.cast, rule.scope])
+        before = conflicts.same_op(ops, taken[entry.cast, entry.scope])
         if before is not None:
-            say(rule, "note", f"the same op as {before.text!r} in line {before.line}")
+            say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
         for op in ops:
-            taken[rule.cast, rule.scope].setdefault(op, rule)
-        usable.append(rule)
-    bf16, fp32, promote = (frozenset(rule.name for rule in usable if rule.cast == cast and rule.scope is None) for cast in CASTS)
+            taken[entry.cast, entry.scope].setdefault(op, entry)
+        usable.append(entry)
+    bf16, fp32, promote = (frozenset(entry.name for entry in usable if entry.cast == cast and entry.scope is None) for cast in CASTS)
     policy = Policy("checked", bf16=bf16, fp32=fp32, promote=promote)
     noted = {(each.path, each.line, each.name) for each in found}
-    for rule in usable:
-        if (rule.path, rule.line, rule.text) in noted:
+    for entry in usable:
+        if (entry.path, entry.line, entry.text) in noted:
             continue
-        if rule.scope is None:
-            level, message = _meaning(rule, policy)
+        if entry.scope is None:
+            level, message = _meaning(entry, policy)
         else:
-            level, message = _meaning(rule, scopes.effective(policy, ((rule,),)))
-            message = f"inside modules whose path {rule.scope!r} matches: {message}"
-        say(rule, level, message)
+            level, message = _meaning(entry, scopes.effective(policy, ((entry,),)))
+            message = f"inside modules whose path {entry.scope!r} matches: {message}"
+        say(entry, level, message)
     return found
 
 
-def _meaning(rule: ListEntry, policy: Policy) -> tuple[Level, str]:
-    if rule.name == EVERY_OP:
+def _meaning(entry: ListEntry, policy: Policy) -> tuple[Level, str]:
+    if entry.name == EVERY_OP:
         return "ok", f"every op that is on no list ({sum(1 for _ in sites.starred())})"
-    if "." in rule.name and not sites.sites_of(spelling.resolve(rule)[0]):
+    if "." in entry.name and not sites.sites_of(spelling.resolve(entry)[0]):
         return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
-    told = explain(rule.name, policy)
-    if spelling.resolve(rule)[0] in op_facts.DTYPE_OPS:
+    told = explain(entry.name, policy)
+    if spelling.resolve(entry)[0] in op_facts.DTYPE_OPS:
         return "note", told.why
     places = [site.partition(":")[0] for site in told.sites if not site.endswith("left to torch")]
     return "ok", f"{told.why}; at {', '.join(places)}" if places else told.why
 
 
 def _bare(error: OpListError) -> str:
-    """The message without the place, which a finding has."""
+    """The error's message without file and line, which the finding has."""
     text = str(error)
     place = f"{error.path}:{error.line}: " if error.line else f"{error.path}: "
     return text.removeprefix(place)

@@ -30,9 +30,12 @@ _MEANING = {
 
 @dataclass(frozen=True)
 class Rule:
-    """What a policy does with an op. `cast` is "bf16", "fp32", "promote" or None for unlisted; `path` and `line` say where the
-    list entry stands; `sites` are the places where the op can be called, with what is done there; `scoped` are the entries that say
-    otherwise for some modules of a model, each with its list and place; str() is readable."""
+    """What a policy does with the op `name`, as explain() returns it; str() is for readers.
+
+    `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
+    where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
+    otherwise in some modules of a model, each with its list, file and line.
+    """
 
     name: str
     cast: str | None
@@ -71,8 +74,7 @@ class Rule:
 def explain(name: str, policy: Policy | str | None = None) -> Rule:
     """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
 
-    Without a policy: the one in force here, else Habana's default. Raises OpListError with the nearest real names for an
-    unknown op.
+    Without `policy`: the one in force in this thread, else Habana's default. Raises OpListError with the nearest names for an unknown op.
     """
     chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))
@@ -81,7 +83,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     in_star = op in set(sites.starred())
     source = listed.source(op) or (listed.star if in_star else None)
     scoped = [
-        rule for rule in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(spelling.resolve(rule))
+        entry for entry in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(spelling.resolve(entry))
     ]
     if op in op_facts.DTYPE_OPS:
         source, scoped = None, []
@@ -98,7 +100,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
         sites=lines,
         synonyms=sites.synonyms(op),
         why=_why(op, source),
-        scoped=tuple(f"{rule.text}, on the {rule.cast} list" + (f" ({rule.place})" if rule.path else "") for rule in scoped),
+        scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
     )
 
 

@@ -1,4 +1,4 @@
-"""What a device says of its memory, under the names that Habana's memory_stats() uses."""
+"""Statistics of a device's memory under the names that Habana's memory_stats() uses."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ NAMES = (
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
     "TotalSystemAllocs", "TotalSystemFrees", "TotalActiveAllocs",
 )  # fmt: skip
-GIGABYTE = 1 << 30  # Optimum's
+GIGABYTE = 1 << 30  # bytes, as Optimum counts them
 
 Stats = dict[str, int | None]
 
-# name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not keep it.
-# Habana tells ActiveAllocs beside NumAllocs and NumFrees, and TotalActiveAllocs beside TotalSystemAllocs and TotalSystemFrees:
-# what was allocated and not freed since.
+# Habana's name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not record it. ActiveAllocs counts
+# what is allocated and not yet freed; TotalActiveAllocs does so for allocations from the system.
 _CUDA = {
     "InUse": "allocated_bytes.all.current",
     "MaxInUse": "allocated_bytes.all.peak",
@@ -42,14 +41,14 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[False] 
 @overload
 def memory_stats(device: torch.device | str | int, *, gigabytes: Literal[True]) -> dict[str, float | None]: ...
 def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -> Stats | dict[str, float | None]:
-    """Habana's ten statistics of `device`: sizes in bytes, the others counts; None for what the device does not say.
+    """Habana's ten statistics of `device` by name; None for those that the device does not report.
 
-    Limit, InUse, MaxInUse, NumAllocs, NumFrees, ActiveAllocs, MaxAllocSize, TotalSystemAllocs, TotalSystemFrees and
-    TotalActiveAllocs. For "cuda" they are those of torch's caching allocator and for "hpu" Habana's own; for "cpu" Limit is the
-    machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and there are no counts.
+    Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
+    TotalActiveAllocs are counts. For "cuda" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit is the
+    machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
 
-    With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in GB
-    of 2**30 bytes, to two decimals. Raises HmpError for a CUDA device or an HPU that is not there.
+    With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in units of
+    2**30 bytes, to two decimals. Raises HmpError for a CUDA device or an HPU that is not there.
     """
     stats = _of(torch.device(device))
     return _in_gigabytes(stats) if gigabytes else stats
@@ -83,7 +82,7 @@ def _named(found: Mapping[str, Any]) -> Stats:
 
 
 def of_allocator(found: Mapping[str, Any], limit: int) -> Stats:
-    """The ten for a device that has `limit` bytes, from what torch.cuda.memory_stats() or its like has `found`."""
+    """Habana's ten statistics of a device with `limit` bytes of memory, from `found`, the result of torch.cuda.memory_stats()."""
     return _named({"Limit": limit, **{name: found.get(key) for name, key in _CUDA.items()}})
 
 
@@ -92,7 +91,7 @@ def _from_os() -> Stats:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         found["Limit"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if _STATUS.is_file():
-        # both from one place: getrusage's peak is inherited from the process that started this one
+        # both from this file: the peak of getrusage() includes that of the parent process before the fork
         sizes = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
         found |= {name: int(sizes[key].split()[0]) * 1024 for name, key in (("InUse", "VmRSS"), ("MaxInUse", "VmHWM")) if key in sizes}
     elif sys.platform == "darwin":

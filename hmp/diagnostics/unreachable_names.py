@@ -1,4 +1,4 @@
-"""What holds a builtin of torch that it took before the patches, and cannot be made to hold what stands in its place."""
+"""References to torch's original functions, taken before convert(), that hmp cannot replace: calls through them are not cast."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ..patching import SKIPPED, unfrozen
 
 
 class Unreachable(NamedTuple):
-    """One reference that calls torch past hmp: where it is, under which name, the line of its module that made it, and the op."""
+    """One reference to an original function of torch: its module, the name that has it, the line of the module that made it (None where
+    unknown), and the function. Calls through it are not cast."""
 
     module: str
     name: str
@@ -33,24 +34,24 @@ class Unreachable(NamedTuple):
 
 
 def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
-    """The references taken before convert() that the patches cannot reach; none while nothing is patched.
+    """The references to torch's original functions that were taken before convert() and still call them; [] while nothing is patched.
 
-    Tuples, sets and keys of dicts are such references, and attributes of objects that are no nn.Module, and closures of functions that
-    are inside other functions. Goes through every object that is alive: a few tenths of a second. What a running function has in a local
-    variable, and what another library's C code holds, is not listed; nor are torch's own references.
+    They are in tuples, in sets, in keys of dicts, in attributes of objects that are no nn.Module, and in closures of nested functions.
+    Not listed are local variables of running functions, references of C code, and torch's own. Looks at every object that is alive, which
+    takes a few tenths of a second.
     """
     originals = placement.originals()
     if not originals:
         return []
     with unfrozen():
-        gc.collect()  # what is garbage calls nothing
+        gc.collect()  # garbage makes no calls: it is not to be listed
         objects = gc.get_objects()
     users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
     found: set[Unreachable] = set()
     known: dict[tuple[int, int], frozenset[str]] = {}
-    line_of_global = functools.cache(_line_of_global)  # parses a source
+    line_of_global = functools.cache(_line_of_global)  # slow: it parses the module's source
     lines: dict[int, int | None] = {}
-    for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # once where it has two names
+    for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # a module with two names once
         if isinstance(module, types.ModuleType) and name.partition(".")[0] not in SKIPPED:
             for key, value in list(vars(module).items()):
                 for op in _held_in(value, originals, known):
@@ -62,7 +63,7 @@ def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
                     for op in _held_in(value, originals, known):
                         found.add(Unreachable(each.__module__, f"{each.__qualname__}, {what}", each.__code__.co_firstlineno, op))
-        elif id(type(each)) in users or (issubclass(type(each), type) and _is_users(each)):  # isinstance() asks the object itself
+        elif id(type(each)) in users or (issubclass(type(each), type) and _is_users(each)):  # isinstance() would run the object's code
             cls = each if issubclass(type(each), type) else type(each)
             for key, value in _attributes(each):
                 for op in _held_in(value, originals, known):
@@ -73,7 +74,7 @@ def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
 
 
 def tell_unreachable() -> None:
-    """Logs what `unreachable()` lists, the first of it where that is long."""
+    """Logs a warning for each of the first 20 references that `unreachable()` returns, and how many more there are."""
     found = unreachable()
     for each in found[:_TOLD]:
         log.warning("%s; it is not cast", each)
@@ -83,17 +84,17 @@ def tell_unreachable() -> None:
 
 _TOLD = 20
 _NOTHING = (None, None, None)
-_LEVELS = 3  # containers inside one another
+_LEVELS = 3  # of nested containers that are looked into
 
 
 def _is_users(owner: Any) -> bool:
-    """Whether a class or a function comes from a module that is neither torch's nor Python's."""
+    """Whether a class or a function is defined in a module that hmp searches: not hmp's, torch's or Python's."""
     module = getattr(owner, "__module__", None)
     return isinstance(module, str) and module in sys.modules and module.partition(".")[0] not in SKIPPED
 
 
 def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int], frozenset[str]], level: int = _LEVELS) -> frozenset[str]:
-    """The names of the originals that `value` is or, where it is a container, holds; `known` is what was found before."""
+    """The names of the original functions that `value` is or, as a container, contains. `known` caches the results."""
     if id(value) in originals:
         owner = getattr(value, "__module__", None) or "torch"
         name = value.__qualname__ if hasattr(value, "__objclass__") else value.__name__
@@ -102,14 +103,14 @@ def _held_in(value: Any, originals: dict[int, Any], known: dict[tuple[int, int],
         return _NO_NAMES
     key = (id(value), level)
     if key not in known:
-        known[key] = _NO_NAMES  # for what holds itself
+        known[key] = _NO_NAMES  # ends the recursion where a container contains itself
         referents = [each for each in gc.get_referents(value) if id(each) in originals or id(type(each)) in _CONTAINERS]
         known[key] = _NO_NAMES.union(*(_held_in(each, originals, known, level - 1) for each in referents))
     return known[key]
 
 
 _NO_NAMES: frozenset[str] = frozenset()
-# Classes by id: what a class of somebody's says of its equality and hash is not asked.
+# Ids of classes: a set of classes would call the `__eq__` and `__hash__` of users' metaclasses.
 _CONTAINERS = frozenset(
     map(
         id,
@@ -122,7 +123,7 @@ _CONTAINERS = frozenset(
 
 
 def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
-    """What an object or a class holds under a name, in slots too."""
+    """(name, value) of the attributes in the object's `__dict__` and, for what is no class, in its slots."""
     yield from list(getattr(owner, "__dict__", {}).items())
     if isinstance(owner, type):
         return
@@ -136,12 +137,12 @@ def _attributes(owner: Any) -> Iterator[tuple[str, Any]]:
 def _line_of_class(cls: type) -> int | None:
     try:
         return inspect.getsourcelines(cls)[1]
-    except (OSError, TypeError):  # made without a source
+    except (OSError, TypeError):  # its source is not available
         return None
 
 
 def _line_of_global(module: str, name: str) -> int | None:
-    """The line that binds `name` last at the top of the module; None where its source does not say."""
+    """The line of the last statement of the module that binds the global `name`; None where its source is not available or has none."""
     path = getattr(sys.modules.get(module), "__file__", None)
     if path is None or not Path(path).is_file():
         return None

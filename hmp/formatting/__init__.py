@@ -1,4 +1,4 @@
-"""Numbers, tables and HTML as text. Knows no values of hmp's."""
+"""Numbers, tables, JSON and HTML as text, for reports and messages."""
 
 from . import html
 from .as_json import json_values

@@ -1,4 +1,4 @@
-"""Values as JSON has them."""
+"""Python values that json.dumps() writes as valid JSON."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def json_values(value: Any) -> Any:
-    """`value`, its dicts and sequences copied, with the strings "nan", "inf" and "-inf" for what JSON has no number for."""
+    """`value` with the strings "nan", "inf" and "-inf" for the floats that JSON lacks. Dicts are copied, lists and tuples become lists."""
     if isinstance(value, dict):
         return {key: json_values(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""Small pieces of HTML for notebooks: no script, no style sheet, and whatever they show is escaped."""
+"""Small pieces of HTML for notebooks, without scripts or style sheets. All text in them is escaped."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ _NUMBER = "text-align:right;vertical-align:top;padding:1px 10px 1px 0;white-spac
 
 
 class Html(str):
-    """Text that is HTML already."""
+    """A string of HTML, which is not escaped again."""
 
 
 def text(value: object) -> Html:
-    """`value` as HTML."""
+    """`value` as HTML: its str() escaped, or itself where it is Html."""
     return value if isinstance(value, Html) else Html(escape(str(value)))
 
 
 def code(value: object) -> Html:
-    """`value` as code."""
+    """`value` in the font of code."""
     return Html(f"<code>{text(value)}</code>")
 
 
 def short(dtype: str) -> str:
-    """A dtype's short name, or its name where it has none."""
+    """The short name of a dtype: "bf16" for "bfloat16"; its own name where there is no short one."""
     return _SHORT.get(dtype, dtype)
 
 
 def chip(dtype: str) -> Html:
-    """A dtype in its colour, with its name."""
+    """The short name of a dtype on that dtype's colour."""
     colours = _COLOURS.get(dtype, "#66707a;color:#fff")
     style = f"background:{colours};border-radius:4px;padding:0 5px;font:600 85% monospace"
     return Html(f'<span style="{style}">{text(short(dtype))}</span>')
 
 
 def flow(*dtypes: str) -> Html:
-    """Chips with arrows between them; each part may hold several dtypes, or none."""
+    """Chips with arrows between them. Each argument is a dtype, several as "bfloat16, float32", or "" for none."""
     parts = ["".join(chip(each) for each in part.split(", ")) if part else "-" for part in dtypes]
     return Html(f'<span style="white-space:nowrap">{" → ".join(parts)}</span>')
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: int = 0) -> Html:
-    """A table whose last `numbers` columns are numbers."""
+    """An HTML table; its last `numbers` columns are aligned to the right."""
     left = len(heads) - numbers
 
     def cells(tag: str, values: Sequence[object]) -> str:
@@ -56,6 +56,6 @@ def table(heads: Sequence[str], rows: Iterable[Sequence[object]], numbers: int =
 
 
 def box(*parts: object) -> Html:
-    """The parts below each other, in the colours of the page that they stand on."""
+    """The parts below each other, with a bar on the left, in the text colour of the page around."""
     style = "border-left:3px solid #1f7a8c;padding:2px 0 2px 10px;line-height:1.5;color:inherit"
     return Html(f'<div style="{style}">' + "".join(f"<div>{text(part)}</div>" for part in parts) + "</div>")

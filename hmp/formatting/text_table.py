@@ -1,4 +1,4 @@
-"""Rows of cells as lines of text, one column below the other."""
+"""Rows of cells as lines of text with aligned columns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 
 
 def aligned(rows: Sequence[Sequence[str]], to_the_left: Collection[int] = (0,)) -> list[str]:
-    """A line a row; the columns whose numbers are in `to_the_left` begin below each other, all others end so. No line ends in spaces."""
+    """One line of text a row. Columns whose index is in `to_the_left` are aligned left, the others right; no line ends in spaces."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(

@@ -1,14 +1,14 @@
-"""Numbers with their units, counts and dtypes, as tables and messages show them."""
+"""Durations, sizes, shares, counts and dtypes as tables and messages show them."""
 
 from __future__ import annotations
 
 import torch
 
-NOTHING = "-"  # in the cell of a table that has no number
+NOTHING = "-"  # fills a table's cell where there is no number
 
 
 def duration(seconds: float, none: str = NOTHING) -> str:
-    """`seconds` with three digits and a unit; `none` for 0."""
+    """`seconds` to three digits in s, ms or us: "1.5 ms"; `none` for 0."""
     if not seconds:
         return none
     for factor, unit in ((1, "s"), (1e3, "ms"), (1e6, "us")):
@@ -18,12 +18,12 @@ def duration(seconds: float, none: str = NOTHING) -> str:
 
 
 def typeset_duration(seconds: float) -> str:
-    """`duration(seconds)` with the sign µ, for pages."""
+    """`duration(seconds)` with "µs" for "us", for HTML pages."""
     return duration(seconds).replace("us", "µs")
 
 
 def size(number: float, none: str = NOTHING) -> str:
-    """A number of bytes with a unit; `none` for 0."""
+    """A number of bytes in B, KiB, MiB, GiB or TiB: "1.5 KiB"; `none` for 0."""
     if not number:
         return none
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
@@ -34,7 +34,7 @@ def size(number: float, none: str = NOTHING) -> str:
 
 
 def share(part: float, whole: float) -> str:
-    """`part` of `whole` in percent; "-" where there is no whole."""
+    """`part` of `whole` in percent: "12 %"; "-" where `whole` is 0."""
     if not whole:
         return NOTHING
     percent = 100 * part / whole
@@ -42,10 +42,10 @@ def share(part: float, whole: float) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """A number of things: `1 call`, `2 calls`."""
+    """`number` with its noun: "1 call", "2 calls"."""
     return f"1 {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """`bfloat16` of torch.bfloat16."""
+    """The name of a dtype without "torch.": "bfloat16"."""
     return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Text becomes a policy."""
+"""List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list

@@ -1,4 +1,4 @@
-"""Names that are on two lists: an op that one list has under one name, and another list under the same name or one of the same function."""
+"""Ops that are on both the BF16 and the FP32 list, under one name or under two names of the same function (R4)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from ..errors import OpListError
 from ..ops import sites
 from .entries import ListEntry, ListName
 
-# An op may be on one of these only; the promote list gives way to both (R4).
+# A list → the list that may not have the same op. The promote list is not among them: both others win over it (R4).
 RIVALS: Mapping[ListName, ListName] = {"bf16": "fp32", "fp32": "bf16"}
 
 
 def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | None:
-    """The entry in `listed`, a list by its ops, for one of `ops`, under its own name or under another of the same function of torch's."""
+    """The entry for one of `ops`, or for another name of the same function, in `listed` (op id → entry); None for none."""
     return next((listed[name] for op in ops for name in (op, *sites.namesakes(op)) if name in listed), None)
 
 
 def refuse_both(bf16: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
-    """OpListError for an op that is on the BF16 list and on the FP32 list."""
+    """Raises OpListError for the first op that is on both lists; each is given as op id → entry."""
     for op in sorted(bf16):
         one, other = bf16[op], same_op((op,), fp32)
         if other is not None:

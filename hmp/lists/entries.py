@@ -1,4 +1,4 @@
-"""Text becomes rules: what a list file says, line by line, names as they are spelled."""
+"""The text of a list file as entries, with names as the file spells them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..errors import OpListError
 ListName = Literal["bf16", "fp32", "promote"]
 CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")
 EVERY_OP = "*"
-# Behind an op's name: torch.autocast decides inside it.
+# The suffix of a name that means: torch.autocast decides inside this op.
 AUTOCAST = ".autocast"
 
 _NAME = re.compile(r"[A-Za-z_][\w:]*(\.[A-Za-z_]\w*)*")
@@ -19,8 +19,8 @@ _SCOPE = re.compile(r"[^\s@,#]+")
 
 
 class ListEntry(NamedTuple):
-    """One name on one list: its spelling, the list, the place it was read from (line counts from 1), and its scope: a glob over the
-    paths of a model's modules, None for everywhere."""
+    """One name on one list: the name as it is spelled, the list (`cast`), the file and line (from 1) that it was read from, and its scope:
+    a glob over the paths of a model's modules, None for every module."""
 
     name: str
     cast: ListName
@@ -35,31 +35,31 @@ class ListEntry(NamedTuple):
 
     @property
     def is_autocasts(self) -> bool:
-        """Whether it says that torch.autocast decides inside the op."""
+        """Whether the entry says that torch.autocast decides inside the op."""
         return self.name.endswith(AUTOCAST)
 
     @property
     def place(self) -> str:
-        """`path:line`, what of it is known."""
+        """ "path:line", "path" where the line is unknown, "" where both are."""
         return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
 
 def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
-    """The rules in `text`, in order: `name` or `name @ scope` a line or between commas; `#` starts a comment, `*` is every other op.
+    """The entries in `text`, in order. Lines and commas separate them; each is `name` or `name @ scope`; `#` starts a comment.
 
     Raises OpListError with path and line for what cannot be an op's name or a scope.
     """
     where = None if path is None else str(path)
-    rules = []
+    entries = []
     for number, line in enumerate(text.removeprefix("\ufeff").splitlines(), start=1):
         for word in line.split("#", 1)[0].split(","):
             if word.strip():
-                rules.append(parse_entry(word, cast, where, number))
-    return tuple(rules)
+                entries.append(parse_entry(word, cast, where, number))
+    return tuple(entries)
 
 
 def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | None = None) -> ListEntry:
-    """The rule that one entry of a list is. OpListError for what cannot be an op's name or a scope."""
+    """The entry that `text`, "name" or "name @ scope", spells. OpListError for what cannot be an op's name or a scope."""
     name, at, scope = (part.strip() for part in text.partition("@"))
     if at and not name:
         raise OpListError(f"{text.strip()!r} names no op; write the op before the '@', such as 'softmax @ decoder.*'", path, line)
@@ -74,7 +74,7 @@ def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | 
 
 
 def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
-    """The rules in the file at `path` (UTF-8). An empty file is an empty list; OpListError for what is no text file."""
+    """The entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
     file = Path(path)
     if file.is_dir():
         raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)

@@ -1,4 +1,4 @@
-"""A policy: three lists of op names and a low dtype, as a frozen value."""
+"""A policy: three lists of op names and a low dtype, as an immutable value."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _GAUDI_KEYS = frozenset(
 class Policy:
     """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs.
 
-    `bf16`, `fp32` and `promote` hold names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
-    torch.float16. `scoped` holds the rules that have a scope, list by list; an entry such as "softmax @ decoder.*" among the names of a
-    list becomes one. Equality looks at all of these, not at `name` nor at where rules were read. Raises OpListError for a name that
-    nothing knows and for an op on both the BF16 and the FP32 list, everywhere or in one scope.
+    `bf16`, `fp32` and `promote` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16. `scoped`
+    contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there. Policies are
+    equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an unknown name and
+    for an op on both the BF16 and the FP32 list, in one scope or outside of all.
     """
 
     name: str = field(default="custom", compare=False)
@@ -48,7 +48,7 @@ class Policy:
     fp32: frozenset[str] = frozenset()
     promote: frozenset[str] = frozenset()
     scoped: tuple[ListEntry, ...] = field(default=(), compare=False)
-    # where each (list, name) was read, for messages
+    # (list, name) → the entry with the file and line, for messages
     origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
@@ -62,31 +62,31 @@ class Policy:
             scoped += [parse_entry(name, cast) for name in names if "@" in name]
             object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
         object.__setattr__(self, "scoped", _in_order(scoped))
-        object.__setattr__(self, "_entries", frozenset((rule.cast, rule.text) for rule in self.scoped))
+        object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
         self.casts_by_op("promote")
         conflicts.refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
-        for scope in dict.fromkeys(rule.scope for rule in self.scoped):
+        for scope in dict.fromkeys(entry.scope for entry in self.scoped):
             by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in CASTS}
-            for rule in self.scoped:
-                if rule.scope == scope:
-                    by_cast[rule.cast].update(dict.fromkeys(spelling.resolve(rule), rule))
+            for entry in self.scoped:
+                if entry.scope == scope:
+                    by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
             conflicts.refuse_both(by_cast["bf16"], by_cast["fp32"])
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
-        """The ids of the ops on one of the lists, each with the rule that put it there."""
+        """The ids of the ops on the list `cast`, each with the entry that names it."""
         found: dict[str, ListEntry] = {}
         for name in sorted(getattr(self, cast)):
-            rule = self.origin.get((cast, name)) or ListEntry(name, cast)
-            for op in spelling.resolve(rule):
-                if op not in found or name == op:  # its own name says more than another's that stands for it too
-                    found[op] = rule
+            entry = self.origin.get((cast, name)) or ListEntry(name, cast)
+            for op in spelling.resolve(entry):
+                if op not in found or name == op:  # an entry with the op's own name wins over one that means several ops
+                    found[op] = entry
         return found
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt.
+        """The preset of that name, or the policy in a folder with bf16.txt, fp32.txt and promote.txt.
 
-        A missing promote.txt means the default promote list. The low dtype is bfloat16 unless dtype.txt says "float16".
+        Without promote.txt the promote list is the default one. The low dtype is bfloat16 unless dtype.txt says "float16".
         OpListError where there is no such preset or folder.
         """
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
@@ -94,13 +94,13 @@ class Policy:
             if folder.is_dir():
                 raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
             raise OpListError(f"{str(policy)!r} is no policy; presets are {', '.join(policies())}, or name a folder of list files")
-        rules: list[ListEntry] = []
+        entries: list[ListEntry] = []
         for cast in CASTS:
             file = folder / f"{cast}.txt"
             if cast == "promote" and not file.is_file():
                 file = presets.folder(DEFAULT) / "promote.txt"
-            rules += read_list(file, cast)
-        return cls._from_rules(folder.name, rules, _read_dtype(folder / DTYPE_FILE))
+            entries += read_list(file, cast)
+        return cls._from_entries(folder.name, entries, _read_dtype(folder / DTYPE_FILE))
 
     @classmethod
     def from_files(
@@ -112,9 +112,9 @@ class Policy:
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; "" means the default list of that kind.
+        """The policy of these list files; for "" Habana's default list is taken.
 
-        A list that is given, with the synonyms of its names, wins over a default list (R4), and the log says so.
+        The names in the files, and their synonyms, win over the default lists (R4); the log says where.
         """
         files = {"bf16": bf16, "fp32": fp32, "promote": promote}
         given: list[ListEntry] = []
@@ -127,46 +127,46 @@ class Policy:
     @classmethod
     def _over_defaults(cls, name: str, given: list[ListEntry], defaults: Iterable[ListName], dtype: Any = torch.bfloat16) -> Policy:
         taken: dict[str, ListEntry] = {}
-        for rule in given:
-            # a name on a given promote list takes nothing from a default list: BF16 and FP32 win over promote
-            if rule.cast != "promote" and rule.scope is None:
-                for op in spelling.resolve(rule):
+        for entry in given:
+            # a promote file takes no op from a default list: BF16 and FP32 win over promote
+            if entry.cast != "promote" and entry.scope is None:
+                for op in spelling.resolve(entry):
                     for relative in (op, *sites.relatives(op)):
-                        taken.setdefault(relative, rule)
-        rules = list(given)
+                        taken.setdefault(relative, entry)
+        entries = list(given)
         for cast in defaults:
-            for rule in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
-                winner = next((taken[op] for op in spelling.resolve(rule) if op in taken), None)
+            for entry in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
+                winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
                 if winner is None or cast == "promote":
-                    rules.append(rule)
+                    entries.append(entry)
                 elif winner.cast != cast:
-                    log.info("%s on the given %s list wins over %s on the default %s list", winner.name, winner.cast, rule.name, cast)
-        return cls._from_rules(name, rules, dtype)
+                    log.info("%s on the given %s list wins over %s on the default %s list", winner.name, winner.cast, entry.name, cast)
+        return cls._from_entries(name, entries, dtype)
 
     @classmethod
-    def _from_rules(cls, name: str, rules: Iterable[ListEntry], dtype: Any = torch.bfloat16) -> Policy:
-        rules = list(rules)
-        origin = {(rule.cast, rule.name): rule for rule in reversed(rules) if rule.scope is None}
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16) -> Policy:
+        entries = list(entries)
+        origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
         lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
-        scoped = tuple(rule for rule in rules if rule.scope is not None)
+        scoped = tuple(entry for entry in entries if entry.scope is not None)
         return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
-        """The policy that LOWER_LIST and FP32_LIST name (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and
-        PT_HPU_AUTOCAST_FP32_OPS_LIST); the default list where a variable is unset or empty.
+        """The policy of the list files that the environment variables LOWER_LIST and FP32_LIST name, or else
+        PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST. For a variable that is unset or empty: the default list.
 
-        A name on both lists follows the lower-precision list, as Gaudi's autocast has it.
+        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast.
         """
         lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[ListEntry] = list(lower or ())
         low: dict[str | None, dict[str, ListEntry]] = {}
-        for rule in given:
-            low.setdefault(rule.scope, {}).update(dict.fromkeys(spelling.resolve(rule), rule))
-        given += [rule for rule in fp32 or () if conflicts.same_op(spelling.resolve(rule), low.get(rule.scope, {})) is None]
+        for entry in given:
+            low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
+        given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
-        defaults = [cast for cast, rules in lists.items() if rules is None]
+        defaults = [cast for cast, entries in lists.items() if entries is None]
         return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
 
     @classmethod
@@ -197,15 +197,15 @@ class Policy:
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")
         bert = cls.load("bert")
-        rules = [rule for (cast, _), rule in bert.origin.items() if cast == "promote"]
+        entries = [entry for (cast, _), entry in bert.origin.items() if cast == "promote"]
         for cast, default in (("bf16", bert.bf16), ("fp32", bert.fp32)):
             names = config.get(f"{kind}_{cast}_ops")
             names = sorted(default) if names is None else names
             if isinstance(names, str) or not all(isinstance(n, str) for n in names):
                 raise OpListError(f"{kind}_{cast}_ops is no list of op names", path)
             for name in names:
-                rules += [rule._replace(line=None) for rule in parse_list(name, cast, path)]  # type: ignore[arg-type]
-        return cls._from_rules("gaudi-config" if path is None else path.stem, rules)
+                entries += [entry._replace(line=None) for entry in parse_list(name, cast, path)]  # type: ignore[arg-type]
+        return cls._from_entries("gaudi-config" if path is None else path.stem, entries)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
@@ -222,12 +222,12 @@ class Policy:
         return {**values, "fingerprint": self.fingerprint}
 
     def entries(self, cast: ListName) -> list[str]:
-        """What is on one of the lists, as list files spell it: names, sorted, and then the entries that have a scope."""
-        return [*sorted(getattr(self, cast)), *(rule.text for rule in self.scoped if rule.cast == cast)]
+        """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
+        return [*sorted(getattr(self, cast)), *(entry.text for entry in self.scoped if entry.cast == cast)]
 
     @property
     def unscoped(self) -> Policy:
-        """The policy without its scoped rules, the same object each time: what holds where none of them speaks of a module."""
+        """The policy without its scoped entries, for modules that none of them matches. The same object each time."""
         return self._without_scoped if self.scoped else self
 
     @functools.cached_property
@@ -236,7 +236,7 @@ class Policy:
 
     @property
     def fingerprint(self) -> str:
-        """Twelve hexadecimal digits of the contents, the same for equal policies on every machine."""
+        """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
         text = json.dumps([str(self.dtype), *map(self.entries, CASTS)])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -246,10 +246,8 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt, and dtype.txt where the low dtype is float16, into `folder`; returns it.
-
-        The folder is made if need be.
-        """
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, and dtype.txt where the low dtype is float16. Returns the folder, which
+        is created where it does not exist."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for cast in CASTS:
@@ -262,7 +260,7 @@ class Policy:
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
-        """The names that the two policies treat differently: name → (list here, list there), None for unlisted."""
+        """The names that are on different lists in the two policies: name → (list in this one, list in `other`), None for unlisted."""
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
@@ -295,20 +293,20 @@ def _low_dtype(dtype: Any) -> torch.dtype:
     raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
-def _in_order(rules: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
-    """Rules with a scope in the order of lists, scopes and names, each once, with the first place that it was read from."""
+def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
+    """Entries with a scope, sorted by list, scope and name, without duplicates; of equal ones the first with a file stays."""
     found: dict[tuple[ListName, str], ListEntry] = {}
-    for rule in rules:
-        if rule.scope is None or rule.cast not in CASTS:
-            raise OpListError(f"{rule!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(CASTS)}")
-        known = found.setdefault((rule.cast, rule.text), rule)
-        if known.path is None and rule.path is not None:
-            found[rule.cast, rule.text] = rule
-    return tuple(sorted(found.values(), key=lambda rule: (CASTS.index(rule.cast), str(rule.scope), rule.name)))
+    for entry in entries:
+        if entry.scope is None or entry.cast not in CASTS:
+            raise OpListError(f"{entry!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(CASTS)}")
+        known = found.setdefault((entry.cast, entry.text), entry)
+        if known.path is None and entry.path is not None:
+            found[entry.cast, entry.text] = entry
+    return tuple(sorted(found.values(), key=lambda entry: (CASTS.index(entry.cast), str(entry.scope), entry.name)))
 
 
 def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
-    """The rules in the file that the first of these variables names that is set; None where none is."""
+    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
     for variable in variables:
         if environ.get(variable):
             try:
@@ -321,7 +319,7 @@ def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) 
 
 
 def _read_dtype(file: Path) -> torch.dtype:
-    """The low dtype that the file of a policy's folder names: bfloat16 where there is no file."""
+    """The low dtype that dtype.txt of a policy's folder names; bfloat16 where there is no such file."""
     if not file.is_file():
         return torch.bfloat16
     words = read_list(file, "bf16")
@@ -332,12 +330,12 @@ def _read_dtype(file: Path) -> torch.dtype:
 
 @functools.cache
 def _named(name: str) -> Policy | None:
-    """The preset of that name, read once: `with hmp.casts("habana")` stands in training loops. None for no preset."""
+    """The preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
     return Policy.load(name) if name in policies() else None
 
 
 def as_policy(policy: Policy | str | Path) -> Policy:
-    """`policy` itself, or the preset or folder that it names. OpListError where it names none."""
+    """`policy` itself, or the policy of the preset or folder that it names. OpListError where it names none, HmpError for other types."""
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):

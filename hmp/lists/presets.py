@@ -1,4 +1,4 @@
-"""The presets that ship with hmp: their names, their folders, and what a name stands for here."""
+"""The presets that ship with hmp: their names, and the folder of each, which may depend on the release of torch and on the device."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from ..observing import log
 from ..torch_private import release
 
-# Names without a folder: torch.autocast's lists for a device, of the torch release that is installed.
+# Presets without a folder of that name: torch.autocast's lists for a device, of the torch release that is installed.
 _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
 _OF_THIS_DEVICE = "autocast"
-# The devices that autocast has other lists for than for the CPU, and those lists. XPU's are CUDA's but for cuDNN's own ops.
+# The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
 
 
 def home() -> Path:
-    """The folder that holds a folder for each preset: inside the package in a wheel, beside it in a checkout or an editable install."""
+    """The folder that contains a folder for each preset: inside the package where hmp was installed from a wheel, else beside it."""
     inside = Path(__file__).parents[1] / "op_lists"
     return inside if inside.is_dir() else Path(__file__).parents[2] / "op_lists"
 
@@ -29,7 +29,7 @@ def policies() -> list[str]:
 
 
 def meaning(preset: str) -> str:
-    """The preset that a name stands for here: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
+    """The preset's folder for this torch and device: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
     if preset == _OF_THIS_DEVICE:
         preset = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
     return _frozen(preset, torch.__version__) if preset in _OF_THIS_TORCH else preset
@@ -51,7 +51,7 @@ def _available(kind: str) -> bool:
 
 @functools.cache
 def _frozen(preset: str, version: str) -> str:
-    """The lists of that torch release; where they are not kept, those of the nearest older release, else of the oldest, with a warning."""
+    """The folder of the lists of that torch release. Where there is none: the next older release's, else the oldest, with a warning."""
     kept = sorted((release(name), name) for name in _folders() if name.startswith(preset + "@"))
     wanted = release(version)
     found, name = max((entry for entry in kept if entry[0] <= wanted), default=kept[0])

@@ -1,4 +1,4 @@
-"""A policy and a model become policies of single modules: what the lines that have a scope say there, over the unscoped lists."""
+"""The policy of each module of a model: a policy's scoped entries that match the module's path, over its unscoped lists."""
 
 from __future__ import annotations
 
@@ -17,36 +17,37 @@ from . import spelling
 from .entries import AUTOCAST, CASTS, ListEntry
 from .policy import Policy
 
-# The lines that speak of a module, nearest first: those that take precedence over all after them stand in one tuple.
-Layers = tuple[tuple[ListEntry, ...], ...]
+# The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
+Ranks = tuple[tuple[ListEntry, ...], ...]
 
-# torch.compile(module) is a module that holds it under this name.
+# torch.compile(module) returns a module that contains it under this name.
 _COMPILED = "_orig_mod"
 _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
-class Place(NamedTuple):
-    """A module at one of its paths, with the scoped lines that match the path, and the place that holds it, None for the model itself.
+class ModuleNode(NamedTuple):
+    """A module at one of its paths in a model, with the scoped entries that match the path. `parent` is the node of the module that
+    contains it, None for the model itself.
 
-    `path` is plain, `spelled` as named_modules() has it; a line may match either.
+    `spelled` is the path that named_modules() gives, `path` is that without torch.compile's part. An entry may match either.
     """
 
     path: str
     spelled: str
     module: torch.nn.Module
     matched: tuple[ListEntry, ...]
-    parent: Place | None
+    parent: ModuleNode | None
 
-    def upwards(self) -> Iterator[Place]:
-        """The place itself, the one that holds it, and so on to the model."""
-        place: Place | None = self
-        while place is not None:
-            yield place
-            place = place.parent
+    def upwards(self) -> Iterator[ModuleNode]:
+        """The node itself, its parent, and so on up to the model's."""
+        node: ModuleNode | None = self
+        while node is not None:
+            yield node
+            node = node.parent
 
 
 def refuse_without_model(policy: Policy) -> None:
-    """HmpError where the policy has scoped lines: there is no model whose modules they could match."""
+    """Raises HmpError where the policy has scoped entries. For uses without a model, whose modules they could match."""
     if policy.scoped:
         first = policy.scoped[0]
         at = f"{first.place}: " if first.path else ""
@@ -57,159 +58,167 @@ def refuse_without_model(policy: Policy) -> None:
 
 
 def resolve(policy: Policy, model: torch.nn.Module) -> dict[torch.nn.Module, Policy]:
-    """The policy without scoped lines that holds in each module of `model`, the model itself first.
+    """Each module of `model` → the policy in force in it, an unscoped one; the model itself comes first.
 
-    A line holds in the modules whose path its glob matches and in all modules inside them, over what the unscoped lists say of its ops and
-    of those that follow them. Of several that speak of an op, that of the nearest module wins, and on one module that of the glob with more
-    characters that are no wildcards; BF16 and FP32 win over promote. A module at several paths follows the lines that match any of them.
-    Modules that the same lines speak of have the same object. Raises OpListError for a line that matches no module, and for two
-    that are as near and as exact and have an op on the BF16 and on the FP32 list.
+    A scoped entry holds in the modules whose path its glob matches and in all modules inside them. It wins over the unscoped lists for its
+    ops and for those that follow them. Of several entries for one op, the one whose glob matches the nearest module wins; at equal distance
+    the one whose glob has more characters that are no wildcards; BF16 and FP32 win over promote. A module at several paths has the entries
+    of all of them. Modules with the same entries get the same object. Raises OpListError for an entry that matches no module, and for two
+    equally near and exact entries that put an op on the BF16 and on the FP32 list.
     """
-    places = list(_places(model, policy.scoped))
-    _refuse_unmatched(policy, places)
+    nodes = list(_nodes(model, policy.scoped))
+    _refuse_unmatched(policy, nodes)
     nearness: dict[torch.nn.Module, dict[ListEntry, int]] = {}
-    for place in places:
-        steps = nearness.setdefault(place.module, {})
-        for distance, above in enumerate(place.upwards()):
-            for rule in above.matched:
-                steps[rule] = min(distance, steps.get(rule, distance))
-    of_layers = functools.cache(functools.partial(effective, policy.unscoped))
-    return {module: of_layers(_layers(steps)) for module, steps in nearness.items()}
+    for node in nodes:
+        steps = nearness.setdefault(node.module, {})
+        for distance, above in enumerate(node.upwards()):
+            for entry in above.matched:
+                steps[entry] = min(distance, steps.get(entry, distance))
+    of_ranks = functools.cache(functools.partial(effective, policy.unscoped))
+    return {module: of_ranks(_by_rank(steps)) for module, steps in nearness.items()}
 
 
 def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
-    """Those of the policies whose modules may be called where another one is in force: that of a module around them, or `outside`.
+    """Those of `policies` (module → policy) whose module may be called while another policy is in force: that of a module that contains it,
+    or `outside`, the one in force around the model.
 
-    All modules around one count, not just the one that holds it: a container is never called itself, and code may reach past a module.
+    Every module that contains it counts, not its parent alone: a ModuleList is never called, and code may call a module of a module.
     """
     found: dict[torch.nn.Module, Policy] = {}
-    for place in _places(model, ()):
-        own = policies[place.module]
-        if own is not outside or any(policies[above.module] is not own for above in place.upwards()):
-            found[place.module] = own
+    for node in _nodes(model, ()):
+        own = policies[node.module]
+        if own is not outside or any(policies[above.module] is not own for above in node.upwards()):
+            found[node.module] = own
     return found
 
 
 def shared(model: torch.nn.Module) -> frozenset[str]:
-    """The modules that are at several paths, each by the first that named_modules() has, as plain_path() gives it."""
+    """The modules that are at several paths in the model, each as its first path, without torch.compile's part."""
     first: dict[torch.nn.Module, str] = {}
     found: set[str] = set()
-    for place in _places(model, ()):
-        path = first.setdefault(place.module, place.path)
-        if path != place.path:
+    for node in _nodes(model, ()):
+        path = first.setdefault(node.module, node.path)
+        if path != node.path:
             found.add(path)
     return frozenset(found)
 
 
 def plain_path(path: str) -> str:
-    """The path that a module has in the model before parts of it, or all of it, were given to torch.compile."""
+    """The path of a module without the parts that torch.compile(module) inserts: "layer.0" for "_orig_mod.layer._orig_mod.0"."""
     return ".".join(part for part in path.split(".") if part != _COMPILED)
 
 
-def effective(base: Policy, layers: Layers) -> Policy:
-    """`base` with these lines over its lists: each takes its ops, with their synonyms and forms, from all that comes after (R4)."""
+def effective(base: Policy, ranks: Ranks) -> Policy:
+    """The unscoped policy of a module: `base` with the entries of `ranks` over its lists, their scopes removed.
+
+    An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base` (R4).
+    """
     taken: dict[str, ListEntry] = {}
     kept: list[ListEntry] = []
-    for layer in layers:
-        spoken = [(rule, [op for op in spelling.resolve(rule) if op not in taken]) for rule in layer]
-        _refuse_tie(spoken)
-        for rule, ops in spoken:
-            kept += _left(rule, ops) if ops else ()
+    for rank in ranks:
+        claims = [(entry, [op for op in spelling.resolve(entry) if op not in taken]) for entry in rank]
+        _refuse_tie(claims)
+        for entry, ops in claims:
+            kept += _without_taken(entry, ops) if ops else ()
             for op in ops:
                 for relative in (op, *sites.relatives(op)):
-                    taken.setdefault(relative, rule)
+                    taken.setdefault(relative, entry)
     if not taken:
         return base
-    for rule in _rules(base):
-        kept += _left(rule, [op for op in spelling.resolve(rule) if op not in taken])
-    origin = {(rule.cast, rule.name): rule for rule in reversed(kept)}
+    for entry in _entries_of(base):
+        kept += _without_taken(entry, [op for op in spelling.resolve(entry) if op not in taken])
+    origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
     bf16, fp32, promote = (frozenset(name for on, name in origin if on == cast) for cast in CASTS)
     return Policy(base.name, base.dtype, bf16, fp32, promote, origin=origin)
 
 
-def _left(rule: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
-    """The rule where all its ops are left to it; where some are, rules for those that have a name which stands for no other op."""
-    every = spelling.resolve(rule)
+def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
+    """`entry` where `ops`, those that no entry before has taken, are all that it names. Else entries for those of `ops` that can be named
+    without naming an op that is taken."""
+    every = spelling.resolve(entry)
     if len(ops) == len(every):
-        yield rule
+        yield entry
         return
     for op in ops:
-        named = rule._replace(name=op + (AUTOCAST if rule.is_autocasts else ""))
+        named = entry._replace(name=op + (AUTOCAST if entry.is_autocasts else ""))
         if set(spelling.resolve(named)) <= set(ops):
             yield named
 
 
-def _rules(policy: Policy) -> Iterator[ListEntry]:
+def _entries_of(policy: Policy) -> Iterator[ListEntry]:
     for cast in CASTS:
         for name in sorted(getattr(policy, cast)):
             yield policy.origin.get((cast, name)) or ListEntry(name, cast)
 
 
-def _refuse_tie(spoken: Iterable[tuple[ListEntry, list[str]]]) -> None:
+def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
     by_op: dict[str, ListEntry] = {}
-    for rule, ops in spoken:
-        for op in ops if rule.cast != "promote" else ():
-            other = by_op.setdefault(op, rule)
-            if other.cast != rule.cast:
+    for entry, ops in claims:
+        for op in ops if entry.cast != "promote" else ():
+            other = by_op.setdefault(op, entry)
+            if other.cast != entry.cast:
                 also = f" ({other.place})" if other.path else ""
                 raise OpListError(
-                    f"{rule.text!r} on the {rule.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of the "
-                    "same op for one module, and neither scope is nearer or more exact; take one of them out, or write more of a path",
-                    rule.path,
-                    rule.line,
+                    f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of "
+                    "the same op for one module, and neither scope is nearer or more exact; take one of them out, or write more of a path",
+                    entry.path,
+                    entry.line,
                 )
 
 
-def _layers(steps: Mapping[ListEntry, int]) -> Layers:
+def _by_rank(steps: Mapping[ListEntry, int]) -> Ranks:
     ranked: dict[tuple[int, int], list[ListEntry]] = {}
-    for rule, distance in steps.items():
-        ranked.setdefault((distance, -exactness(str(rule.scope))), []).append(rule)
+    for entry, distance in steps.items():
+        ranked.setdefault((distance, -exactness(str(entry.scope))), []).append(entry)
     return tuple(tuple(sorted(ranked[rank], key=str)) for rank in sorted(ranked))
 
 
 def exactness(scope: str) -> int:
-    """How many characters of the glob are no wildcards; `[0-9]` is one."""
+    """How many characters of a scope's glob are no wildcards. `*`, `?` and `[0-9]` are wildcards."""
     return len(_WILDCARD.sub("", scope))
 
 
-def _places(model: torch.nn.Module, lines: Iterable[ListEntry]) -> Iterator[Place]:
-    """Every module of `model` at every path, holders before what they hold. What is scripted is compiled: no line reaches it."""
-    matching = [(re.compile(fnmatch.translate(str(rule.scope))), rule) for rule in lines]
+def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[ModuleNode]:
+    """A node for every path of every module of `model`, parents before their children, with the scoped `entries` that match it.
 
-    def place(spelled: str, module: torch.nn.Module, parent: Place | None) -> Place:
+    ScriptModules are left out: they are compiled, and no policy reaches their ops.
+    """
+    matching = [(re.compile(fnmatch.translate(str(entry.scope))), entry) for entry in entries]
+
+    def node(spelled: str, module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
         path = plain_path(spelled)
-        matched = tuple(rule for glob, rule in matching if glob.match(path) or glob.match(spelled))
-        return Place(path, spelled, module, matched, parent)
+        matched = tuple(entry for glob, entry in matching if glob.match(path) or glob.match(spelled))
+        return ModuleNode(path, spelled, module, matched, parent)
 
-    waiting = [place("", model, None)]
+    waiting = [node("", model, None)]
     while waiting:
         here = waiting.pop()
         yield here
         inside = [
-            place(f"{here.spelled}.{name}" if here.spelled else name, child, here)
+            node(f"{here.spelled}.{name}" if here.spelled else name, child, here)
             for name, child in here.module._modules.items()
             if child is not None
             and not isinstance(child, torch.jit.ScriptModule)
-            and all(above.module is not child for above in here.upwards())  # a module may hold one that holds it
+            and all(above.module is not child for above in here.upwards())  # modules may contain each other
         ]
         waiting += reversed(inside)
 
 
-def _refuse_unmatched(policy: Policy, places: list[Place]) -> None:
-    matched = {rule for place in places for rule in place.matched}
-    for rule in policy.scoped:
-        if rule not in matched:
-            model = type(places[0].module).__name__
+def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
+    matched = {entry for node in nodes for entry in node.matched}
+    for entry in policy.scoped:
+        if entry not in matched:
+            model = type(nodes[0].module).__name__
             raise OpListError(
-                f"{rule.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
-                f"{_hint(str(rule.scope), [place.path for place in places if place.path])}",
-                rule.path,
-                rule.line,
+                f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "
+                f"{_hint(str(entry.scope), [node.path for node in nodes if node.path])}",
+                entry.path,
+                entry.line,
             )
 
 
 def _hint(scope: str, paths: list[str]) -> str:
-    """The nearest scope that matches one of the paths; without one, some of the paths."""
+    """The end of an error message: a scope that is close to `scope` and matches one of the paths, else the first paths."""
     if not paths:
         return "this one holds no others"
     names = dict.fromkeys(name for path in paths for name in path.split("."))

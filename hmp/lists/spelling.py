@@ -1,4 +1,4 @@
-"""A name as somebody spells it becomes the ids of ops: what lists, `explain()` and the command line are given."""
+"""The ids of the ops that a name means, in any of the spellings that lists, `explain()` and the command line accept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PREFIXES = ("torch.nn.functional.", "nn.functional.", "F.", "torch.Tensor.", "T
 
 
 def _user_site(name: str) -> Site | None:
-    """The site of a user's own function that a dotted name leads to, importing its module; None where it leads nowhere."""
+    """The site of the user's function at a dotted path, whose module is imported; None where there is no such function."""
     parts = name.split(".")
     for cut in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:cut])
@@ -35,14 +35,14 @@ def _user_site(name: str) -> Site | None:
         for part in parts[cut:-1]:
             owner = getattr(owner, part, None)
         if any(owner is namespace for _, namespace, _ in NAMESPACES):
-            return None  # torch.save is no op, and no user's function either
+            return None  # torch.save: torch's, so no user's function, and no op either
         return function_site(owner, parts[-1], ".".join(parts[:-1]), name)
     return None
 
 
 @cache.cached
 def _known(name: str) -> tuple[str, ...]:
-    """The ids that a spelling stands for; () for a name that only another torch or ATen knows; KeyError for none."""
+    """The ids of the ops that `name` means; () for a name that only another release of torch or ATen has; KeyError for an unknown name."""
     for prefix in _PREFIXES:
         if name.startswith(prefix):
             name = name.removeprefix(prefix)
@@ -68,56 +68,57 @@ def _known(name: str) -> tuple[str, ...]:
 
 
 def _is_op(name: str) -> bool:
-    """Whether `name` is the id of an op: torch has functions that are none, such as torch.save."""
+    """Whether `name` is the id of an op: not all of torch's functions are, torch.save is none."""
     found = sites_of(name)
     if any(site.owner is not torch for site in found):
         return True
     return any(site.original.__module__ in PYTHON_OPS if site.python else takes_tensor(schemas_of("aten::" + name)) for site in found)
 
 
-def resolve(rule: ListEntry) -> tuple[str, ...]:
-    """The ids of the ops that the rule's name stands for; a user's own function keeps its dotted name.
+def resolve(entry: ListEntry) -> tuple[str, ...]:
+    """The ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
-    Raises OpListError with path, line and the nearest real name where nothing knows the name. A name that only another
-    torch release, ATen or Habana's compiler knows gives () and one warning.
+    Raises OpListError with path, line and the nearest ids for an unknown name. For a name that only another release of torch, ATen or
+    Habana's compiler has it returns () and warns once.
     """
-    if rule.name == EVERY_OP:
+    if entry.name == EVERY_OP:
         return (EVERY_OP,)
-    if rule.is_autocasts and rule.cast != "bf16":
-        raise OpListError(f"{rule.name!r} is no name for a {rule.cast} list; torch.autocast decides what it casts to", rule.path, rule.line)
+    if entry.is_autocasts and entry.cast != "bf16":
+        why = f"{entry.name!r} is no name for a {entry.cast} list; torch.autocast decides what it casts to"
+        raise OpListError(why, entry.path, entry.line)
     try:
-        ids = _known(rule.name.removesuffix(AUTOCAST))
+        ids = _known(entry.name.removesuffix(AUTOCAST))
     except KeyError:
-        site = _user_site(rule.name) if "." in rule.name else None
+        site = _user_site(entry.name) if "." in entry.name else None
         op = None if site is None else op_of(site.original)
         if op is not None:
-            raise OpListError(f"{rule.name!r} is torch's own {op}; write {op!r}", rule.path, rule.line) from None
+            raise OpListError(f"{entry.name!r} is torch's own {op}; write {op!r}", entry.path, entry.line) from None
         if site is not None:
-            return (rule.name,)
-        raise _unknown(rule) from None
+            return (entry.name,)
+        raise _unknown(entry) from None
     if not ids:
-        _warn_skipped(rule)
+        _warn_skipped(entry)
     return ids
 
 
 def user_site(name: str) -> Site:
-    """The site of the user's own function `name`, a dotted path that `resolve` accepted."""
+    """The site of the user's function at the dotted path `name`. OpListError where it cannot be found."""
     site = _user_site(name)
     if site is None:
         raise OpListError(f"{name!r} cannot be found any more; import the module that defines it")
     return site
 
 
-def _unknown(rule: ListEntry) -> OpListError:
-    name = rule.name.removeprefix("torch.")
+def _unknown(entry: ListEntry) -> OpListError:
+    name = entry.name.removeprefix("torch.")
     near = nearest(name.removesuffix(AUTOCAST))
     hint = f"did you mean {' or '.join(map(repr, near))}?" if near else "hmp.explain(NAME) and `python -m hmp lists` show what there is"
     what = "neither an op of torch nor an importable function" if "." in name else "no torch op"
-    return OpListError(f"{rule.name!r} is {what}; {hint}", rule.path, rule.line)
+    return OpListError(f"{entry.name!r} is {what}; {hint}", entry.path, entry.line)
 
 
 def nearest(name: str) -> list[str]:
-    """Up to three ids of ops that look like `name`, best first."""
+    """Up to three ids of ops whose spelling is close to `name`, closest first."""
     names = [op for op in every_op() if not op.endswith("_")]
     return difflib.get_close_matches(name, names, n=3, cutoff=0.6)
 
@@ -125,17 +126,17 @@ def nearest(name: str) -> list[str]:
 _warned: set[tuple[str | None, str]] = set()
 
 
-def _warn_skipped(rule: ListEntry) -> None:
-    if (rule.path, rule.name) in _warned:
+def _warn_skipped(entry: ListEntry) -> None:
+    if (entry.path, entry.name) in _warned:
         return
-    _warned.add((rule.path, rule.name))
-    where = f"{rule.path}:{rule.line}: " if rule.path else ""
-    # hmp's own lists name what any release has: that is no news for a user of another one
-    own = rule.path is not None and Path(rule.path).is_relative_to(home())
+    _warned.add((entry.path, entry.name))
+    where = f"{entry.path}:{entry.line}: " if entry.path else ""
+    # hmp's own lists contain the ops of every release of torch: no warning for those
+    own = entry.path is not None and Path(entry.path).is_relative_to(home())
     log.log(
         logging.DEBUG if own else logging.WARNING,
         "%s%r is not an op of torch %s and is skipped; other releases or compilers know it",
         where,
-        rule.name,
+        entry.name,
         torch.__version__,
     )

@@ -1,4 +1,4 @@
-"""The logger, and whose line and module is calling."""
+"""The logger, and where a call comes from: the line of the user's code and the nn.Module."""
 
 from .call_sites import PACKAGES, caller
 from .logger import log, speaks

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import torch
 
-# What is not the user's: hmp's own code, and torch's.
+# The folders of hmp's code and of torch's, which is not the user's.
 PACKAGES = (str(Path(__file__).parents[1]) + os.sep, str(Path(torch.__file__).parent) + os.sep)
 
 
 def caller() -> tuple[str, int]:
-    """File and line of the nearest frame outside hmp and torch."""
+    """File and line of the nearest calling frame outside hmp and torch."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_code.co_filename.startswith((*PACKAGES, "<")):
         frame = frame.f_back

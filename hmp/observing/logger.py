@@ -1,4 +1,4 @@
-"""The logger `hmp`, and which processes of a distributed run speak through it."""
+"""The logger named "hmp", and which processes of a distributed run write to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a call comes from: the module that is running, by its path in the model, and the line of the user's code."""
+"""Where a call comes from: the path of the running nn.Module in its model, and the line of the user's code."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .call_sites import caller
 
 
 class Place(NamedTuple):
-    """A place in the user's program: module path ("" outside every module), file and line of the nearest code that is not torch's or
-    hmp's."""
+    """A place in the user's program: the path of the running nn.Module ("" outside of all), and file and line of the nearest code that is
+    neither torch's nor hmp's."""
 
     module: str
     file: str
@@ -26,9 +26,9 @@ class Place(NamedTuple):
 
 
 class Modules:
-    """Which module is running in each thread, told by hooks on all modules for the time of `watch()`; no model need be given.
+    """Which nn.Module is running in each thread, known inside `watch()` for every module of the process, whatever its model.
 
-    A path starts at the outermost module that is running: `encoder.layer.3.attention.self`, or the name of its class for that one.
+    A path is relative to the outermost running module: `encoder.layer.3.attention.self`. The outermost one has the name of its class.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Modules:
 
     @contextmanager
     def watch(self) -> Iterator[Modules]:
-        """A stretch in which modules tell that they are called."""
+        """A context manager with hooks on all modules, by which they report that they are called and that they return."""
         hooks = [
             torch.nn.modules.module.register_module_forward_pre_hook(self._enter),
             torch.nn.modules.module.register_module_forward_hook(self._leave, always_call=True),
@@ -50,24 +50,24 @@ class Modules:
 
     @property
     def path(self) -> str:
-        """The path of the innermost module that is running in this thread, "" for none."""
+        """The path of the innermost running module of this thread, "" for none."""
         stack = self._stack()
         return stack[-1][1] if stack else ""
 
     @property
     def root(self) -> torch.nn.Module | None:
-        """The outermost module that is running in this thread."""
+        """The outermost running module of this thread, None for none."""
         stack = self._stack()
         return stack[0][0] if stack else None
 
     @property
     def innermost(self) -> torch.nn.Module | None:
-        """The innermost module that is running in this thread."""
+        """The innermost running module of this thread, None for none."""
         stack = self._stack()
         return stack[-1][0] if stack else None
 
     def place(self) -> Place:
-        """Where the calling code is."""
+        """The place of the calling code."""
         return Place(self.path, *caller())
 
     def _stack(self) -> list[tuple[torch.nn.Module, str]]:
@@ -82,7 +82,7 @@ class Modules:
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         stack = self._stack()
-        # a hook of the user's that raised before ours, or a module that was entered before the watch
+        # more than one where a user's hook raised before ours ran; none of it where the module was entered before watch()
         while stack:
             left, _ = stack.pop()
             if left is module:
@@ -94,5 +94,5 @@ class Modules:
         names = self._names.get(root)
         if names is None or id(module) not in names:
             names = self._names[root] = {id(each): name for name, each in root.named_modules()}
-        # no child of the root: a module that its forward holds elsewhere
+        # the root does not contain the module: a forward called one that is held elsewhere
         return names.get(id(module)) or f"{stack[-1][1]}.{type(module).__name__}"

@@ -1,4 +1,4 @@
-"""What torch has: ops, where they stand, what they are also called, and their parameters."""
+"""Facts about torch's ops: their ids, their sites, their synonyms and their parameters."""
 
 from . import op_facts, sites
 from .composites import calling

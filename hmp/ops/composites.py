@@ -1,4 +1,4 @@
-"""Which ops the Python code of a torch function calls: whether it needs casts off inside (R8)."""
+"""torch functions that are written in Python and call other ops: inside them casts must be off (R8)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 
 
 def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site]:
-    """The ops that are Python code of torch, not in `decided`, and call one of the names in `changed`: one op, one decision (R8)."""
+    """The sites of torch's Python functions that may call an attribute named in `changed` and are not in `decided` (R8)."""
     for site in _python_ops():
         function: Any = site.original
         if function not in decided and not names_called(function).isdisjoint(changed):
@@ -26,18 +26,20 @@ def calling(changed: Collection[str], decided: Collection[Any]) -> Iterator[Site
 
 @cache.cached
 def _python_ops() -> tuple[Site, ...]:
-    """The ops that are Python code of torch."""
+    """The sites of all ops that torch implements in Python."""
     found = []
     for where, owner, _ in sites.NAMESPACES:
-        held = vars(owner)
-        # of a module only the functions: asking for each of its names takes ten times as long
+        attributes = vars(owner)
+        # of a module its functions alone: to look at each of its names takes ten times as long
         names = (
-            sorted(n for n, v in held.items() if isinstance(v, types.FunctionType)) if isinstance(owner, types.ModuleType) else dir(owner)
+            sorted(n for n, v in attributes.items() if isinstance(v, types.FunctionType))
+            if isinstance(owner, types.ModuleType)
+            else dir(owner)
         )
         for attribute in names:
             if (attribute.startswith("_") and attribute not in op_facts.DUNDERS) or attribute in op_facts.STRUCTURE:
                 continue
-            function = held[attribute] if attribute in held else getattr(owner, attribute, None)
+            function = attributes[attribute] if attribute in attributes else getattr(owner, attribute, None)
             if isinstance(function, types.FunctionType) and function.__module__ in sites.PYTHON_OPS:
                 found.append(Site(owner, attribute, function, where, attribute))
     return tuple(found)
@@ -45,9 +47,9 @@ def _python_ops() -> tuple[Site, ...]:
 
 @cache.cached
 def names_called(function: types.FunctionType) -> frozenset[str]:
-    """The attribute and function names, dunders of operators included, that running `function` may look up.
+    """The names of functions and attributes that a call of `function` may look up, with the dunders of its operators: a superset.
 
-    Follows the helpers that it reaches by name in its own module and through its closure. Too many names rather than too few.
+    Those of the helpers in its own module and in its closure are included.
     """
     names: set[str] = set()
     todo = [function]
@@ -64,7 +66,7 @@ def names_called(function: types.FunctionType) -> frozenset[str]:
 
 @cache.cached
 def _used_by(function: types.FunctionType) -> tuple[frozenset[str], tuple[types.FunctionType, ...]]:
-    """The names in the function itself, and the functions of its own module and its closure that it reaches."""
+    """The names in the code of `function`, and the functions of its own module and its closure that it may call."""
     names = _names_in(patches.code_of(function))
     found = [function.__globals__[name] for name in names & function.__globals__.keys()]
     helpers = [h for h in found if isinstance(h, types.FunctionType) and h.__globals__ is function.__globals__]
@@ -90,11 +92,11 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
 
 @functools.cache
 def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
-    """The methods of Tensor that an instruction may call."""
+    """The dunder methods of Tensor that a bytecode instruction may call."""
     name = dis.opname[opcode]
-    if name == "BINARY_OP":  # Python 3.11 and later; the argument says which operator
+    if name == "BINARY_OP":  # Python 3.11 and later: its argument says which operator
         symbol = dis._nb_ops[argument][1]  # type: ignore[attr-defined]
-    elif name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: an instruction for each
+    elif name.startswith(("BINARY_", "INPLACE_")):  # Python 3.10: one instruction for each operator
         kind, _, word = name.partition("_")
         symbol = _WORDS.get(word, "") + ("=" if kind == "INPLACE" else "")
     elif name == "COMPARE_OP":
@@ -106,7 +108,7 @@ def _dunders(opcode: int, argument: int) -> tuple[str, ...]:
     op = _OPERATORS.get(symbol.removesuffix("="))
     if op is None:
         return ()
-    # 2.0 / x reaches the reflected method
+    # 2.0 / x calls the reflected method, __rtruediv__
     return (f"__i{op}__", f"__{op}__") if symbol.endswith("=") else (f"__{op}__", f"__r{op}__")
 
 
@@ -114,7 +116,7 @@ _WORDS = {
     "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//", "MODULO": "%", "POWER": "**",
     "MATRIX_MULTIPLY": "@", "SUBSCR": "[",
 }  # fmt: skip
-# The instructions that _dunders knows.
+# The instructions for which _dunders() may return something.
 _OPCODES = tuple(
     opcode
     for opcode, name in enumerate(dis.opname[:256])

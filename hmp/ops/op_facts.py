@@ -1,6 +1,6 @@
-"""What is known of op names: synonyms, other spellings, and what torch does with mixed dtypes. Data; measured on torch 2.13.
+"""Tables of facts about ops, by id: synonyms, other spellings, and what torch does with mixed dtypes. Measured with torch 2.13.
 
-A fact that depends on the torch release belongs here or in sites.py and nowhere else.
+Facts that differ between releases of torch belong here or in sites.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Exact synonyms: same arguments, same result. They follow the one that is listed, the first of the group first. The twins in
-# torch.special of the same name (special.softmax) are not written down.
+# Exact synonyms: same arguments, same result. An unlisted one follows the first of its group that is listed. Functions of torch.special
+# with the name of one in torch (special.softmax) are synonyms too and not repeated here.
 SYNONYM_GROUPS: tuple[tuple[str, ...], ...] = tuple(
     tuple(line.split())
     for line in """
@@ -73,7 +73,7 @@ SYNONYMS: dict[str, tuple[str, ...]] = {
     name: tuple(other for other in group if other != name) for group in SYNONYM_GROUPS for name in group
 }
 
-# Dunder methods of Tensor whose op has another name; the others drop their underscores (`__add__` is add).
+# Dunder methods of Tensor, without underscores, whose op has another id: `__div__` is truediv. All others keep the name: `__add__` is add.
 DUNDER_OPS: dict[str, str] = {"div": "truediv", "idiv": "itruediv", "rdiv": "rtruediv"}
 # `__radd__` is the op radd and `__iadd__` is iadd; both follow add.
 BINARY_DUNDERS = _names("add sub mul truediv floordiv mod pow matmul")
@@ -81,7 +81,7 @@ DUNDERS: tuple[str, ...] = tuple(f"__{prefix}{name}__" for name in sorted(BINARY
     f"__{name}__" for name in "div rdiv idiv neg pos abs eq ne lt le gt ge getitem setitem invert".split()
 )
 
-# ATen's names for what Python calls otherwise. Overload names (`.Tensor_Scalar`) are dropped before the look-up.
+# ATen's names of ops → the ids of the ops that users call. Overload names (`.Tensor_Scalar`) are removed before the look-up.
 ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
     "_convolution": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
     "convolution_overrideable": tuple(f"conv{t}{d}d" for t in ("", "_transpose") for d in (1, 2, 3)),
@@ -139,7 +139,7 @@ ATEN_SPELLINGS: dict[str, tuple[str, ...]] = {
     "_linalg_solve_ex": ("linalg.solve_ex",),
 }
 
-# Names that this torch does not have but another release of torch, ATen's backward half or Habana's compiler knows.
+# Names that this torch may lack but that another release of torch, ATen's backward ops or Habana's compiler has: a list may contain them.
 FOREIGN = _names(
     """
     embedding_bag_sum_fwd embedding_bag_sum_bwd embedding_bag_sum embedding_bag_preproc kv_reduce_sum sparse_segment_sum
@@ -155,9 +155,9 @@ FOREIGN = _names(
 
 # --- dtypes ---------------------------------------------------------------------------------------------------------------
 
-# Ops whose meaning is a dtype, or that only hand storage or metadata around: never cast, whatever a list says (R7). Indexing is one
-# for another reason: a class whose `__getitem__` was ever set counts as a sequence from then on, its 0-dim tensors too, and
-# torch.tensor([loss, loss]) asks them for their length.
+# Ops whose meaning is a dtype, or that only return storage or metadata: never cast, whatever a list says (R7). getitem is here for another
+# reason: Python treats a class whose `__getitem__` was ever set as a sequence from then on, and then torch.tensor([loss, loss]) calls len()
+# on the 0-dim tensors.
 DTYPE_OPS = _names(
     """
     to type type_as copy result_type can_cast promote_types view_as expand_as reshape_as resize_as set set_ float half bfloat16
@@ -167,7 +167,7 @@ DTYPE_OPS = _names(
     """
 )
 
-# Views: a cast turns their result into a copy (R10). Never meant by `*`.
+# Views: with a cast of the input their result is a copy (R10). `*` does not include them.
 VIEWS = _names(
     """
     adjoint as_strided broadcast_to ccol_indices chunk coalesce col_indices conj contiguous crow_indices detach diagonal dsplit
@@ -178,11 +178,11 @@ VIEWS = _names(
     """
 )
 
-# Results that share memory with an input, always or for some arguments. (An identity such as dropout's in eval is no view: code
-# that trains cannot rely on it.)
+# Ops whose result shares memory with an input, always or for some arguments. (Not those that return their input itself in eval mode, such
+# as dropout: code that trains cannot rely on that.)
 ALIASING = VIEWS | _names("einsum")
 
-# What `*` leaves alone besides: results that hold no rounding, makers of new tensors and changes of layout.
+# Ops that `*` does not include either: they compute no values to be rounded, create tensors or change the layout.
 NOT_COMPUTED = _names(
     """
     clone empty_like zeros_like ones_like full_like rand_like randn_like randint_like new_empty new_zeros new_ones new_full
@@ -194,7 +194,7 @@ NOT_COMPUTED = _names(
     """
 )
 
-# Joins: a 0-dim tensor counts when the widest dtype is looked for, as in torch (R3).
+# Joins: a 0-dim tensor counts for the widest dtype, as in torch (R3).
 JOINS = _names("cat concat concatenate stack hstack vstack row_stack dstack column_stack block_diag")
 
 _PROMOTING = _names(
@@ -214,15 +214,15 @@ _PROMOTING = _names(
     special.laguerre_polynomial_l special.legendre_polynomial_p
     """
 )
-# torch 2.7 promotes it forward, and raises backward.
+# Before torch 2.13 mixed inputs are promoted in the forward and raise in the backward.
 _MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
-# torch promotes these to the widest dtype exactly by itself: on a promote list they cost no wrapper.
+# torch itself promotes the inputs of these to the widest dtype: on a promote list they need no wrapper.
 PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
-# Of these the derivative computes a part in the narrower dtype: on a promote list they are cast, so that gradients are right too.
+# Of those, the ones whose backward computes a part in the narrower dtype: on a promote list they are cast, for exact gradients.
 NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow special.xlog1py")
 
-# Mixed inputs raise in torch, forward or backward: unlisted, these follow their first castable input (R7).
+# Ops that raise on mixed inputs, in forward or backward: unlisted, their inputs become the dtype of the first castable one (R7).
 MIXED_RAISES = _names(
     """
     huber_loss
@@ -241,15 +241,15 @@ MIXED_RAISES = _names(
     meshgrid cartesian_prod quantile nanquantile histogram histogramdd
     """
 )
-# Of these some mixtures are accepted, depending on shapes: torch is asked first.
+# Of those, the ones that accept some mixtures, depending on shapes: torch's op is tried first.
 MIXED_SOMETIMES_RAISES = _names("einsum matmul rmatmul linalg.matmul cdist conv_tbc lstm cross_entropy linear_cross_entropy")
-# Of those it is the kernels that refuse: with fake and meta tensors, which a compiler traces with, torch takes every mixture.
+# Of those, the ones where only the kernel raises: with fake and meta tensors, as compilers use, every mixture is accepted.
 REFUSED_BY_KERNELS_ALONE = MIXED_SOMETIMES_RAISES - {"einsum", "cdist"}
-# Forward promotes, and backward raises for some mixtures: promoted before the call.
+# Ops whose forward promotes and whose backward raises on some mixtures: their inputs are promoted before the call.
 MIXED_BACKWARD_RAISES = _names("addr") | _MSE_LOSS
 
-# In-place ops that raise on mixed inputs, forward or backward: the others become the first one's dtype (R5). All other ones
-# torch computes mixed.
+# Ops whose in-place form raises on mixed inputs, in forward or backward: the other inputs become the first one's dtype (R5). All other
+# in-place ops accept mixed inputs.
 MIXED_INPLACE_RAISES = _names(
     """
     addmm addmv addbmm addr baddbmm lerp heaviside index_add index_copy index_put index_reduce masked_scatter put scatter scatter_add
@@ -257,7 +257,7 @@ MIXED_INPLACE_RAISES = _names(
     """
 )
 
-# Results that never share memory with an input: an input that was cast before is not cast again. Of recurrent nets the weights are not.
+# Ops whose result never shares memory with an input: their casts come from the caches (R18). Of recurrent ops only the weights' casts do.
 PRODUCTS = _names(
     """
     linear matmul rmatmul mm bmm mv dot addmm addbmm conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d
@@ -287,9 +287,8 @@ _EVERY_DEVICE = _names(
     special.spherical_bessel_j0 special.zeta
     """
 )
-# Device type ("*" for any), low dtypes, the ops that have no kernel there (R11). CPU was measured; the other
-# devices' are what torch's own tests expect. A power-of-two FFT in float16 exists on CUDA, and gives complex32, which hardly
-# anything takes.
+# (device type or "*" for any, low dtypes, ops without a kernel there) (R11). Measured on CPU; for other devices, what torch's own tests
+# expect. CUDA has float16 kernels for FFTs of power-of-two length, but they return complex32, which few ops accept.
 NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
@@ -300,15 +299,15 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     *((("cpu", "bfloat16 float16", _names("trace")),) if TORCH < (2, 13) else ()),
     ("cuda", "bfloat16 float16", _names("histc igamma igammac lu_unpack")),
 )  # fmt: skip
-# The forward has a kernel and the backward none: no kernel where a gradient is needed. torch 2.15 has them all.
+# The same for ops with a forward kernel and no backward kernel, where a gradient is needed. torch 2.15 has all kernels.
 NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if TORCH < (2, 15) else ()
 )
-# For some arguments there is no kernel: the low dtype is tried first, and failing is remembered.
+# Ops that lack a kernel for some arguments: the low dtype is tried, and a failure is remembered.
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
 )
-# Ops that draw random numbers: a failed run has drawn some already, so they are never run again (R11).
+# Ops that draw random numbers. A failed call may have drawn some, so these are not retried in float32 (R11).
 RANDOM = _names(
     """
     dropout dropout1d dropout2d dropout3d alpha_dropout feature_dropout feature_alpha_dropout native_dropout bernoulli binomial
@@ -320,7 +319,7 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that no rule casts: written to by the op.
+# Arguments that the op writes to: they are never cast.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),
@@ -332,35 +331,35 @@ NORMS = _names(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm
     miopen_batch_norm _native_batch_norm_legit"""
 )
-# Device types whose kernels take a low-dtype input with float32 weights; elsewhere the weights are cast as well.
+# Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
 MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
 
-# R12. Fills and bounds: a finite scalar beyond the tensor's dtype becomes its finite extreme.
+# R12. Fills and bounds: a finite scalar beyond the range of the tensor's dtype becomes that dtype's finite extreme.
 FILLS = _names(
     """
     masked_fill where full_like new_full clamp clip clamp_min clamp_max pad constant_pad_nd threshold fill index_fill
     fill_diagonal hardtanh setitem
     """
 )
-# Arithmetic: with a scalar beyond the low dtype it is computed in float32 and saturates.
+# Arithmetic: with a scalar beyond the range of the low dtype it is computed in float32, and the result saturates.
 ARITHMETIC = _names("mul rmul imul multiply add radd sub rsub subtract div rdiv divide true_divide truediv rtruediv")
-# The mask idiom `(1 - mask) * finfo(float32).min` is guarded whether mul is listed or not. So are sums where the low dtype is
-# float16, whose largest number, 65504, is within reach of `scores - 1e9`.
+# Of those, the ones that are guarded so even where they are unlisted, for the idiom `(1 - mask) * finfo(float32).min`; and, where the low
+# dtype is float16 with its largest number 65504, for `scores - 1e9`.
 GUARDED_ARITHMETIC = _names("mul rmul multiply")
 GUARDED_IN_FLOAT16 = _names("add radd sub rsub subtract")
-# Operands that need no gradient (masks) are cast saturating; a mask may be multiplied by another one.
+# Ops that take masks: operands that need no gradient are cast saturating. mul is one, as masks are multiplied by each other.
 MASK_TAKERS = _names("add radd sub rsub subtract where baddbmm masked_fill index_put mul rmul multiply")
-# These get scores that a mask has been added to: cast saturating whether they need a gradient or not.
+# Ops that take scores with a mask added: cast saturating, whether they need a gradient or not.
 SCORE_TAKERS = _names("softmax log_softmax softmin logsumexp _softmax _log_softmax gumbel_softmax")
 MASK_TAKERS_INPLACE = _names("add iadd sub isub subtract")
 
-# Of torch.nn.functional's Python functions those that only call the builtin of the same name: their inputs are cast there.
+# Python functions of torch.nn.functional that only call the builtin of the same name: the builtin's wrapper casts.
 FORWARDERS = _names(
     """batch_norm celu dropout elu group_norm hardswish layer_norm leaky_relu log_softmax mish relu relu6 selu sigmoid silu softmax
     tanh"""
 )
 
-# Python code of torch that is structure and not an op: what it calls is decided op by op (R8).
+# Python functions of torch that are structure and not ops: what they call is decided op by op (R8).
 STRUCTURE = _names(
     "multi_head_attention_forward boolean_dispatch handle_torch_function backward register_hook register_post_accumulate_grad_hook"
 )

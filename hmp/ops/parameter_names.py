@@ -1,4 +1,4 @@
-"""What the positional parameters of torch's functions are called: read off their code, torch's source or ATen's schemas."""
+"""The names of the positional parameters of torch's functions, from their code, torch's source or ATen's schemas."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from .sites import PYTHON_OPS
 
 @functools.cache
 def _declared_in_functional() -> dict[str, tuple[str, ...]]:
-    """The positional parameters of torch.nn.functional's Python functions, read from its source, whoever has patched them."""
+    """Function of torch.nn.functional → its positional parameters, from torch's source: right even where somebody patched the function."""
     tree = ast.parse(Path(F.__file__).read_text(encoding="utf-8"))
     functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
     return {f.name: tuple(a.arg for a in (*f.args.posonlyargs, *f.args.args)) for f in functions}
 
 
 def parameters(original: Callable[..., Any], op: str) -> tuple[str, ...]:
-    """The names of the positional parameters of a torch function, in order; () where nothing tells them."""
+    """The names of the positional parameters of the torch function `original`, in order; () where they cannot be found."""
     if isinstance(original, types.FunctionType):
         code = patches.code_of(original)
         if code.co_argcount:
             return code.co_varnames[: code.co_argcount]
         if original.__module__ not in PYTHON_OPS and op in _declared_in_functional():
-            return _declared_in_functional()[op]  # somebody's (*args, **kwargs) stands below hmp for torch's own function
+            return _declared_in_functional()[op]  # another library replaced torch's function with one of (*args, **kwargs)
     return _parameters_in_schemas(op)
 
 

@@ -1,6 +1,6 @@
-"""How the builtins that models call most are called: their parameters, so that a switch can look at exactly those that hold tensors.
+"""The parameters of the builtins that models call most, so that a switch can check the dtypes of exactly those that hold tensors.
 
-Facts about torch. An op that is not here, or that this torch gives other parameters, is called through `*args, **kwargs`.
+An op that is not in the table, or has other parameters in this release of torch, has a switch of `*args, **kwargs`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from .sites import NAMESPACES, Site
 Holds = Literal["tensor", "tensor?", "number", "tensors", "other", "absent"]
 _MARKS: dict[str, Holds] = {"!": "tensor", "?": "tensor?", "~": "number", "*": "tensors", "-": "absent"}
 
-# op: parameters. `!` holds a tensor, `?` a tensor or None, `~` a tensor or a number, `*` a list of tensors, `-` is rarely given; the
-# others hold no tensor. A call may end before `|`. Behind `;` stand parameters that are passed by keyword only.
+# op: parameters. Suffixes: `!` a tensor, `?` a tensor or None, `~` a tensor or a number, `*` a list of tensors, `-` rarely passed; without
+# one no tensor. Parameters after `|` may be omitted; those after `;` are keyword-only.
 _TABLE = """
 linear: input! weight! bias?=None
 matmul: input! other!
@@ -79,15 +79,16 @@ unsqueeze: input! dim
 mean: input! | dim keepdim=False ; dtype-
 sum: input! | dim keepdim=False ; dtype-
 """
-# torch's parser takes numpy's names as well.
+# Names of numpy's that torch accepts for a parameter as well.
 ALIASES = {"input": ("x", "a", "x1"), "other": ("x2",), "dim": ("axis",), "keepdim": ("keepdims",)}
-# Of the parameters that are rarely given, those for which None is the same as nothing.
+# The rarely passed parameters for which None means the same as not passed.
 _NONE_IS_NOTHING = frozenset({"out", "dtype", "out_dtype", "rounding_mode"})
 _NAMESPACES = frozenset(where for where, _, prefix in NAMESPACES if not prefix)
 
 
 class Parameter(NamedTuple):
-    """One parameter: its name, what it holds, its default as Python source ("" for none), and whether it is passed by keyword."""
+    """One parameter: its name, what it holds, its default as Python source ("" for none), whether it is keyword-only, and whether a call
+    may omit it."""
 
     name: str
     holds: Holds
@@ -97,23 +98,23 @@ class Parameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """The parameters of a builtin in order. Those that are rarely given (`out`, numpy's names) have `holds` "absent"."""
+    """The parameters of a builtin, in order. `holds` is "absent" for those that are rarely passed: `out`, numpy's names."""
 
     parameters: tuple[Parameter, ...]
 
     @property
     def usual(self) -> tuple[Parameter, ...]:
-        """The parameters that usual calls give."""
+        """The parameters that usual calls pass."""
         return tuple(p for p in self.parameters if p.holds != "absent")
 
     @property
     def rare(self) -> tuple[Parameter, ...]:
-        """The parameters that usual calls do not give."""
+        """The parameters that are rarely passed."""
         return tuple(p for p in self.parameters if p.holds == "absent")
 
 
 def signature_of(site: Site) -> Signature | None:
-    """The signature of the builtin at `site`; None where it is not in the table, or has other parameters in this torch."""
+    """The signature of the builtin at `site`; None where the table lacks it or this torch gives it other parameters."""
     if site.python or site.where not in _NAMESPACES:
         return None
     return _signature(site.op, site.where == "torch.Tensor", site.attribute.startswith("__"))
@@ -144,7 +145,7 @@ def _signature(op: str, method: bool, dunder: bool) -> Signature | None:
     known = {p.name for p in found} | {"out"}
     for schema in schemas:
         if not known.issuperset(found[0].name if a.name == "self" else a.name for a in schema.arguments):
-            return None  # another release's
+            return None  # this release of torch has parameters that the table lacks
     found += [Parameter(alias, "absent", "", True) for p in tuple(found) for alias in ALIASES.get(p.name, ())]
     if not method and any(a.name == "out" for s in schemas for a in s.arguments):
         found.append(Parameter("out", "absent", "None", True))

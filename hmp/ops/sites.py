@@ -1,7 +1,7 @@
-"""Where an op can be called: a name from a list becomes the places in torch that it stands for.
+"""The sites of an op: the attributes of torch under which it can be called, such as torch.mul, Tensor.mul and Tensor.__mul__ for mul.
 
-An op's id is its public name (`mul`, `linalg.solve`); dunders and in-place forms have ids of their own (`rmul`, `imul`,
-`mul_`) that follow it.
+An op's id is its public name: `mul`, `linalg.solve`. Reflected and in-place forms have ids of their own (`rmul`, `imul`, `mul_`). They
+follow the op: where a list does not name them, they have the op's decision.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..patching import cache, stands_in
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
-# (how it is written, the owner, the prefix of its ops' ids)
+# (name, namespace, prefix of the ids of its ops)
 NAMESPACES: tuple[tuple[str, Any, str], ...] = (
     ("torch", torch, ""),
     ("torch.nn.functional", F, ""),
@@ -41,7 +41,7 @@ PYTHON_OPS = frozenset({"torch.nn.functional", "torch.functional", "torch.signal
 
 @dataclass(eq=False, repr=False)  # `import hmp` pays for every method that a dataclass gets
 class Site:
-    """One place where an op can be called: `owner.attribute`, what stands there, and the op's id."""
+    """One place where an op can be called: `owner.attribute`, written `where.attribute`; torch's function there; the op's id."""
 
     owner: Any
     attribute: str
@@ -51,12 +51,12 @@ class Site:
 
     @property
     def in_place(self) -> bool:
-        """Whether every call writes into the first argument."""
+        """Whether every call writes into its first argument."""
         return self.op.endswith("_") or self.op == "setitem" or (self.attribute.startswith("__i") and base_of(self.op) != self.op)
 
     @property
     def python(self) -> bool:
-        """Whether the op is Python code of torch, which may call other ops."""
+        """Whether the function is written in Python, and so may call other ops."""
         return isinstance(self.original, types.FunctionType)
 
     def __str__(self) -> str:
@@ -65,7 +65,7 @@ class Site:
 
 @cache.cached
 def base_of(op: str) -> str:
-    """The op that `op` follows unless listed itself: mul for rmul, imul and mul_, softmax for special.softmax; else itself."""
+    """The op that an unlisted `op` follows: mul for rmul, imul and mul_, softmax for special.softmax; `op` itself where there is none."""
     if op.endswith("_"):
         return op[:-1]
     if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
@@ -78,7 +78,7 @@ def base_of(op: str) -> str:
 
 @cache.cached
 def synonyms(op: str) -> tuple[str, ...]:
-    """The ops that are exactly `op` under another name, the twin in torch.special included."""
+    """The ids of the exact synonyms of `op`: div and divide, softmax and special.softmax."""
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
     known = op_facts.SYNONYMS.get(op, ())
@@ -87,14 +87,14 @@ def synonyms(op: str) -> tuple[str, ...]:
 
 @cache.cached
 def namesakes(op: str) -> tuple[str, ...]:
-    """The other names of a function of torch's that `op` names: no list can tell `torch.dsmm` from `torch.mm`."""
+    """The synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
     named = {site.original for site in _sites_by_id(op)}
     return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in _sites_by_id(each)))
 
 
 @cache.cached
 def ancestry(op: str) -> tuple[str, ...]:
-    """`op` and the ops it follows when it is not listed itself, nearest first: its base, then the synonyms of both."""
+    """`op` and the ops that it follows while unlisted, nearest first: its base, then the synonyms of both."""
     line = [op]
     if base_of(op) != op:
         line.append(base_of(op))
@@ -105,6 +105,7 @@ def ancestry(op: str) -> tuple[str, ...]:
 
 
 def op_id(attribute: str, prefix: str) -> str:
+    """The id of the op at an attribute of the namespace with that prefix: "linalg.solve", "add" for `__add__`."""
     if attribute.startswith("__") and attribute.endswith("__"):
         bare = attribute[2:-2]
         return op_facts.DUNDER_OPS.get(bare, bare)
@@ -121,13 +122,13 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 
 
 _OF_VF = vars(type(torch_private.variable_functions))
-# What getattr() finds on Tensor besides what is in a class of torch's.
+# Attributes that getattr() finds on every class.
 _OF_OBJECTS = frozenset((*dir(object), *dir(type(torch.Tensor))))
 
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
-    """What `owner.attribute` is, when it is a function of torch's."""
-    # most names are in none of the places that they are looked for in, which getattr() is slow to say
+    """The function `owner.attribute` of torch's; None where there is none."""
+    # dictionaries first: most names are not there, and a getattr() that fails is slow
     if isinstance(owner, types.ModuleType):
         found = owner.__dict__.get(attribute)
         if found is None and owner is torch_private.vf and attribute in _OF_VF:
@@ -135,7 +136,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     elif attribute in owner.__dict__ or attribute in TensorBase.__dict__:
         found = getattr(owner, attribute, None)
     else:
-        # methods that every Python object has (`__eq__` of `type`) are no sites
+        # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(TensorBase, attribute) else None
     return None if found is None or not callable(found) or isinstance(found, type) else found
 
@@ -157,7 +158,7 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
 
 @functools.cache
 def _names_in(namespace: str) -> tuple[Container[str], ...]:
-    """The names that there are in a namespace, and some more, as they are at each moment."""
+    """Live views of the names in a namespace; they contain some others too."""
     found: list[Container[str]] = []
     for _, owner in _namespaces(namespace):
         found.append(vars(owner))
@@ -172,7 +173,7 @@ def _look_up(op: str) -> tuple[Site, ...]:
             break
     else:
         if op not in _dunders_by_op():
-            return ()  # most of the names that may follow from another's are none
+            return ()
     sites = []
     for where, owner in _namespaces(namespace):
         attributes = [name]
@@ -191,12 +192,12 @@ def _look_up(op: str) -> tuple[Site, ...]:
 
 
 def sites_of(op: str) -> tuple[Site, ...]:
-    """The places of the op with exactly this id, in-place forms and dunders with ids of their own not included."""
+    """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
     return _sites_by_id(op)
 
 
 def refresh() -> None:
-    """Looks torch up anew where somebody else has patched it meanwhile. For while hmp has nothing patched."""
+    """Forgets the sites that were found where another library has patched torch since. Only to be called while hmp has patched nothing."""
     if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
         cache.forget()
     cache.look(_owners())
@@ -204,14 +205,14 @@ def refresh() -> None:
 
 @functools.cache
 def _owners() -> tuple[Any, ...]:
-    """Where ops stand, and the helpers of those that are written in Python."""
+    """The namespaces of ops, and the modules of the helpers of ops that are written in Python."""
     modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
     return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)), TensorBase, *modules)))
 
 
 @cache.cached
 def relatives(op: str) -> tuple[str, ...]:
-    """The ids that follow `op` when they are not listed themselves: dunders, in-place form, namespaced twins, synonyms' too."""
+    """The ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
     found = []
     for name in (op, *synonyms(op)):
         if name != op and name not in found:
@@ -223,7 +224,7 @@ def relatives(op: str) -> tuple[str, ...]:
 
 @cache.cached
 def every_op() -> tuple[str, ...]:
-    """The ids of all ops of torch that take a tensor: what `*` chooses from, and where nearest names are looked for."""
+    """The ids of all ops of torch that take a tensor, sorted."""
     found: dict[str, None] = {}
     aten = aten_names()
     for _, owner, prefix in NAMESPACES:
@@ -250,7 +251,7 @@ def aten_names() -> frozenset[str]:
 
 
 def starred() -> Iterator[str]:
-    """The ops that `*` stands for: all but views, dtype ops and makers of new tensors. In-place forms follow R5 and are left out."""
+    """The ids of the ops that `*` stands for: not views, dtype ops, structure, ops that create tensors, nor in-place forms (R5)."""
     left_out = op_facts.DTYPE_OPS | op_facts.VIEWS | op_facts.NOT_COMPUTED | op_facts.STRUCTURE
     for op in every_op():
         last = op.rpartition(".")[2]
@@ -259,7 +260,7 @@ def starred() -> Iterator[str]:
 
 
 def op_of(function: Any) -> str | None:
-    """The id of the op that `function` is, or stands for while it is patched; None for what is no function of torch's."""
+    """The id of the op that `function` is, torch's own or hmp's replacement of it; None for any other function."""
     function = getattr(function, "__wrapped__", function) if stands_in(function) else function
     name = str(getattr(function, "__name__", ""))
     prefixes = [prefix for _, _, prefix in NAMESPACES if prefix]
@@ -268,13 +269,14 @@ def op_of(function: Any) -> str | None:
 
 
 def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | None:
-    """The site of a user's function, the one behind a static or class method included; None for what is no function."""
+    """The site of a user's function `owner.attribute`, also of a static or class method's; None where it is no function."""
     found = inspect.getattr_static(owner, attribute, None)
     if not isinstance(owner, (type, types.ModuleType)) and attribute not in getattr(owner, "__dict__", {}):
-        found = None  # an instance's method is its own affair: not the function that all instances share
+        found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
     return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
 
 
 def takes_tensor(schemas: Iterable[Any]) -> bool:
+    """Whether one of these schemas of ATen has a parameter that holds tensors."""
     return any("Tensor" in str(argument.type) for schema in schemas for argument in schema.arguments)

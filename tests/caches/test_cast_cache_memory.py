@@ -32,7 +32,7 @@ def _held():
 
 
 def _copies_of(model):
-    return [weakref.ref(p.untyped_storage()._hmp_noted.low) for p in model.parameters()]
+    return [weakref.ref(p.untyped_storage()._hmp_cache_entry.low) for p in model.parameters()]
 
 
 def _last():
@@ -282,15 +282,15 @@ def test_a_graph_keeps_the_copy_of_an_activation_and_nothing_else_does():
     x = torch.randn(4, 16, requires_grad=True)
     h = F.layer_norm(x, (16,))
     out = model(h).float().sum() + other(h).float().sum()
-    low = h.untyped_storage()._hmp_noted.low
+    low = h.untyped_storage()._hmp_cache_entry.low
     assert low() is not None
     out.backward()
     gc.collect()
     assert low() is None, "the copy outlived the graph"
-    noted = weakref.ref(h.untyped_storage()._hmp_noted)
+    entry = weakref.ref(h.untyped_storage()._hmp_cache_entry)
     del h, out
     gc.collect()
-    assert noted() is None
+    assert entry() is None
 
 
 def test_without_a_graph_one_copy_is_kept_and_dies_with_its_source():

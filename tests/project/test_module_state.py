@@ -39,7 +39,7 @@ torch_hooks.module_calls: _marks
 # What stays, and why it may.
 STAYS = {
     "caches.activation_cache._epoch": "counts: what was cast in another epoch is not used again",
-    "caches.weight_cache._alive": "weak: what is noted of weights that are alive",
+    "caches.weight_cache._alive": "weak: entries of weights that are alive",
     "caches.weight_cache._epoch": "counts: what was cast in another epoch is not used again",
     "caches.weight_cache._here": "a thread's own, put back by whoever set it",
     "caches.weight_cache._limit": "the user's setting",

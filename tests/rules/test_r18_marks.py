@@ -314,7 +314,7 @@ def test_r18_a_function_transform_keeps_nothing_and_takes_weights_that_nobody_re
 def test_r18_the_quick_question_says_yes_to_what_looks_the_same_alone() -> None:
     base = torch.randn(8, 8)
     weight = torch.nn.Parameter(base[:4, :4])
-    asks = write_marks.looks_as_now(weight)
+    asks = write_marks.same_view_check(weight)
     assert asks(weight), "nothing of this torch answers: every use asks the long question"
     alike = torch.nn.Parameter(base[:4, :4])
     others = {
@@ -325,7 +325,7 @@ def test_r18_the_quick_question_says_yes_to_what_looks_the_same_alone() -> None:
     for what, other in others.items():
         assert not asks(torch.nn.Parameter(other)), what
     with torch.inference_mode():
-        again = write_marks.looks_as_now(weight)
+        again = write_marks.same_view_check(weight)
         assert again(weight)
         assert not again(torch.nn.Parameter(base[:4, :4].t()))
 
