@@ -74,8 +74,7 @@ def cache_info() -> CacheInfo:
 
 
 def set_cache_limit(limit: int | None) -> None:
-    """Lets cached copies of weights take at most `limit` bytes. 0 keeps none; None is the default, a quarter of the memory of the first
-    CUDA device or, without one, of the machine.
+    """Lets cached copies of weights take at most `limit` bytes. 0 keeps none; None is the default, a quarter of the machine's memory.
 
     The copy of a float32 weight has half its size, so a model with copies of all weights takes 1.5 times its weights. The default allows
     that for models that fill up to half of the memory; what does not fit is cast at each use. Raises HmpError for any other limit.

@@ -270,11 +270,9 @@ def limit() -> int:
 
 @functools.cache
 def _default_limit() -> int:
-    """In bytes: a quarter of the memory of the first CUDA device or, without one, of the machine."""
+    """In bytes: a quarter of the machine's memory. Only weights in it have copies: no other device's memory can be marked."""
     return _memory() // 4
 
 
 def _memory() -> int:
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else 4 << 30

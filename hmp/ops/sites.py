@@ -123,7 +123,7 @@ def _dunders_by_op() -> dict[str, tuple[str, ...]]:
 
 _OF_VF = vars(type(torch_private.variable_functions))
 # Attributes that getattr() finds on every class.
-_OF_OBJECTS = frozenset((*dir(object), *dir(type(torch.Tensor))))
+_OF_OBJECTS = frozenset(dir(object))
 
 
 def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
@@ -137,7 +137,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
         found = getattr(owner, attribute, None)
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
-        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS and hasattr(TensorBase, attribute) else None
+        found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
     return None if found is None or not callable(found) or isinstance(found, type) else found
 
 

@@ -51,6 +51,11 @@ def test_lists_every_kind_of_list_is_checked(write, torch_differences) -> None:
         assert f"{path}:1" in str(refused(torch_differences, **{option: str(path)}))
 
 
+def test_lists_a_method_that_the_class_has_from_its_metaclass_is_no_op() -> None:
+    with pytest.raises(hmp.OpListError, match="mro"):
+        hmp.Policy(bf16={"mro"})
+
+
 def test_lists_an_unknown_name_in_a_policy_names_the_nearest_one() -> None:
     with pytest.raises(hmp.OpListError, match="'linear'"):
         hmp.Policy(name="x", bf16=frozenset({"liner"}))
