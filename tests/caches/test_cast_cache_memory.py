@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
-import os
 import io
+import os
 import pickle
 import weakref
 
