@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -41,6 +42,7 @@ variables.constant.ConstantVariable.create
 variables.ctx_manager.AutocastModeVariable.enter self tx
 variables.ctx_manager.AutocastModeVariable.exit self tx
 variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
+variables.dicts.ConstDictVariable.keys_as_python_constant self
 variables.functions.UserFunctionVariable
 variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
 variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
@@ -117,17 +119,51 @@ def fake_of(variable: Any) -> torch.Tensor:
     return found
 
 
-def items_of(variable: Any) -> tuple[type, list[Any]] | None:
-    """list or tuple, and its items; None for what is neither."""
+def contents_of(variable: Any) -> Any:
+    """The list, tuple, named tuple (such as torch.aminmax returns) or dict of the variables in `variable`; None for anything else."""
     lists = part("variables.lists")
-    kind = {lists.ListVariable: list, lists.TupleVariable: tuple}.get(type(variable))
-    return None if kind is None else (kind, variable.items)
+    kind = type(variable)
+    if kind is lists.ListVariable:
+        return list(variable.items)
+    if kind is part("variables.dicts").ConstDictVariable:
+        if variable.python_type() is not dict or not all(key.vt.is_python_constant() for key in variable.items):
+            return None
+        return variable.keys_as_python_constant()  # which guards on the keys
+    tuple_class = tuple if kind is lists.TupleVariable else getattr(variable, "tuple_cls", None)
+    return _maker(tuple_class)(variable.items) if tuple_class is tuple or _is_named(tuple_class) else None
 
 
-def sequence(kind: type, items: list[Any]) -> Any:
-    """A list or a tuple as Dynamo has it."""
+def is_container(value: Any) -> bool:
+    """Whether `value` is a list, a tuple, a named tuple or a dict: what contents_of() gives."""
+    return type(value) in (list, tuple, dict) or _is_named(type(value))
+
+
+def with_each(container: Any, function: Callable[[Any], Any]) -> Any:
+    """A container of the same class with `function(item)` in place of every item."""
+    if isinstance(container, dict):
+        return {key: function(item) for key, item in container.items()}
+    return _maker(type(container))([function(item) for item in container])
+
+
+def container(tx: Any, contents: Any) -> Any:
+    """The variable of a list, tuple, named tuple or dict, given one of variables: the way back from contents_of()."""
     lists = part("variables.lists")
-    return (lists.ListVariable if kind is list else lists.TupleVariable)(items)
+    if isinstance(contents, list):
+        return lists.ListVariable(contents)
+    if isinstance(contents, dict):
+        items = [lists.TupleVariable([constant(tx, key), item]) for key, item in contents.items()]
+        return constant(tx, dict).call_function(tx, [lists.ListVariable(items)], {})
+    plain = lists.TupleVariable(list(contents))
+    return plain if type(contents) is tuple else constant(tx, _maker(type(contents))).call_function(tx, [plain], {})
+
+
+def _is_named(kind: Any) -> bool:
+    return hasattr(kind, "_make") or hasattr(kind, "n_fields")
+
+
+def _maker(kind: Any) -> Any:
+    """What makes a list or a tuple of class `kind` of one iterable."""
+    return getattr(kind, "_make", kind)
 
 
 def in_graph(function: Any) -> Any:

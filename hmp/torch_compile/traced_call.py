@@ -136,12 +136,12 @@ class Call(TorchFunctionMode):
 
     def _stand_in(self, variable: Any) -> Any:
         variable = variable.realize()
-        sequence = dynamo_names.items_of(variable)
+        contents = dynamo_names.contents_of(variable)
         found: Any
         if variable.is_tensor():
             found = dynamo_names.fake_of(variable)
-        elif sequence is not None:
-            found = sequence[0](self._stand_in(item) for item in sequence[1])
+        elif contents is not None:
+            found = dynamo_names.with_each(contents, self._stand_in)
         elif variable.is_python_constant():
             found = variable.as_python_constant()
             if not isinstance(found, (tuple, list, dict, set)):
@@ -156,8 +156,8 @@ class Call(TorchFunctionMode):
         known = self._variables.get(id(value))
         if known is not None:
             return known[1]
-        if type(value) in (list, tuple):
-            return dynamo_names.sequence(type(value), [self._variable(item) for item in value])
+        if dynamo_names.is_container(value):
+            return dynamo_names.container(self.tx, dynamo_names.with_each(value, self._variable))
         return dynamo_names.constant(self.tx, value)
 
 
