@@ -1,4 +1,4 @@
-"""What hmp asks of torch.compile's private parts, by the names that these have; all of them are checked before any is touched."""
+"""Everything private that hmp uses of torch.compile, by name, and functions that use it. unknown() checks the names before any is used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 from ..patching import patches
 
-# What must be there, with the parameters that it must have.
+# Names below torch._dynamo, with the first parameters that they must have.
 _EXPECTED = """
 convert_frame.CatchErrorsWrapper.__call__ self frame
 convert_frame.ConvertFrameReturn
@@ -63,7 +63,7 @@ variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx f
 
 
 def unknown() -> list[str]:
-    """The names that this torch does not have, or has with other parameters. torch._dynamo must have been imported."""
+    """The names in `_EXPECTED` that this torch lacks, or has with other parameters. torch._dynamo must have been imported."""
     found = []
     for line in _EXPECTED.strip().splitlines():
         name, *parameters = line.split()
@@ -83,38 +83,38 @@ def part(module: str) -> Any:
 
 
 def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> Any:
-    """A Python value as Dynamo has it; guarded on where it is an attribute of what Dynamo found at `source`."""
+    """The variable of a Python value; with a guard where it is the attribute of an object that Dynamo found at `source`."""
     found_at = None if source is None else part("source").AttrSource(source, attribute)
     return part("variables.base").VariableTracker.build(tx, value, found_at)
 
 
 def plain_function(value: types.FunctionType) -> Any:
-    """torch's Python function as Dynamo has a user's, the code its own."""
+    """The variable of torch's unpatched Python function, which Dynamo traces like a function of the user's."""
     return part("variables.functions").UserFunctionVariable(patches.plain(value))
 
 
 @functools.cache
 def refusals() -> tuple[type[BaseException], ...]:
-    """What Dynamo raises where torch refuses a call."""
+    """The exceptions that Dynamo raises where torch's fake tensors refuse a call."""
     exc = part("exc")
-    # torch 2.15 and later: one that the program being traced may catch
+    # torch 2.15 and later: the traced program may catch this one
     observed = getattr(exc, "FakeTensorObservedException", None)
     return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
 
 
 def forget_refusal(tx: Any) -> None:
-    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
+    """Clears the exception of a refused call, which was then made in another way: the traced program must not see it."""
     if len(refusals()) > 1:
         part("exc").handle_observed_exception(tx)
 
 
 def graph_of(tx: Any) -> Any:
-    """The graph that is being made."""
+    """The graph that `tx` adds nodes to."""
     return tx.output.current_tracer.graph
 
 
 def fake_of(variable: Any) -> torch.Tensor:
-    """The fake tensor of a tensor."""
+    """The fake tensor of a tensor's variable."""
     found: torch.Tensor = variable.as_proxy().node.meta["example_value"]
     return found
 
@@ -146,7 +146,7 @@ def with_each(container: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def container(tx: Any, contents: Any) -> Any:
-    """The variable of a list, tuple, named tuple or dict, given one of variables: the way back from contents_of()."""
+    """The variable of a list, tuple, named tuple or dict of variables: the inverse of contents_of()."""
     lists = part("variables.lists")
     if isinstance(contents, list):
         return lists.ListVariable(contents)
@@ -167,17 +167,17 @@ def _maker(kind: Any) -> Any:
 
 
 def in_graph(function: Any) -> Any:
-    """torch's function as Dynamo has it."""
+    """The variable of torch's function, a call of which is one node of the graph."""
     return torch_variable()(function)
 
 
 def torch_variable() -> Any:
-    """Dynamo's kind of variable for torch's functions."""
+    """Dynamo's class of variables for torch's functions."""
     return part("variables.torch").TorchInGraphFunctionVariable
 
 
 def value_of(variable: Any) -> Any:
-    """The Python object behind a variable of Dynamo's: a constant, a function, a module or an object of the user's."""
+    """The Python object that a variable stands for: a constant, a function, a module or an object of the user's."""
     variable = variable.realize()
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
 
