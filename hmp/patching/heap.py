@@ -1,4 +1,4 @@
-"""The objects alive that may have taken a function of torch's before it was patched: partials, and modules of models."""
+"""Searches of all objects alive: partials and modules, which may hold a function of torch's from before it was patched; subclasses."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ import torch
 
 
 def alone() -> bool:
-    """Whether no other thread runs Python code."""
+    """Whether this is the only thread with a Python frame."""
     return len(sys._current_frames()) == 1
 
 
 class Holders(NamedTuple):
-    """Every `functools.partial` and every `nn.Module` there is."""
+    """Every `functools.partial` and every `nn.Module` alive."""
 
     partials: list[functools.partial[Any]]
     modules: list[torch.nn.Module]
 
 
 def partials_and_modules() -> Holders:
-    """What is alive now. For while no collection runs: convert() sees to that."""
+    """What is alive now. The caller has paused the garbage collector, as convert() does."""
     with unfrozen():
         found = _of_types(functools.partial, torch.nn.Module)
     return Holders([o for o in found if type(o) is functools.partial], [o for o in found if issubclass(type(o), torch.nn.Module)])
 
 
 def _of_types(*classes: type) -> list[Any]:
-    """Every object whose type is one of `classes` or below one.
+    """Every object whose type is one of `classes` or a subclass of one.
 
-    In C from end to end, in one call: a list of all objects holds tuples too that another thread is making, which Python refuses to
-    finish for as long as somebody else holds them. So the list is made, gone through twice side by side, and freed within that call.
-    By the type and not with isinstance(), which would ask a proxy for its class; and a class is looked for among those that it inherits
-    from, where no metaclass is asked for a hash.
+    The list of all objects has tuples in it that another thread is still building, and CPython raises SystemError there if a second
+    reference to such a tuple exists. So the list is made, iterated over and freed inside one call of C code, in which no other thread runs.
+    The test is `issubclass(type(object), classes)`: isinstance() would ask a proxy for its `__class__`, and a look-up in a set would call
+    `__hash__` of metaclasses.
     """
-    held: dict[None, list[Any]] = {}
-    objects = itertools.chain.from_iterable(map(held.setdefault, (None,), map(gc.get_objects, (None,))))
-    kinds = map(type, itertools.chain.from_iterable(map(held.pop, (None,))))
-    # with something after the last object: it is the kinds that end first, and let go of the list
+    shared: dict[None, list[Any]] = {}  # passes the list from one iterator to the other
+    objects = itertools.chain.from_iterable(map(shared.setdefault, (None,), map(gc.get_objects, (None,))))
+    kinds = map(type, itertools.chain.from_iterable(map(shared.pop, (None,))))
+    # one more item in `objects`, so that `kinds` ends first and frees the list
     return list(itertools.compress(itertools.chain(objects, (None,)), map(issubclass, kinds, itertools.repeat(classes))))
 
 
 def subclasses(cls: type) -> list[type]:
-    """The classes below `cls` that are alive, each once."""
-    found: dict[int, type] = {}  # by id, which asks no metaclass for a hash
+    """All subclasses of `cls`, direct or not, each once."""
+    found: dict[int, type] = {}  # by id: a metaclass may define no hash
     todo = [cls]
     while todo:
         below: list[type] = type.__subclasses__(todo.pop())
@@ -61,7 +61,7 @@ def subclasses(cls: type) -> list[type]:
 
 @contextlib.contextmanager
 def unfrozen() -> Iterator[None]:
-    """With the objects in sight that gc.freeze() has hidden, if any; frozen again afterwards, together with what else is alive."""
+    """Context manager in which gc finds the objects that gc.freeze() has hidden. If it had, all objects alive are frozen at its end."""
     frozen = gc.get_freeze_count() > 0
     try:
         if frozen:

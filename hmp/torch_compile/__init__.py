@@ -1,4 +1,4 @@
-"""torch.compile and strict export see what hmp has decided."""
+"""Code made by torch.compile and strict torch.export has the casts of eager code."""
 
 from . import bridge
 

@@ -1,7 +1,11 @@
-"""torch.compile and strict torch.export see hmp: compiled code holds the casts of eager, and is guarded on what is in force.
+"""torch.compile and strict torch.export trace hmp's casts into their graphs, and guard compiled code on the policy in force.
 
-While a frame is traced each call of an op goes through the wrapper that eager has for it (torch_dynamo.Call), so that there is no
-second set of rules. torch._dynamo takes seconds to import: the bridge is put in place when somebody else imports it.
+While Dynamo traces a frame, each call of an op goes through the wrapper that eager code has for it (traced_call.Call), so that there is no
+second set of rules. torch._dynamo takes seconds to import: hmp patches it once somebody else has imported it.
+
+Dynamo's objects in this package: `tx` is the translator of the frame that is being traced, a variable stands for a value of the traced
+program, and `source` says where the program got that value. The functions that Dynamo is to call in place of tracing a function take
+(tx, variables of the arguments, those of the keywords, source) and return a variable.
 """
 
 from __future__ import annotations
@@ -28,56 +32,57 @@ from ..torch_hooks import autocast, late_imports, module_calls
 from ..wrapping import op_wrap
 from . import dynamo_internals, dynamo_names, traced_call
 
-module = __name__  # where Dynamo's guards find `key`
+module = __name__  # Dynamo's guards import it, and call its `key`
 region_type = Region
 
 
-class Muted(Off):
-    """No casts, because what runs holds its casts already; `traced` is what a frame that is compiled in there is traced under."""
+class Compiling(Off):
+    """The state while Dynamo compiles: its own calls of torch are not cast. `program` is the state for the program that it traces."""
 
-    __slots__ = ("traced",)
+    __slots__ = ("program",)
 
-    def __init__(self, traced: CompiledPolicy | Off) -> None:
-        super().__init__(traced.on)
-        self.traced = traced
+    def __init__(self, program: CompiledPolicy | Off) -> None:
+        super().__init__(program.on)
+        self.program = program
 
 
-def traced() -> CompiledPolicy | Off:
-    """What is in force for the program that is being compiled here."""
+def state_of_program() -> CompiledPolicy | Off:
+    """The state for the program that this thread or task compiles, or runs if it compiles none."""
     here = state.here()
-    return here.traced if isinstance(here, Muted) else here
+    return here.program if isinstance(here, Compiling) else here
 
 
-def muted(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, whose calls cast nothing, and which may compile what was in force where it was called."""
-    return lambda *args, **kwargs: state.call_under(Muted(traced()), function, *args, **kwargs)
+def compiling(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, a compiler of Dynamo's, run without casts; what it traces has the casts in force where it is called."""
+    return lambda *args, **kwargs: state.call_under(Compiling(state_of_program()), function, *args, **kwargs)
 
 
-def muted_graph(graph: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph that casts nothing more."""
+def graph_without_casts(graph: Callable[..., Any]) -> Callable[..., Any]:
+    """A compiled graph, run without casts: its casts were traced into it."""
     return functools.wraps(graph)(without_casts(graph))
 
 
 # --- what compiled code is guarded on ---------------------------------------------------------------------------------------
 
 
-# Numbers of policies by their contents: the same lists are the same number again, unless very many others were in force since.
+# Policy → number. Equal policies have the same number, until more than _MOST_NUMBERS of them were in force.
 _numbers: dict[Policy, int] = {}
-_number_of: dict[int, tuple[Policy, int]] = {}  # id → policy, kept alive, and number: a policy takes a while to hash
+_number_of: dict[int, tuple[Policy, int]] = {}  # id → policy, which must stay alive, and number: to hash a policy takes a while
 _next_number = functools.partial(next, itertools.count(1))
 _MOST_NUMBERS = 256
 
 
 def key() -> tuple[Any, ...]:
-    """What compiled code depends on, in the calling thread or task: the policy and whether it is on, what it is for the modules of
-    a model, and what was registered or applied."""
-    here = traced()
-    how = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
-    policy = here.policy if how == 0 else here.on.policy
-    return (how, _number(policy), here.scope_id, user_functions.changes(), module_calls.changes())
+    """What compiled code is guarded on, in the calling thread or task: (0 where casts are on, 1 to 3 in the states without; the policy's
+    number; its scope id; a count of changes to registered functions; one of changes by apply() and remove())."""
+    here = state_of_program()
+    mode = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
+    policy = here.policy if mode == 0 else here.on.policy
+    return (mode, _number(policy), here.scope_id, user_functions.changes(), module_calls.changes())
 
 
 def _number(policy: Policy | None) -> int:
+    """The number of a policy, from 1; 0 for None."""
     if policy is None:
         return 0
     known = _number_of.get(id(policy))
@@ -91,11 +96,11 @@ def _number(policy: Policy | None) -> int:
     return known[1]
 
 
-# --- what wrappers are ------------------------------------------------------------------------------------------------------
+# --- which wrapper is traced ------------------------------------------------------------------------------------------------------
 
 
 def wrapper(here: CompiledPolicy | Off, key: Any) -> Callable[..., Any] | None:
-    """What is called in place of torch's function `key` under `here` while a frame is traced, None for the function itself."""
+    """The wrapper that is traced in place of torch's function `key` in the state `here`; None where nothing is cast."""
     if isinstance(here, InBackward):
         return _decided(Policy("no lists"), 0, key) if key in here.table else None
     return None if here.policy is None else _decided(here.policy, user_functions.changes(), key)
@@ -107,20 +112,20 @@ def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
     return None if decision is None else op_wrap(traced_call.op, decision.rule)
 
 
-def decided() -> list[Any]:
-    """torch's functions that have a switch."""
+def dispatched_functions() -> list[Any]:
+    """torch's functions that a dispatcher stands in place of."""
     return list(switches.keys())
 
 
 def original(value: Any) -> Any:
-    """torch's function, for what stands in its place."""
+    """torch's function, for a dispatcher or its counterpart; any other value itself."""
     if stands_in(value):
         return getattr(value, "__wrapped__", value)
     return value
 
 
 def all_switches() -> list[Any]:
-    """What stands in the place of torch's builtins."""
+    """The dispatchers that stand in place of torch's builtins."""
     return placement.in_place()
 
 
@@ -128,28 +133,28 @@ _OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 
 
 def is_own(code: types.CodeType) -> bool:
-    """Whether it is code of hmp's."""
+    """Whether `code` belongs to hmp, generated code included."""
     return code.co_filename.startswith(_OWN_FILES)
 
 
 def trace(modes: Any, mode: Any) -> traced_call.Trace:
-    """A frame whose compilation begins, in the thread or task that called it."""
-    return traced_call.Trace(modes, mode, traced())
+    """The Trace of a frame that Dynamo begins to compile in this thread or task. `mode` joins Dynamo's stack `modes` while casts are on."""
+    return traced_call.Trace(modes, mode, state_of_program())
 
 
-def called(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What a call of torch's becomes that Dynamo has met."""
+def call(tx: Any, fn: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The variable that a call of torch's function `fn` (a variable too) returns, by hmp's rules."""
     key = dynamo_internals.named_by(tx, fn, args[0] if args else None)
     if isinstance(key, types.FunctionType) and key.__name__ in op_facts.STRUCTURE:
         return traced_call.call_body(tx, key, args, kwargs)
     return traced_call.call(tx, fn, key, wrapper(dynamo_internals.trace_of(tx).here, key), args, kwargs)
 
 
-# --- what stands for more than its code says --------------------------------------------------------------------------------
+# --- functions that Dynamo must not trace by their code --------------------------------------------------------------------------------
 
 
 def handler(function: types.FunctionType) -> Callable[..., Any] | None:
-    """What is traced for a call of `function`, which stands in the place of torch's; None for its own code."""
+    """What Dynamo is to call for a call of `function`, which hmp has put in place of torch's; None where it may trace its code."""
     if stands_in(function):
         key = inspect.getclosurevars(function).nonlocals["_key"]
 
@@ -158,40 +163,41 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
             return traced_call.call_composite(tx, dynamo_names.constant(tx, patches.plain(key)), found, args, kwargs)
 
         return call
-    if function.__code__ is _QUIET:
+    if function.__code__ is _WITHOUT_CASTS:
         inner = inspect.getclosurevars(function).nonlocals["function"]
         return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, dynamo_names.constant(tx, inner), args, kwargs)
     return None
 
 
-_QUIET = without_casts(lambda: None).__code__
+_WITHOUT_CASTS = without_casts(lambda: None).__code__
 
 
-def chosen(region: Region, here: CompiledPolicy | Off) -> CompiledPolicy | Off:
-    """What is in force inside `region`, entered where `here` is."""
+def state_inside(region: Region, here: CompiledPolicy | Off) -> CompiledPolicy | Off:
+    """The state inside `region` where it is entered in the state `here`."""
     return region._choose(here)
 
 
-def giving(region: Region) -> Callable[[], Region]:
-    """A function that gives back `region`."""
+def returning(region: Region) -> Callable[[], Region]:
+    """A function that returns `region`."""
     return lambda: region
 
 
 def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
-    """What is in force inside a region of torch.autocast (R17)."""
+    """The state inside a region of torch.autocast that is entered in the state `here` (R17)."""
     return autocast.inside(here, enabled)
 
 
 def _under(
     tx: Any, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Any, args: list[Any], kwargs: dict[str, Any]
 ) -> Any:
+    """The variable that the variable `function` returns, traced in the state `choose(state so far)`."""
     trace = dynamo_internals.trace_of(tx)
     with trace.under(choose(trace.here)):
         return function.call_function(tx, args, kwargs)
 
 
 def _region(make: Callable[..., Any]) -> Callable[..., Any]:
-    """disable_casts() and its like: a region, or a function decorated with it."""
+    """What Dynamo calls for `make`, disable_casts or the like: the variable of a region, or of the result where it decorates a function."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         values = [dynamo_names.value_of(a) for a in args], {name: dynamo_names.value_of(a) for name, a in kwargs.items()}
@@ -206,11 +212,11 @@ def _casts_enabled(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any
     return dynamo_names.constant(tx, dynamo_internals.trace_of(tx).here.policy is not None)
 
 
-def _quiet(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return dynamo_internals.variables().Function(None, lambda tx, given, named, source: _without_casts(tx, [*args, *given], named))
+def _decorate_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return dynamo_internals.variables().Function(None, lambda tx, rest, named, source: _call_without_casts(tx, [*args, *rest], named))
 
 
-def _without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     return _under(tx, lambda here: here.off, args[0], args[1:], kwargs)
 
 
@@ -218,13 +224,13 @@ def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = 
     return _under(tx, lambda here: dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
 
 
-def _applied_to(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     casts = module_calls.casts_for(dynamo_names.value_of(args[0]), dynamo_internals.trace_of(tx).here)
-    return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Held(casts)
+    return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Object(casts)
 
 
 def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.autocast's questions: answered as in eager (torch_autocast)."""
+    """What Dynamo calls for `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code (R17)."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = dynamo_internals.trace_of(tx).here.policy
@@ -237,7 +243,7 @@ def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _decorated(decorated: Any) -> Callable[..., Any]:
-    """A function of the user's with hmp's decorator: one op on a list."""
+    """What Dynamo calls for a function of the user's that hmp's decorator has put on a list: it is one op."""
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = dynamo_internals.trace_of(tx).here.policy
@@ -247,8 +253,9 @@ def _decorated(decorated: Any) -> Callable[..., Any]:
     return call
 
 
+# function → what Dynamo calls in its place
 functions: dict[Any, Callable[..., Any]] = {}
-# What enters a region of hmp's where it is called in code that is compiled.
+# The functions that make a region; session adds casts().
 entering: list[Callable[..., Any]] = [regions.disable_casts, regions.enable_casts]
 placement.holders.append(dynamo_internals.tables)
 
@@ -258,10 +265,10 @@ def _fill_functions() -> None:
         {
             state.traced_plainly: lambda tx, args, kwargs, source: dynamo_names.constant(tx, False),
             state.casts_enabled: _casts_enabled,
-            without_casts: _quiet,
-            state.call_without_casts: _without_casts,
+            without_casts: _decorate_without_casts,
+            state.call_without_casts: _call_without_casts,
             state.call_under: _call_under,
-            module_calls.casts_here: _applied_to,
+            module_calls.casts_here: _casts_of_module,
         }
     )
     functions.update((each, _region(each)) for each in entering)
@@ -269,7 +276,7 @@ def _fill_functions() -> None:
 
 
 def known_functions() -> dict[Any, Callable[..., Any]]:
-    """The functions that stand for more than their code says, those that were decorated meanwhile too."""
+    """`functions`, with the user's functions that were decorated since."""
     for each in user_functions.decorated():
         functions.setdefault(each, _decorated(each))
     return functions
@@ -279,7 +286,7 @@ def known_functions() -> dict[Any, Callable[..., Any]]:
 
 
 def put_in_place() -> None:
-    """Puts the bridge in place, now or when torch._dynamo is imported, until patches.restore()."""
+    """Patches torch._dynamo and torch.export, now or once they are imported, until patches.restore()."""
     late_imports.after(_AFTER_IMPORT)
 
 
@@ -305,12 +312,12 @@ def _reach_export() -> None:
 
 
 def strictly_exporting(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Strict export, which traces as torch.compile does, and then once more by torch's names."""
+    """Strict export, without casts but those that Dynamo traces: export calls torch's functions once more on Dynamo's graph."""
 
     def strict_export(*args: Any, **kwargs: Any) -> Any:
         if not functions:  # torch.compile runs everything uncompiled: there is no graph
             raise HmpError(f"hmp cannot put its casts into a strict export of torch {torch.__version__}; export with strict=False")
-        return muted(original)(*args, **kwargs)
+        return compiling(original)(*args, **kwargs)
 
     return strict_export
 

@@ -1,8 +1,7 @@
-"""What hmp puts into torch.compile, and nothing of hmp's own decisions; the names are dynamo_names.
+"""The patches of torch.compile. What is cast is decided in `bridge`, which install() is given as a module.
 
-Dynamo traces a program symbolically, and asks the torch function modes that are in force for every function, method and operator of
-torch that it meets. Casts enter there, as a mode that exists only while Dynamo traces: nothing is left of it in the compiled code.
-Nothing here decides about casts: that is the bridge's (bridge), which is a module in this file.
+Dynamo traces a program symbolically, and for every function, method and operator of torch it asks the torch function modes in force. hmp
+is such a mode, which exists only while Dynamo traces: nothing of it is left in the compiled code.
 """
 
 from __future__ import annotations
@@ -23,37 +22,37 @@ from .dynamo_names import part, torch_variable
 
 @functools.cache
 def variables() -> types.SimpleNamespace:
-    """Kinds of Dynamo's variables that are hmp's."""
-    function, held = _function_and_held()
+    """hmp's subclasses of Dynamo's classes of variables, and Dynamo's own for torch.autocast. Made once, for Dynamo is imported late."""
+    function, opaque = _function_and_object()
     autocast = part("variables.ctx_manager").AutocastModeVariable
-    return types.SimpleNamespace(Mode=_mode(), Function=function, Held=held, Region=_region(), Autocast=autocast)
+    return types.SimpleNamespace(Mode=_mode(), Function=function, Object=opaque, Region=_region(), Autocast=autocast)
 
 
 def _mode() -> type:
     higher_order = part("variables.higher_order_ops").TorchHigherOrderOperatorVariable
 
     class TorchFunctionModeVariable(part("variables.torch_function").TorchFunctionModeVariable):  # type: ignore[misc]
-        """The mode that hmp is while a frame is traced."""
+        """The mode through which Dynamo hands each call of torch to the bridge."""
 
         def call_torch_function(self, tx: Any, fn: Any, types: Any, args: Any, kwargs: Any) -> Any:
             modes = tx.symbolic_torch_function_state
             if isinstance(fn, higher_order):
-                # the functions that it is given are user code: traced with the mode in force
+                # the functions among its arguments are user code, and traced with this mode in force
                 modes.push_torch_function_mode(self)
                 try:
                     return fn._call_function(tx, list(args), dict(kwargs))
                 finally:
                     modes.pop_torch_function_mode()
-            return _bridge.called(tx, fn, list(args), dict(kwargs))
+            return _bridge.call(tx, fn, list(args), dict(kwargs))
 
     return TorchFunctionModeVariable
 
 
-def _function_and_held() -> tuple[type, type]:
+def _function_and_object() -> tuple[type, type]:
     VariableTracker = part("variables.base").VariableTracker
 
     class Function(VariableTracker):  # type: ignore[misc, valid-type]
-        """A function that the bridge has its own way with: called with the translator and Dynamo's arguments."""
+        """A function that Dynamo does not trace: for a call, `handler` is called with (tx, arguments, keywords, source)."""
 
         def __init__(self, value: Any, handler: Any = None, **named: Any) -> None:
             super().__init__(**named)
@@ -70,21 +69,21 @@ def _function_and_held() -> tuple[type, type]:
         def call_function(self, tx: Any, args: Any, kwargs: Any) -> Any:
             return self.handler(tx, list(args), dict(kwargs), self.source)
 
-    class Held(VariableTracker):  # type: ignore[misc, valid-type]
-        """An object of hmp's that is handed around and not looked into."""
+    class Object(VariableTracker):  # type: ignore[misc, valid-type]
+        """An object of hmp's that traced code passes on and reads nothing of."""
 
         def __init__(self, value: Any, **named: Any) -> None:
             super().__init__(**named)
             self.value = value
 
-    return Function, Held
+    return Function, Object
 
 
 def _region() -> type:
     Constant = part("variables.constant").ConstantVariable
 
     class Region(part("variables.ctx_manager").ContextWrappingVariable):  # type: ignore[misc]
-        """A region of hmp's: moves what is in force for the trace, and leaves nothing in the graph."""
+        """A region of hmp's. Entering it changes the state of the trace; nothing of it is in the graph."""
 
         def __init__(self, value: Any, **named: Any) -> None:
             super().__init__(target_values=[], **named)
@@ -92,8 +91,8 @@ def _region() -> type:
 
         def enter(self, tx: Any) -> Any:
             trace = trace_of(tx)
-            self.before = trace.enter(_bridge.chosen(self.value, trace.here))
-            _settle_tables()  # a policy's first region puts more of torch under hmp
+            self.before = trace.enter(_bridge.state_inside(self.value, trace.here))
+            _update_tables()  # the first region of a policy may put dispatchers in place of more functions
             return Constant.create(None)
 
         def exit(self, tx: Any, *args: Any) -> Any:
@@ -101,24 +100,24 @@ def _region() -> type:
             return Constant.create(None)
 
         def reconstruct_type(self, codegen: Any) -> None:
-            # where Python runs between two graphs, it enters the region that this function gives
-            name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.giving(self.value))
+            # after a graph break plain Python enters the region, which it gets from this function
+            name = codegen.tx.output.install_global_by_id("hmp_region", _bridge.returning(self.value))
             codegen.append_output(codegen.create_load_global(name, add=True))
 
     return Region
 
 
 class _Mark(TorchFunctionMode):
-    """Never in force: Dynamo's variable for a mode has one to stand for."""
+    """The value that the mode's variable stands for, because Dynamo asks for one. It is never in force."""
 
 
 def trace_of(tx: Any) -> Any:
-    """The trace (traced_call) that Dynamo's translator `tx` is at work on."""
+    """The traced_call.Trace of the frame that `tx` translates."""
     return tx.symbolic_torch_function_state.hmp
 
 
 def named_by(tx: Any, fn: Any, first: Any) -> Any:
-    """torch's function that Dynamo calls as `fn`; for an operator, which export keeps, the method of the first argument behind it."""
+    """torch's function behind the variable `fn`. Export keeps operators such as `operator.add`: for those, the method of torch.Tensor."""
     value = _bridge.original(getattr(fn, "value", getattr(fn, "fn", None)))
     if not tx.export:
         return value
@@ -128,11 +127,11 @@ def named_by(tx: Any, fn: Any, first: Any) -> Any:
 
 
 _bridge: Any = None
-_added: list[Any] = []  # what Dynamo's table of functions has of hmp's
+_added: list[Any] = []  # the keys that hmp has added to Dynamo's table of functions
 
 
 def install(bridge: Any) -> None:
-    """Puts everything of this module in place, until patches.restore()."""
+    """Patches Dynamo, until patches.restore(). `bridge` is that module."""
     global _bridge
     _bridge = bridge
     state = part("variables.torch_function").SymbolicTorchFunctionState
@@ -140,8 +139,8 @@ def install(bridge: Any) -> None:
     autocast = part("variables.ctx_manager").AutocastModeVariable
     for function, make in (
         (part("convert_frame").CatchErrorsWrapper.__call__, _skipping_own_code),
-        (part("convert_frame").trace_frame, bridge.muted),
-        (part("output_graph").OutputGraph.call_user_compiler, _muted_result),
+        (part("convert_frame").trace_frame, bridge.compiling),
+        (part("output_graph").OutputGraph.call_user_compiler, _graph_without_casts),
         (part("symbolic_convert").InstructionTranslatorBase._load_const, _with_functions),
         (state.__init__, _with_trace),
         (base.__init__, lambda original: lambda self, value, **named: original(self, bridge.original(value), **named)),
@@ -155,7 +154,7 @@ def install(bridge: Any) -> None:
 
 
 def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts what `make` makes of strict export in its place, until patches.restore()."""
+    """Puts `make(strict export)` in place of strict export, until patches.restore()."""
     export = importlib.import_module("torch.export._trace")
     for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
         function = getattr(export, name, None)
@@ -164,7 +163,7 @@ def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> 
 
 
 def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
-    """hmp's own code, run as Python between two graphs, is no program of the user's to compile."""
+    """Has Dynamo skip hmp's own frames, which run as plain Python after a graph break."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
         return part("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
@@ -172,23 +171,23 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     return __call__
 
 
-def _muted_result(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A compiled graph holds its casts: what it calls by torch's names is to cast nothing more."""
+def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has compiled graphs run without casts: they hold their own, and call torch's functions by names that hmp has patched."""
 
     def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
         compiled = original(self, gm, example_inputs)
         lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
         module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
-        if isinstance(module, lazy):  # as Dynamo does for a graph that nothing is wrapped around
+        if isinstance(module, lazy):  # as Dynamo does itself, but not for a graph inside a wrapper
             lazy.force_recompile(module)
             compiled = module.forward
-        return _bridge.muted_graph(compiled)
+        return _bridge.graph_without_casts(compiled)
 
     return call_user_compiler
 
 
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Code that stands in the place of torch's has a function among its constants, which no compiler puts there."""
+    """Has Dynamo take functions among the constants of code: hmp puts them into the code that stands in place of torch's."""
 
     def _load_const(self: Any, inst: Any) -> Any:
         value = inst.argval
@@ -203,9 +202,11 @@ def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has each frame begin with a Trace of its own, and with a guard on `bridge.key()`."""
+
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         original(self, *args, **kwargs)
-        _settle_tables()
+        _update_tables()
         tx = part("symbolic_convert").InstructionTranslator.current_tx()
         source = part("source")
         key = source.CallFunctionNoArgsSource(source.AttrSource(tx.import_source(_bridge.module), "key"))
@@ -217,7 +218,7 @@ def _with_trace(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_original(original: Callable[..., Any]) -> Callable[..., Any]:
-    """No guard on what stands in the place of torch's function: its code is exchanged when other casts come into force."""
+    """Has Dynamo take torch's function for a dispatcher, without a guard: a dispatcher's code changes with the policy in force."""
 
     def create_with_source(cls: Any, value: Any, source: Any) -> Any:
         function = _bridge.original(value)
@@ -244,7 +245,7 @@ def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """autograd.Function.backward is user Python that runs in backward (R13)."""
+    """Has autograd.Function.backward traced in the state of user Python in backward (R13)."""
 
     def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         trace = trace_of(tx)
@@ -254,8 +255,8 @@ def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return trace_backward_graph
 
 
-def _settle_tables() -> None:
-    """Dynamo's tables, filled at import or at first use from torch's names, hold torch's functions, and know hmp's."""
+def _update_tables() -> None:
+    """Has Dynamo's tables, which it fills from torch's names, hold torch's functions and not their dispatchers; adds hmp's functions."""
     torch_variables, rules = part("variables.torch"), part("trace_rules")
     part("variables.builtin").populate_builtin_to_tensor_fn_map()
     known = rules.get_torch_obj_rule_map()
@@ -279,9 +280,9 @@ def _settle_tables() -> None:
             types_known[kind] = lambda self, value: torch_variable().create_with_source(value, self.source)
             sourceless[kind] = lambda tx, value: torch_variable()(value)
     overridable = torch_variables.get_overridable_functions()
-    standing = [function for function in overridable if _bridge.original(function) is not function]
-    overridable.difference_update(standing)
-    overridable.update(_bridge.decided(), map(_bridge.original, standing))
+    dispatchers = [function for function in overridable if _bridge.original(function) is not function]
+    overridable.difference_update(dispatchers)
+    overridable.update(_bridge.dispatched_functions(), map(_bridge.original, dispatchers))
     in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
     in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
@@ -291,13 +292,14 @@ def _settle_tables() -> None:
 
 
 def tables() -> list[Any]:
-    """What holds switches in Dynamo, and the list of them."""
+    """The containers that hold dispatchers on purpose: Dynamo's table of functions, and the list of what hmp has added to it."""
     return [part("trace_rules").get_torch_obj_rule_map(), _added] if _added else []
 
 
 def _forget() -> None:
+    """Takes hmp's entries out of Dynamo's tables."""
     global _bridge
-    if _added:  # else it may have to be filled first
+    if _added:  # if not, this would fill the table only to look into it
         known = part("trace_rules").get_torch_obj_rule_map()
         while _added:
             known.pop(_added.pop(), None)

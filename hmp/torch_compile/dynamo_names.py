@@ -1,4 +1,4 @@
-"""What hmp asks of torch.compile's private parts, by the names that these have; all of them are checked before any is touched."""
+"""Everything private that hmp uses of torch.compile, by name, and functions that use it. unknown() checks the names before any is used."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import importlib
 import inspect
 import pkgutil
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..patching import patches
 
-# What must be there, with the parameters that it must have.
+# Names below torch._dynamo, with the first parameters that they must have.
 _EXPECTED = """
 convert_frame.CatchErrorsWrapper.__call__ self frame
 convert_frame.ConvertFrameReturn
@@ -41,6 +42,7 @@ variables.constant.ConstantVariable.create
 variables.ctx_manager.AutocastModeVariable.enter self tx
 variables.ctx_manager.AutocastModeVariable.exit self tx
 variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
+variables.dicts.ConstDictVariable.keys_as_python_constant self
 variables.functions.UserFunctionVariable
 variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
 variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
@@ -61,7 +63,7 @@ variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx f
 
 
 def unknown() -> list[str]:
-    """The names that this torch does not have, or has with other parameters. torch._dynamo must have been imported."""
+    """The names in `_EXPECTED` that this torch lacks, or has with other parameters. torch._dynamo must have been imported."""
     found = []
     for line in _EXPECTED.strip().splitlines():
         name, *parameters = line.split()
@@ -81,67 +83,101 @@ def part(module: str) -> Any:
 
 
 def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> Any:
-    """A Python value as Dynamo has it; guarded on where it is an attribute of what Dynamo found at `source`."""
+    """The variable of a Python value; with a guard where it is the attribute of an object that Dynamo found at `source`."""
     found_at = None if source is None else part("source").AttrSource(source, attribute)
     return part("variables.base").VariableTracker.build(tx, value, found_at)
 
 
 def plain_function(value: types.FunctionType) -> Any:
-    """torch's Python function as Dynamo has a user's, the code its own."""
+    """The variable of torch's unpatched Python function, which Dynamo traces like a function of the user's."""
     return part("variables.functions").UserFunctionVariable(patches.plain(value))
 
 
 @functools.cache
 def refusals() -> tuple[type[BaseException], ...]:
-    """What Dynamo raises where torch refuses a call."""
+    """The exceptions that Dynamo raises where torch's fake tensors refuse a call."""
     exc = part("exc")
-    # torch 2.15 and later: one that the program being traced may catch
+    # torch 2.15 and later: the traced program may catch this one
     observed = getattr(exc, "FakeTensorObservedException", None)
     return (exc.TorchRuntimeError,) if observed is None else (exc.TorchRuntimeError, observed)
 
 
 def forget_refusal(tx: Any) -> None:
-    """The call that torch refused was made in another way: the program being traced has no exception on its way."""
+    """Clears the exception of a refused call, which was then made in another way: the traced program must not see it."""
     if len(refusals()) > 1:
         part("exc").handle_observed_exception(tx)
 
 
 def graph_of(tx: Any) -> Any:
-    """The graph that is being made."""
+    """The graph that `tx` adds nodes to."""
     return tx.output.current_tracer.graph
 
 
 def fake_of(variable: Any) -> torch.Tensor:
-    """The fake tensor of a tensor."""
+    """The fake tensor of a tensor's variable."""
     found: torch.Tensor = variable.as_proxy().node.meta["example_value"]
     return found
 
 
-def items_of(variable: Any) -> tuple[type, list[Any]] | None:
-    """list or tuple, and its items; None for what is neither."""
+def contents_of(variable: Any) -> Any:
+    """The list, tuple, named tuple (such as torch.aminmax returns) or dict of the variables in `variable`; None for anything else."""
     lists = part("variables.lists")
-    kind = {lists.ListVariable: list, lists.TupleVariable: tuple}.get(type(variable))
-    return None if kind is None else (kind, variable.items)
+    kind = type(variable)
+    if kind is lists.ListVariable:
+        return list(variable.items)
+    if kind is part("variables.dicts").ConstDictVariable:
+        if variable.python_type() is not dict or not all(key.vt.is_python_constant() for key in variable.items):
+            return None
+        return variable.keys_as_python_constant()  # which guards on the keys
+    tuple_class = tuple if kind is lists.TupleVariable else getattr(variable, "tuple_cls", None)
+    return _maker(tuple_class)(variable.items) if tuple_class is tuple or _is_named(tuple_class) else None
 
 
-def sequence(kind: type, items: list[Any]) -> Any:
-    """A list or a tuple as Dynamo has it."""
+def is_container(value: Any) -> bool:
+    """Whether `value` is a list, a tuple, a named tuple or a dict: what contents_of() gives."""
+    return type(value) in (list, tuple, dict) or _is_named(type(value))
+
+
+def with_each(container: Any, function: Callable[[Any], Any]) -> Any:
+    """A container of the same class with `function(item)` in place of every item."""
+    if isinstance(container, dict):
+        return {key: function(item) for key, item in container.items()}
+    return _maker(type(container))([function(item) for item in container])
+
+
+def container(tx: Any, contents: Any) -> Any:
+    """The variable of a list, tuple, named tuple or dict of variables: the inverse of contents_of()."""
     lists = part("variables.lists")
-    return (lists.ListVariable if kind is list else lists.TupleVariable)(items)
+    if isinstance(contents, list):
+        return lists.ListVariable(contents)
+    if isinstance(contents, dict):
+        items = [lists.TupleVariable([constant(tx, key), item]) for key, item in contents.items()]
+        return constant(tx, dict).call_function(tx, [lists.ListVariable(items)], {})
+    plain = lists.TupleVariable(list(contents))
+    return plain if type(contents) is tuple else constant(tx, _maker(type(contents))).call_function(tx, [plain], {})
+
+
+def _is_named(kind: Any) -> bool:
+    return hasattr(kind, "_make") or hasattr(kind, "n_fields")
+
+
+def _maker(kind: Any) -> Any:
+    """What makes a list or a tuple of class `kind` of one iterable."""
+    return getattr(kind, "_make", kind)
 
 
 def in_graph(function: Any) -> Any:
-    """torch's function as Dynamo has it."""
+    """The variable of torch's function, a call of which is one node of the graph."""
     return torch_variable()(function)
 
 
 def torch_variable() -> Any:
-    """Dynamo's kind of variable for torch's functions."""
+    """Dynamo's class of variables for torch's functions."""
     return part("variables.torch").TorchInGraphFunctionVariable
 
 
 def value_of(variable: Any) -> Any:
-    """The Python object behind a variable of Dynamo's: a constant, a function, a module or an object of the user's."""
+    """The Python object that a variable stands for: a constant, a function, a module or an object of the user's."""
     variable = variable.realize()
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
 

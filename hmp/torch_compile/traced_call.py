@@ -1,4 +1,4 @@
-"""One frame while it is compiled, and its calls of torch's ops: each is decided by the wrapper that eager has for it."""
+"""Trace, a frame while Dynamo compiles it, and Call, one call of an op in it, which runs the wrapper that eager code has for the op."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Wrapper = Callable[..., Any] | None
 
 
 class Trace:
-    """One frame while it is compiled, and what is in force where the trace has arrived; `here.table` is empty for no casts."""
+    """A frame while Dynamo compiles it. `here` is the state in force at the point that the trace has reached."""
 
     def __init__(self, modes: Any, mode: Any, here: Any) -> None:
         self._modes = modes
@@ -31,21 +31,21 @@ class Trace:
         return any(mode is self._mode for mode in self._modes)
 
     def _ask(self, wanted: bool) -> None:
-        """Whether Dynamo asks hmp about the calls that follow."""
+        """Puts hmp's mode on Dynamo's stack of modes, through which it hands calls to hmp, or takes it off."""
         if wanted and not self._is_asked():
             self._modes.append(self._mode)
         elif not wanted and self._is_asked():
             self._modes.remove(self._mode)
 
     def enter(self, here: Any) -> Any:
-        """From here on `here` is in force. Gives back what was."""
+        """Changes the state to `here` from this point of the trace on; returns the state before."""
         before, self.here = self.here, here
         self._ask(bool(here.table))
         return before
 
     @contextlib.contextmanager
     def under(self, here: Any) -> Iterator[None]:
-        """A stretch of the trace with `here` in force."""
+        """Context manager: what is traced inside has the state `here`."""
         before, asked = self.here, self._is_asked()
         self.enter(here)
         try:
@@ -56,7 +56,7 @@ class Trace:
 
 
 class Aborted(BaseException):
-    """Carries an exception of Dynamo's own through a wrapper, which must not take it for an op's."""
+    """Carries an exception of Dynamo's through a wrapper, which would take it for an error of the op."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
@@ -65,9 +65,9 @@ class Aborted(BaseException):
 
 @contextlib.contextmanager
 def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
-    """A region of torch.autocast in the graph that is being made."""
+    """Context manager: a region of torch.autocast in the graph."""
     region = dynamo_internals.variables().Autocast([device, dtype, True, True])
-    with without_torch_function():  # entering asks the mode in force, which here is the call itself
+    with without_torch_function():  # to enter calls torch functions, which the Call in force would take for its own
         region.enter(tx)
     try:
         yield
@@ -77,27 +77,30 @@ def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
 
 
 class Opaque:
-    """Stands for an argument that no wrapper looks into."""
+    """What a wrapper gets for an argument that is no tensor, constant, number or container: no wrapper reads it."""
 
 
 def op(*args: Any, **kwargs: Any) -> Any:
-    """The op of the call that is being decided: what a wrapper made for compiled code calls in the place of torch's function."""
+    """What wrappers made for compiled code call in place of torch's function: the Call in force adds the op to the graph."""
     return handle_torch_function(op, (), *args, **kwargs)
 
 
 class Call(TorchFunctionMode):
-    """One call of an op that Dynamo has met. Its wrapper runs on stand-ins, Dynamo's fake tensors, and whatever it calls is traced
-    in place of the call: casts are decided by the very code that decides them in eager."""
+    """One call of an op in traced code: a torch function mode, under which the op's wrapper runs as it does in eager code.
+
+    The wrapper gets stand-ins for Dynamo's variables: fake tensors for tensors, the value for a constant. What the wrapper calls is traced
+    in place of the op, by `emit(variables of arguments, of keywords)` for the op itself.
+    """
 
     def __init__(self, tx: Any, emit: Callable[[list[Any], dict[str, Any]], Any]) -> None:
         super().__init__()
         self.tx = tx
         self._emit = emit
         self._refused = False
-        self._variables: dict[int, tuple[Any, Any]] = {}  # id → the stand-in, kept alive, and what it stands for
+        self._variables: dict[int, tuple[Any, Any]] = {}  # id → stand-in, which must stay alive, and its variable
 
     def run(self, wrapper: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """What the wrapper returns, as Dynamo has it."""
+        """The variable of what the wrapper returns."""
         stand_ins = [self._stand_in(a) for a in args], {name: self._stand_in(a) for name, a in kwargs.items()}
         try:
             with self, autocast_inside.Traced(functools.partial(_autocast, self.tx)):
@@ -110,16 +113,16 @@ class Call(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not op and getattr(func, "__name__", "") in _LOOKS:
+        if func is not op and getattr(func, "__name__", "") in _METADATA:
             return func(*args, **kwargs)
-        given = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
+        variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
         if func is op:
-            return self._stand_in(self._traced(self._emit, *given))
+            return self._stand_in(self._traced(self._emit, *variables))
         function = dynamo_names.constant(self.tx, func)
-        return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *given))
+        return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *variables))
 
     def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The result of a call that goes into the graph. Nothing of one that torch refuses stays there."""
+        """The variable of a call that is added to the graph; where torch refuses the call its nodes are removed again."""
         graph = dynamo_names.graph_of(self.tx)
         last = next(iter(reversed(graph.nodes)), None)
         try:
@@ -135,13 +138,14 @@ class Call(TorchFunctionMode):
             raise Aborted(error) from None
 
     def _stand_in(self, variable: Any) -> Any:
+        """What the wrapper gets for a variable."""
         variable = variable.realize()
-        sequence = dynamo_names.items_of(variable)
+        contents = dynamo_names.contents_of(variable)
         found: Any
         if variable.is_tensor():
             found = dynamo_names.fake_of(variable)
-        elif sequence is not None:
-            found = sequence[0](self._stand_in(item) for item in sequence[1])
+        elif contents is not None:
+            found = dynamo_names.with_each(contents, self._stand_in)
         elif variable.is_python_constant():
             found = variable.as_python_constant()
             if not isinstance(found, (tuple, list, dict, set)):
@@ -153,26 +157,27 @@ class Call(TorchFunctionMode):
         return found
 
     def _variable(self, value: Any) -> Any:
+        """The variable of a stand-in, or of a value that the wrapper has made."""
         known = self._variables.get(id(value))
         if known is not None:
             return known[1]
-        if type(value) in (list, tuple):
-            return dynamo_names.sequence(type(value), [self._variable(item) for item in value])
+        if dynamo_names.is_container(value):
+            return dynamo_names.container(self.tx, dynamo_names.with_each(value, self._variable))
         return dynamo_names.constant(self.tx, value)
 
 
-# What wrappers look at without computing: answered by the fake tensors.
-_LOOKS = frozenset("__get__ dim is_floating_point is_complex is_inference numel size".split())
+# What wrappers ask of a tensor's metadata: the fake tensors answer, and nothing is added to the graph.
+_METADATA = frozenset("__get__ dim is_floating_point is_complex is_inference numel size".split())
 
 
 def call(tx: Any, fn: Any, value: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What a call of torch's function `value`, which Dynamo has as `fn`, becomes."""
+    """The variable that a call of torch's function `value` returns, traced under `wrapper`; `fn` is its variable."""
     name = getattr(value, "__name__", "")
     python_method = isinstance(value, types.FunctionType) and vars(torch.Tensor).get(name) is value
 
     def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
         if python_method and args and args[0].is_tensor():
-            # in the graph it is one call, as where no mode is in force
+            # one node of the graph, as without a mode
             return args[0].call_method(tx, name, args[1:], kwargs)
         return fn.call_function(tx, args, kwargs)
 
@@ -180,14 +185,15 @@ def call(tx: Any, fn: Any, value: Any, wrapper: Wrapper, args: list[Any], kwargs
 
 
 def call_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What torch's Python function becomes whose ops are decided one by one (R8)."""
+    """The variable that a call of torch's Python function returns, which is structure and no op: its ops are decided one by one (R8)."""
     trace = dynamo_internals.trace_of(tx)
     with trace.under(trace.here):
         return dynamo_names.plain_function(function).call_function(tx, args, kwargs)
 
 
 def call_composite(tx: Any, function: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
-    """What a Python function becomes that is one op: what it calls is not decided again (R8). Without a wrapper it is user code."""
+    """The variable that a call of a Python function returns, which is one op: what it calls is not decided again (R8). Without a wrapper it
+    is traced like user code."""
     trace = dynamo_internals.trace_of(tx)
 
     def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:

@@ -1,4 +1,4 @@
-"""An op and the rule for it become the wrapper that is called in the op's place."""
+"""Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
 from . import autocast_inside, copied_views, jit_trace, kernel_fallback, norms_and_lookups
 from .autocast_inside import outside

@@ -1,4 +1,4 @@
-"""Any call of an op, however its arguments are given: what the quick ways (`fixed_dtype`, `promote`, `unlisted`) leave over."""
+"""AnyCall runs any call of an op by its rule. `fixed_dtype`, `promote` and `unlisted` have faster code for common calls."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from .kernel_fallback import GIVEN_UP
 from .op_rule import Op, OpRule, flag, survey
 from .ruled_op import RuledOp
 
-_REFUSED = object()  # in the place of a result: torch would not take the call
+_REFUSED = object()  # returned in place of a result: torch does not accept the call
 
 
 class AnyCall(RuledOp):
-    """An op under R1, R2, R3, R7 or R11, whichever is its rule; R5, R6 and R12 as the arguments ask for them."""
+    """An op under R1, R2, R3, R7 or R11, whichever is its rule; R5, R6 and R12 where the arguments of a call need them."""
 
     __slots__ = ("_inplace_at", "_out_at")
 
@@ -29,7 +29,8 @@ class AnyCall(RuledOp):
         self._inplace_at = rule.inplace_at
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """R5 where a flag says so, R6 with `out`, else R1, R2, R3 and R7 out of place; R11 where torch refuses that."""
+        """The result of the call: under R5 where `inplace` is set, under R6 where `out` is given, else under R1, R2, R3 or R7; in float32
+        where torch has no kernel for that (R11)."""
         at = self._out_at
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
@@ -41,22 +42,23 @@ class AnyCall(RuledOp):
             try:
                 return self._out_of_place(args, kwargs)
             except RuntimeError as error:
-                result = self.again(error, args, kwargs)
+                result = self.retry(error, args, kwargs)
                 if result is GIVEN_UP:
                     raise
                 return result
         except (TypeError, NotImplementedError) as error:
-            if not refusals.is_of_a_cast(error, (args, kwargs)):
+            if not refusals.is_cast_refusal(error, (args, kwargs)):
                 raise
         return self.op(*args, **kwargs)
 
     def wrapper(self) -> Op:
-        """The op for which no call is a quick one."""
+        """A function that sends every call of the op through `call`."""
         call = self.call
         return lambda *args, **kwargs: call(args, kwargs)
 
     def _out_of_place(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """R1, R2, R3, R7: the castable inputs get one dtype; scalars stay finite in it (R12)."""
+        """The result of a call that writes into no argument: all castable inputs get one dtype (R1, R2, R3, R7), in which scalars stay
+        finite (R12)."""
         op, rule = self.op, self.rule
         tensors = survey(args, kwargs, rule)
         if not tensors:
@@ -70,12 +72,12 @@ class AnyCall(RuledOp):
             return saturation.saturated(op, args, kwargs, target)
         if rule.fill:
             args, kwargs = saturation.bounded(args, kwargs, target)
-        # a switch has seen this of the calls that it looks at; here are those, too, that it does not
+        # a dispatcher checks this too, but not for every call that arrives here
         if not [t for t in tensors if t.dtype is not target]:
             return op(*args, **kwargs)
-        # not where the first one's dtype is known to have no kernel (R11)
+        # `target` is another dtype where the first input's is known to have no kernel (R11)
         if rule.asks_torch_first and target is tensors[0].dtype:
-            result = self._asked(tensors, args, kwargs)
+            result = self._by_torch(tensors, args, kwargs)
             if result is not _REFUSED:
                 return result
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, rule.keep)
@@ -84,31 +86,31 @@ class AnyCall(RuledOp):
             return result
         return _refusing_writes(result, self, (cast_args, cast_kwargs), (args, kwargs), tensors[0].dtype)
 
-    def _asked(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """R7: what torch itself makes of a mixture; _REFUSED where it gives no answer, and the inputs get one dtype."""
-        if not _torch_knows(tensors, self.rule, args, kwargs):
+    def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """R7: what torch itself returns for inputs of different dtypes; _REFUSED where it raises, or where that cannot be known."""
+        if not _check_is_reliable(tensors, self.rule, args, kwargs):
             return _REFUSED
         if not refusals.users_python_sees(tensors):
             try:
                 return self.op(*args, **kwargs)
             except RuntimeError as error:
-                if not refusals.is_of_a_dtype(error):
+                if not refusals.is_dtype_refusal(error):
                     raise
                 jit_trace.resume()
-        elif self.rule.retries and refusals.torch_takes(self.op, args, kwargs, tensors):
+        elif self.rule.retries and refusals.torch_accepts(self.op, args, kwargs, tensors):
             return self.op(*args, **kwargs)
         return _REFUSED
 
 
-def _torch_knows(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-    """R7: whether torch's answer to a mixture is that of the kernel that will run."""
+def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Whether torch's answer to a mixture of dtypes can be trusted (R7): some kernels alone check, and meta or empty tensors run none."""
     if rule.op not in op_facts.REFUSED_BY_KERNELS_ALONE or all(tensor_casts.has_values(t) and t.numel() for t in tensors):
-        return True  # of nothing no kernel computes
-    # probabilities may be in another dtype than the scores, wherever they are
+        return True
+    # a target of probabilities may be in another dtype than the scores, on every device
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
 
 
 def _refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tuple[Any, Any], dtype: torch.dtype) -> Any:
-    """R10: a view of copies, which refuses writes."""
+    """`result`, a view of cast copies, such that writes into it raise (R10)."""
     copies = [new for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
     return refuse_writes(result, ruled.rule.op, copies, Original(ruled.op, *call, dtype))

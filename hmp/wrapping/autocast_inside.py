@@ -1,7 +1,7 @@
-"""`gru.autocast` on a list: torch.autocast decides inside that op, as it would by itself.
+"""The wrapper for `gru.autocast` and the like on a BF16 list: torch.autocast is enabled for the one call of that op.
 
-torch.autocast reaches what the C++ code of an op calls, which a patch of Python names does not: the products inside `gru`, with its gates
-left in float32. No cast of the op's inputs gives the same numbers. So for the time of that one call torch.autocast is really enabled.
+torch.autocast reaches what the C++ code of an op calls, and patches of Python names do not: it casts the products inside `gru`, and leaves
+its gates in float32. No cast of the op's inputs gives the same numbers.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ _clear: Callable[[], None] = torch.clear_autocast_cache
 
 
 class _Here(threading.local):
-    region: Region | None = None  # the one that this thread is in
-    traced: Callable[[str, torch.dtype], Any] | None = None  # makes a region in the code that torch.compile traces here
+    region: Region | None = None  # the innermost region that this thread is in
+    make_traced: Callable[[str, torch.dtype], Any] | None = None  # makes regions while this thread traces for torch.compile
 
 
 _here = _Here()
 
 
 class Region:
-    """torch.autocast, really enabled, for one op; what the op calls of the user's Python is outside of it."""
+    """Context manager that enables torch.autocast for one op. The user's Python that the op calls runs outside of it (`call_outside`)."""
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._device = device
@@ -62,7 +62,7 @@ class Region:
         _cache(cached)
 
     def call_outside(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What `function` returns when it is called as if the region were not there."""
+        """What `function` returns under the autocast state from before the region."""
         _here.region = self._around
         self._put(*self._before)
         try:
@@ -73,7 +73,7 @@ class Region:
 
 
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, the user's Python that an op calls, as it would run without a region."""
+    """`function`, a callback of the user's such as a saved-tensor hook, run under the autocast state from before the op's region."""
 
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
@@ -84,14 +84,15 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrapper(op: Op, unlisted: Op, rule: OpRule) -> Op:
-    """`op`, in which torch.autocast decides; `unlisted` for what it refuses (R7, R11), and for a device that it does not know.
+    """`op`, called with torch.autocast enabled.
 
-    Where torch.autocast is enabled already the op is left to that (R17).
+    `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
+    not support. In an autocast region of the user's `op` itself is called (R17).
     """
-    # a scalar beyond the low dtype saturates here too (R12)
+    # under torch.autocast too a scalar beyond the low dtype saturates (R12)
     inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
 
-    def decided(*args: Any, **kwargs: Any) -> Any:
+    def with_autocast(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
         if not tensors:
             return op(*args, **kwargs)
@@ -100,27 +101,27 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule) -> Op:
             return unlisted(*args, **kwargs)
         if _is_enabled(device):
             return op(*args, **kwargs)
-        make = _here.traced or Region
+        make = _here.make_traced or Region
         try:
             with make(device, rule.low):
                 return inside(*args, **kwargs)
         except RuntimeError as error:
-            if unlisted is op or not refusals.is_of_a_dtype(error) or refusals.users_python_sees(tensors):
+            if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
                 raise
             jit_trace.resume()
         return unlisted(*args, **kwargs)
 
-    return decided
+    return with_autocast
 
 
 class Traced:
-    """Makes regions by `make` in this thread: for code that is traced, where a region must stand in the trace."""
+    """Context manager inside which this thread makes its regions by `make(device, dtype)`: torch.compile records them in its graph."""
 
     def __init__(self, make: Callable[[str, torch.dtype], Any]) -> None:
         self._make = make
 
     def __enter__(self) -> None:
-        self._before, _here.traced = _here.traced, self._make
+        self._before, _here.make_traced = _here.make_traced, self._make
 
     def __exit__(self, *exc_info: object) -> None:
-        _here.traced = self._before
+        _here.make_traced = self._before

@@ -1,4 +1,4 @@
-"""A cast turns a view into a copy; writing through that copy raises instead of being lost (R10)."""
+"""CopiedView: the result of a view op whose input was cast. It is a copy and no view, so that writes into it raise (R10)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _as_subclass = torch.Tensor.as_subclass
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
-# These end in "_" and change metadata only.
+# Methods that end in "_" and change metadata only.
 _METADATA = frozenset(
     """requires_grad_ detach_ share_memory_ rename_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ set_""".split()
 )
 
 
 class CopiedView(Tensor):
-    """The result of a cast view: reads like any tensor, and refuses to be written to.
+    """The result of a view op on a cast copy. Reads like any tensor; a write raises HmpError.
 
-    Everything computed from it is a plain tensor again; views of it refuse as well.
+    What is computed from it is a plain tensor; a view of it is a CopiedView again.
     """
 
     _hmp_op: str = "view"
@@ -49,7 +49,7 @@ class CopiedView(Tensor):
             result = func(*args, **kwargs)
             sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
             original = next((Original(func, args, kwargs, s._hmp_original.dtype) for s in sources if s._hmp_original is not None), None)
-            return _settle(result, sources, original)
+            return _refusing_like(result, sources, original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         with _plainly():
@@ -62,9 +62,9 @@ class CopiedView(Tensor):
 
 
 class Original:
-    """What a cast view would have been without the cast: the view of the real input, as long as somebody else keeps that.
+    """The call that a CopiedView came from, without the cast: `view()` makes the view of the real input.
 
-    Holds its tensors weakly: a copy must not keep the float32 original alive until backward.
+    Refers to its tensors weakly: a low-precision copy must not keep its float32 input alive until backward.
     """
 
     def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype, part: int | None = None) -> None:
@@ -74,22 +74,23 @@ class Original:
         self._call = _weakly((tuple(args), dict(kwargs)))
 
     def of_part(self, part: int) -> Original:
-        """The original of one tensor of a result that is a tuple."""
+        """The same call, for item `part` of the tuple that it returns."""
         one = Original(self._op, (), {}, self.dtype, part)
         one._call = self._call
         return one
 
     def view(self) -> Any:
-        """The view, None where its input is gone."""
+        """The view of the real input; None where that is freed or has another shape by now."""
         try:
             args, kwargs = _strongly(self._call)
             result = state.call_without_casts(self._op, *args, **kwargs)
         except (ReferenceError, RuntimeError, IndexError, TypeError, ValueError):
-            return None  # the input is gone, or is another shape by now
+            return None
         return result if self.part is None else result[self.part]
 
 
 def _weakly(value: Any) -> Any:
+    """`value` with weak references in place of its tensors, and the `Original` of a CopiedView in place of that."""
     if isinstance(value, CopiedView):
         return value._hmp_original if value._hmp_original is not None else weakref.ref(value)
     if isinstance(value, Tensor):
@@ -100,10 +101,11 @@ def _weakly(value: Any) -> Any:
 
 
 def _strongly(value: Any) -> Any:
+    """What `_weakly` was given. Raises ReferenceError where a tensor is freed."""
     if isinstance(value, (weakref.ref, Original)):
         tensor = value() if isinstance(value, weakref.ref) else value.view()
         if tensor is None:
-            raise ReferenceError("the tensor is gone")
+            raise ReferenceError("the tensor is freed")
         return tensor
     if type(value) in (list, tuple):
         return type(value)(map(_strongly, value))
@@ -111,10 +113,10 @@ def _strongly(value: Any) -> Any:
 
 
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
-    """`result` of the cast view op, every plain tensor in it that shares memory with one of `copies` refusing writes from now on."""
+    """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
     if type(result) is Tensor:
         if _is_functorchs(result) or _in_make_fx():
-            return result  # inside vmap and grad a wrapper level would be lost; make_fx refuses subclasses that it does not know
+            return result  # a subclass would lose the level of vmap or grad; make_fx raises on subclasses that it does not know
         if not any(_same_storage(result, copied) for copied in copies):
             return result
         with _plainly():
@@ -128,7 +130,7 @@ def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original
 
 
 def _in_make_fx() -> bool:
-    """Whether ops on real tensors are being written down."""
+    """Whether make_fx is tracing ops in this thread."""
     if not _dispatch_modes():
         return False
     proxy_tensor = sys.modules.get("torch.fx.experimental.proxy_tensor")
@@ -136,17 +138,17 @@ def _in_make_fx() -> bool:
 
 
 def install() -> None:
-    """A parameter or a buffer made of a cast view holds the view itself, as in plain torch, until patches.restore()."""
+    """Has parameters and buffers made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.plain(new)))
-    handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what it returns
+    handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
     patches.on_restore(handle.remove)
 
 
-def uncopied(value: Any) -> Any:
-    """`value`, but for a cast view the view that it was before the cast; where that is gone, the copy in its input's dtype.
+def _original_view(value: Any) -> Any:
+    """For a CopiedView the view of the real input, or where that is freed a plain tensor in the input's dtype; any other value itself.
 
-    State that is made of it must be neither narrowed nor refuse to be written to.
+    Parameters and buffers must be neither in a low dtype (R9) nor refuse writes.
     """
     if not isinstance(value, CopiedView):
         return value
@@ -160,15 +162,15 @@ def uncopied(value: Any) -> Any:
 
 
 def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cls, data=None, requires_grad=True: new(cls, uncopied(data), requires_grad)
+    return lambda cls, data=None, requires_grad=True: new(cls, _original_view(data), requires_grad)
 
 
 def _original_buffer(module: torch.nn.Module, name: str, value: Any) -> Tensor | None:
-    return uncopied(value) if isinstance(value, CopiedView) else None
+    return _original_view(value) if isinstance(value, CopiedView) else None
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """What the call writes into, None for nothing."""
+    """The argument that the call writes into (of several the first CopiedView); None where it writes into none."""
     out = kwargs.get("out")
     if out is not None:
         return next((o for o in each_tensor((out,)) if isinstance(o, CopiedView)), None)
@@ -178,7 +180,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     if code is not None and flag is None and "inplace" in code.co_varnames[: code.co_argcount]:
         position = code.co_varnames.index("inplace")
         flag = args[position] if position < len(args) else None
-    # a name of torch.ops.aten ends in its overload: add_.Tensor
+    # in torch.ops.aten a name ends with the overload: add_.Tensor
     writes = (name.partition(".")[0].endswith("_") and not name.endswith("__") and name not in _METADATA) or name in _WRITERS
     if not writes and not flag:
         return None
@@ -186,8 +188,8 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     return next((t for t in target if isinstance(t, CopiedView)), None) if isinstance(target, (list, tuple)) else target
 
 
-def _settle(result: Any, sources: list[CopiedView], original: Original | None) -> Any:
-    """`result`, refusing writes where it shares memory with one of `sources`, and plain elsewhere."""
+def _refusing_like(result: Any, sources: list[CopiedView], original: Original | None) -> Any:
+    """`result` with a CopiedView in place of each tensor that shares memory with one of `sources`, and plain tensors elsewhere."""
     if isinstance(result, Tensor):
         if type(result) not in (Tensor, CopiedView) or not sources:
             return result
@@ -198,7 +200,7 @@ def _settle(result: Any, sources: list[CopiedView], original: Original | None) -
                 return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source], original)
         return _as_subclass(result, Tensor) if type(result) is CopiedView else result
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
-        items = [_settle(item, sources, original and original.of_part(i)) for i, item in enumerate(result)]
+        items = [_refusing_like(item, sources, original and original.of_part(i)) for i, item in enumerate(result)]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
 
@@ -210,6 +212,7 @@ def _same_storage(one: Tensor, other: Tensor) -> bool:
 
 
 def _refusal(op: str, writer: str) -> str:
+    """The text of the error for a call of `writer` on the CopiedView that `op` returned."""
     return (
         f"{writer} would write into a cast copy and be lost: {op!r} is on a list that casts, so its result is a copy of its "
         f"input and no view of it. Write into the input itself, run the two lines under hmp.disable_casts(), "

@@ -1,4 +1,4 @@
-"""R1 and R2: ops of the BF16 and the FP32 list, whose castable inputs all get one dtype that is known beforehand."""
+"""Wrappers of ops on the BF16 and the FP32 list (R1, R2): one dtype for all castable inputs, known before the call."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ _NUMBERS = frozenset({int, float, bool})
 
 
 def fixed_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """R1, R2: the op with its castable inputs in `rule.dtype`."""
+    """A function that calls `op` with its castable inputs in `rule.dtype` (R1, R2)."""
     ruled = AnyCall(op, rule, caster)
     return ruled.wrapper() if rule.asks_for_kernels else _uniform(ruled)
 
 
 def _uniform(ruled: AnyCall) -> Op:
-    """R1, R2: the common call, positional arguments and plain tensors, in few steps; any other one as any call.
+    """A function that has little to do for a call with positional arguments and plain tensors, and sends any other call to `ruled.call`.
 
-    A switch looks at these arguments too, and casts what is ordinary. But only a builtin's does, and for the casts in focus alone: Python
-    functions (`F.softmax`), observers, compiled code and the regions beside come here without it.
+    A dispatcher casts such calls by itself, but only in the place of a builtin, and only for the one policy that its code is written for.
+    Python functions (`F.softmax`), observers, compiled code and regions of other policies call this function instead.
     """
-    # what each call reads, as variables of its own
-    op, rule, caster, call, again, failed = ruled.op, ruled.rule, ruled.caster, ruled.call, ruled.again, ruled.kernels.failed
+    # local variables: a call reads them faster than attributes
+    op, rule, caster, call, retry, failed = ruled.op, ruled.rule, ruled.caster, ruled.call, ruled.retry, ruled.kernels.failed
     fixed: Any = rule.dtype
     limit = FINITE_MAX[fixed]
     flag_at, out_at = rule.inplace_at, rule.out_at
-    # an input that is to be kept as it is, and a view, whose copy refuses writes (R10), are no common call's
+    # ruled.call casts for an op with inputs that are never cast, and for a view op, whose result must refuse writes (R10)
     needs_care = bool(rule.keep) or rule.view
     cast_here = frozenset() if needs_care else tensor_casts.CASTABLE
-    cast_there = tensor_casts.LEFT_TO_TORCH | tensor_casts.CASTABLE if needs_care else tensor_casts.LEFT_TO_TORCH
+    needs_call = tensor_casts.LEFT_TO_TORCH | tensor_casts.CASTABLE if needs_care else tensor_casts.LEFT_TO_TORCH
 
     def uniform(*args: Any, **kwargs: Any) -> Any:
         if (
@@ -46,7 +46,7 @@ def _uniform(ruled: AnyCall) -> Op:
             or (out_at is not None and out_at < len(args) and args[out_at] is not None)
         ):
             return call(args, kwargs)
-        given: Any = args
+        cast_args: Any = args
         for i, a in enumerate(args):
             kind = type(a)
             if kind is Tensor or kind is _Parameter:
@@ -54,10 +54,10 @@ def _uniform(ruled: AnyCall) -> Op:
                 if dtype is fixed:
                     continue
                 if dtype in cast_here and a.layout is not _MKLDNN:
-                    if given is args:
-                        given = list(args)
-                    given[i] = caster(a, fixed)
-                elif dtype in cast_there:
+                    if cast_args is args:
+                        cast_args = list(args)
+                    cast_args[i] = caster(a, fixed)
+                elif dtype in needs_call:
                     return call(args, kwargs)
             elif not (
                 -limit <= a <= limit
@@ -68,12 +68,12 @@ def _uniform(ruled: AnyCall) -> Op:
             ):
                 return call(args, kwargs)
         try:
-            return op(*given)
+            return op(*cast_args)
         except RuntimeError as error:
-            result = again(error, args, kwargs)
+            result = retry(error, args, kwargs)
             if result is GIVEN_UP:
                 raise
             return result
 
-    uniform.again, uniform.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
+    uniform.again, uniform.failed = retry, failed  # type: ignore[attr-defined]  # for dispatchers, whose calls skip this function
     return uniform

@@ -1,4 +1,4 @@
-"""R5: what an op writes into is never cast; what it reads becomes that tensor's dtype."""
+"""Wrappers of ops that write into their first input (R5): the other inputs are cast to its dtype, and it is never cast."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .op_rule import Op, OpRule, survey
 
 
 def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """R5: the other castable inputs become the first one's dtype, and it is itself never cast."""
+    """A function that calls `op` with the other castable inputs in the dtype of the first (R5), or in float32 without a kernel (R11)."""
     kernels = Kernels(rule)
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        if rule.writes_out_itself:  # a method's first argument is no tensor
+        if rule.writes_out_itself:  # a user's function: the `self` of a method is no tensor
             first = next(each_castable((*args, *kwargs.values())), None)
         tensors = survey(args, kwargs, rule)
         if not castable(first) or tensors is None:
@@ -27,18 +27,18 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
             return op(*args, **kwargs)
         try:
             if kernels.lacks_in_place(first):
-                # R11: computed in float32, written into the tensor that it is
+                # R11: computed in float32, then written into the input itself
                 cast_args, cast_kwargs = cast_for(first, torch.float32, args, kwargs)
                 return first.copy_(op(*cast_args, **cast_kwargs))
             cast_args, cast_kwargs = cast_for(first, first.dtype, args, kwargs)
             return op(*cast_args, **cast_kwargs)
         except (TypeError, NotImplementedError) as error:
-            if not refusals.is_of_a_cast(error, (args, kwargs)):
+            if not refusals.is_cast_refusal(error, (args, kwargs)):
                 raise
         return op(*args, **kwargs)
 
     def cast_for(first: Tensor, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
-        """The arguments in `dtype`; what is filled in stays finite in the dtype of `first` (R12)."""
+        """The arguments with castable tensors in `dtype`; the values of a fill stay finite in the dtype of `first` (R12)."""
         if rule.fill:
             # an index is no value: x[70000] = s
             index = args[1:2] if rule.op == "setitem" else ()
@@ -50,13 +50,13 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def no_kernel_in_place_wrapper(op: Op, rule: OpRule) -> Op:
-    """R5 and R11: torch writes in place, but where it has no kernel for that."""
+    """A function that calls `op` itself, and computes in float32 where `op` is known to have no kernel for its first input (R5, R11)."""
     in_float32 = in_place_wrapper(op, rule, tensor_casts.cast)
     kernels = Kernels(rule)
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        # the call in float32 counts itself
+        # not counted here: in_float32 counts the call
         return (in_float32 if castable(first) and kernels.lacks_in_place(first, counted=False) else op)(*args, **kwargs)
 
     return in_place

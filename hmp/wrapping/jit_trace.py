@@ -1,4 +1,4 @@
-"""A trace of torch.jit goes on where an op is tried, refused and tried again (R7, R11): torch itself ends a trace at any error."""
+"""resume() continues a torch.jit trace after an op has raised and is tried again (R7, R11). torch itself ends a trace at any error."""
 
 from __future__ import annotations
 
@@ -12,19 +12,21 @@ from ..torch_private import trace_here as tracing
 
 
 class _Here(threading.local):
-    trace: Any = None  # the one that this thread is making
+    trace: Any = None  # torch's object for the trace that this thread is making
 
 
 _here = _Here()
 
 
 def install() -> None:
-    """Notes every trace that is being made, until patches.restore()."""
+    """Has every new trace noted for `resume`, until patches.restore()."""
     for owner, name in TRACERS:
         patches.rebind(owner, name, _maker(getattr(owner, name)))
 
 
 def _maker(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`original`, a function of torch's that makes a trace, for which the traced function notes the trace."""
+
     def make(*args: Any, **kwargs: Any) -> Any:
         traced = next(i for i, a in enumerate(args) if callable(a) and not isinstance(a, ScriptModule))
         return original(*args[:traced], _noted(args[traced]), *args[traced + 1 :], **kwargs)
@@ -48,7 +50,7 @@ def _noted(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def resume() -> None:
-    """The trace that an op's error has just ended goes on, without that op."""
+    """Continues the trace that an op's error has just ended, and takes that op out of it. Does nothing where there is none."""
     trace = _here.trace
     if trace is None or tracing() is not None:
         return

@@ -1,4 +1,4 @@
-"""R11: where a device has no kernel for an op in a low dtype the op runs in float32. What is known of that, and what failing taught."""
+"""R11: an op runs in float32 where the device has no kernel for it in the low dtype, by torch's known lacks or after a call that failed."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from . import jit_trace, refusals
 from .op_rule import OpRule
 
 LOW = frozenset({torch.bfloat16, torch.float16})
-# In the place of a result: the error that was caught is to be raised, as it is.
+# Returned in place of a result: the caller is to raise the error that it caught, unchanged.
 GIVEN_UP = object()
-_REMEMBERED = 256  # argument lists an op; one that varies without end must not fill the memory
+_MOST_FAILED = 256  # signatures remembered for each op: arguments that vary without end must not fill the memory
 
 _lock = fork_safe.RLock()
 _counts: Counter[str] = Counter()
 
 
 def fallbacks() -> dict[str, int]:
-    """How many calls of each op ran in float32 because the device has no kernel in the low dtype, since torch was last untouched."""
+    """How many calls of each op ran in float32 because the device has no kernel in the low dtype; reset when torch is unpatched."""
     with _lock:
         return dict(_counts)
 
 
 class Kernels:
-    """Which low dtypes one op has kernels for; `failed` holds the calls that had none."""
+    """For which calls an op has no kernel in a low dtype. `failed` has the signatures of calls that raised for want of one."""
 
     def __init__(self, rule: OpRule) -> None:
         self._op = rule.op
@@ -46,8 +46,10 @@ class Kernels:
     def lacks(
         self, tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, counted: bool = True
     ) -> bool:
-        """Whether the call is known to have no kernel in `dtype` where `tensors` are; such a call is counted and logged, once, by whoever
-        then runs it in float32."""
+        """Whether the call is known to have no kernel in `dtype` on the device of `tensors`.
+
+        Such a call is counted for `fallbacks()`, and the op's first one logged. A caller that only asks passes `counted=False`.
+        """
         if dtype not in LOW:
             return False
         device = tensors[0].device.type
@@ -73,15 +75,16 @@ class Kernels:
         kwargs: Mapping[str, Any],
         run: Callable[[torch.dtype], Any],
     ) -> Any:
-        """What the op gives in float32 after torch refused `dtype`; GIVEN_UP where `error` is no such refusal, or float32 no remedy.
+        """The result of `run(torch.float32)` after the op raised `error` in `dtype`; GIVEN_UP where `error` is no refusal of a dtype, or
+        float32 raises as well.
 
-        Remembered where float32 succeeds: the next call with the same devices, layouts and other arguments does not try the low dtype.
-        Never for random ops and for what writes into its inputs, which are half done by now, nor where saved-tensor hooks were called.
+        After a success, calls with the same devices, layouts and non-tensor arguments do not try the low dtype again. Random ops and ops
+        that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
         """
-        if not tensors or not self._retries or dtype not in LOW or not refusals.is_of_a_dtype(error):
+        if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
             return GIVEN_UP
         jit_trace.resume()
-        if refusals.hooks_see(tensors) and refusals.saves_first(functools.partial(run, dtype)):
+        if refusals.hooks_see(tensors) and refusals.saves_before_raising(functools.partial(run, dtype)):
             return GIVEN_UP
         try:
             result = run(torch.float32)
@@ -91,8 +94,8 @@ class Kernels:
             jit_trace.resume()
             return GIVEN_UP
         if not self.failed:
-            patches.on_restore(self.failed.clear)  # wrappers outlive revert()
-        if len(self.failed) >= _REMEMBERED:
+            patches.on_restore(self.failed.clear)  # a wrapper may be called again after revert() and convert()
+        if len(self.failed) >= _MOST_FAILED:
             self.failed.clear()
         self.failed[_signature(tensors, dtype, args, kwargs)] = None
         self._note(tensors[0].device.type, dtype)
@@ -113,8 +116,10 @@ class Kernels:
 
 @functools.cache
 def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[str, torch.dtype]]:
-    """The (device type or "*", dtype) that an op, given by its name and those that it follows, is known to have no kernel for;
-    with `backward`, those for which only its backward has none."""
+    """The pairs (device type or "*", dtype) for which an op is known to have no kernel; with `backward`, no kernel for its backward alone.
+
+    `names` are the op's id and the ids of the ops whose entries it follows.
+    """
     table = op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL
     return frozenset(
         (device, getattr(torch, dtype)) for device, dtypes, without in table for dtype in dtypes.split() if not without.isdisjoint(names)
@@ -122,17 +127,17 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Device types, layouts, the low dtype and all that is no tensor: what the choice of a kernel depends on."""
+    """A hashable key of what the choice of a kernel depends on: device types, layouts, the low dtype and all non-tensor arguments."""
     places = tuple((t.device.type, t.layout) for t in tensors)
-    return places, dtype, tuple(map(_plain, args)), tuple((name, _plain(kwargs[name])) for name in sorted(kwargs))
+    return places, dtype, tuple(map(_hashable, args)), tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
 
 
-def _plain(value: Any) -> Any:
-    """A hashable stand-in for an argument: a tensor's is its kind alone."""
+def _hashable(value: Any) -> Any:
+    """A hashable value for an argument; the same one for every tensor."""
     if isinstance(value, Tensor):
         return Tensor
     if isinstance(value, (list, tuple)):
-        return tuple(map(_plain, value))
+        return tuple(map(_hashable, value))
     try:
         hash(value)
     except TypeError:

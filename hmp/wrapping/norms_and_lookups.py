@@ -1,6 +1,7 @@
-"""Ops that a cast of all inputs would damage: norms keep their statistics, look-ups their table (R2, R9).
+"""Wrappers of ops of which not all inputs may be cast: statistics of norms and tables of look-ups are state (R2, R9).
 
-Each builder takes (op, op's id, parameter names in order, the rule's choice of a dtype for castable tensors, caster).
+`BUILDERS` has the function that makes the wrapper, by op id. Each takes (op, op id, parameter names in order, the rule's choice of a dtype
+for a list of castable tensors, caster).
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ _renorm_ = torch.embedding_renorm_
 _ones_like = torch.ones_like
 _detach = torch.Tensor.detach
 _reshape = torch.reshape
-_PLAIN_STATE = frozenset({torch.float32})
+_FLOAT32 = frozenset({torch.float32})
 
 
 def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The call's arguments by name."""
+    """The arguments of a call by parameter name."""
     return {**dict(zip(order, args, strict=False)), **kwargs}
 
 
@@ -33,38 +34,38 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
 
 
 def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """R9: the input is cast. Weight and bias stay float32 where torch has a mixed kernel; running statistics are updated in place."""
+    """A norm whose input is cast (R9). Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place."""
     weight_at, bias_at = order.index("weight"), order.index("bias")
-    affine_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
-    served = refusals.served(_any_norm(op, name, order, choose, caster), op)
+    others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
+    general = refusals.or_uncast(_any_norm(op, name, order, choose, caster), op)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and type(args[0]) is Tensor and args[0].dtype in tensor_casts.CASTABLE and order[0] == "input":
             # the common call: everything but the input is float32 or absent
             x = args[0]
-            given = [args[i] for i in affine_at if i < len(args) and args[i] is not None]
-            held = {getattr(t, "dtype", None) for t in given}
+            others = [args[i] for i in others_at if i < len(args) and args[i] is not None]
+            dtypes = {getattr(t, "dtype", None) for t in others}
             bias_alone = bias_at < len(args) and args[bias_at] is not None and args[weight_at] is None
-            if held <= _PLAIN_STATE and not bias_alone:
-                dtype = choose([x, *given])
+            if dtypes <= _FLOAT32 and not bias_alone:
+                dtype = choose([x, *others])
                 if dtype is torch.float32 or x.device.type not in op_facts.MIXED_NORM_KERNELS:
                     return op(x if x.dtype is dtype else caster(x, dtype), *args[1:])
-        return served(*args, **kwargs)
+        return general(*args, **kwargs)
 
     return wrapper
 
 
 def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """R9 for any call of a norm.
+    """Any call of a norm (R9).
 
-    torch's kernels want weight, bias and statistics in one dtype: the input's, or float32. What does not fit is cast for
-    the call, statistics with the result written back.
+    torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
+    statistics are written back into the tensors that were passed.
     """
     stats_at = order.index("running_mean") if "running_mean" in order else None
     without_stats = tuple(n for n in order if not n.startswith("running_"))
 
     def general(*args: Any, **kwargs: Any) -> Any:
-        # a flag in the place of the statistics: the overload without them
+        # a bool at the position of the statistics: the overload without them
         names = without_stats if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool) else order
         values = _bind(names, args, kwargs)
         x: Any = values.get("input")
@@ -73,20 +74,20 @@ def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
         dtype = choose([x, *affine.values(), *stats.values()])
-        held = {t.dtype for t in (*affine.values(), *stats.values())}
-        if held <= {dtype} and x.dtype is dtype:
+        dtypes = {t.dtype for t in (*affine.values(), *stats.values())}
+        if dtypes <= {dtype} and x.dtype is dtype:
             return op(*args, **kwargs)
         out = values.pop("out", None)
         kwargs.pop("out", None)
         copies = stats
-        if held and held != {dtype}:
+        if dtypes and dtypes != {dtype}:
             mixed_kernel = name in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: tensor_casts.cast(t, wanted) for n, t in stats.items()}
         values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
-        result = _again(op, names, args, kwargs, values)
-        if copies is not stats and _trains(names, values):
+        result = _call_with(op, names, args, kwargs, values)
+        if copies is not stats and _updates_statistics(names, values):
             _write_back(copies, stats)
         return result if out is None else deliver(result, out)
 
@@ -94,43 +95,43 @@ def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
 
 
 def _with_weight(affine: dict[str, Tensor], values: dict[str, Any]) -> dict[str, Tensor]:
-    """`affine`, with a weight of ones beside a bias alone, for which torch has no mixed kernel."""
+    """`affine`, with a weight of ones where it has only a bias: torch has no kernel for a bias alone in another dtype than the input."""
     if "bias" in affine and "weight" not in affine and "weight" in values:
         return {**affine, "weight": _ones_like(affine["bias"])}
     return affine
 
 
 def _write_back(copies: dict[str, Tensor], stats: dict[str, Tensor]) -> None:
-    """R9: what an op has made of copies of running statistics arrives in the statistics themselves."""
+    """Writes `copies`, which a norm has updated, into the running statistics that they were cast from (R9)."""
     with torch.no_grad():
         for n, copy in copies.items():
             if copy is not stats[n]:
                 stats[n].copy_(copy)
 
 
-def _trains(order: tuple[str, ...], values: dict[str, Any]) -> bool:
-    """Whether the norm moves its running statistics; the defaults are torch's."""
+def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
+    """Whether the call updates running statistics; the defaults are torch's."""
     if "training" in order:
         return bool(values.get("training", False))
     return bool(values.get("use_input_stats", True))
 
 
 def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """R2: of a look-up the result is cast, not the table. The values are the same, and `max_norm=` renormalises the real table (R9)."""
+    """A look-up whose result is cast and not its table: the values are the same (R2), and `max_norm=` renormalises the real table (R9)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
         if not castable(result):
             return result
         dtype = choose([result])
-        return result if result.dtype is dtype else served(result, dtype)
+        return result if result.dtype is dtype else cast_or_keep(result, dtype)
 
-    served = refusals.served(caster, lambda result, dtype: result)
+    cast_or_keep = refusals.or_uncast(caster, lambda result, dtype: result)
     return wrapper
 
 
 def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """R1, R2: for sums of looked-up rows weight and per_sample_weights are cast; `max_norm=` renormalises the real table first (R9)."""
+    """Sums of looked-up rows, of a cast table and cast per_sample_weights (R1, R2). `max_norm=` renormalises the real table first (R9)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -142,10 +143,10 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
         if all(t.dtype is dtype for t in summed):
             return op(*args, **kwargs)
         if values.get("sparse"):
-            # a sparse gradient does not pass through a cast of the table: cast the sums
+            # a sparse gradient does not pass through a cast of the table: the sums are cast instead
             if castable(scale):
                 values["per_sample_weights"] = caster(scale, weight.dtype)
-            result = _again(op, order, args, kwargs, values)
+            result = _call_with(op, order, args, kwargs, values)
             return caster(result, dtype) if castable(result) else result
         if values.get("max_norm") is not None:
             indices = values["input"] if "input" in values and values["input"] is not weight else values["indices"]
@@ -155,13 +156,13 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
         values["weight"] = caster(weight, dtype)
         if castable(scale):
             values["per_sample_weights"] = caster(scale, dtype)
-        return _again(op, order, args, kwargs, values)
+        return _call_with(op, order, args, kwargs, values)
 
-    return refusals.served(wrapper, op)
+    return refusals.or_uncast(wrapper, op)
 
 
 def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
-    """R1, R2, R7: query, key and value are cast, and a mask to the dtype of query, finite values staying finite (R12)."""
+    """Attention with query, key and value cast (R1, R2, R7), and the mask in the dtype of query, its finite values staying finite (R12)."""
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -175,13 +176,13 @@ def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
         mask = values.get("attn_mask")
         if castable(mask) and mask.dtype is not dtype:
             values["attn_mask"] = caster(tensor_casts.within(mask, dtype), dtype)
-        return _again(op, order, args, kwargs, values)
+        return _call_with(op, order, args, kwargs, values)
 
-    return refusals.served(wrapper, op)
+    return refusals.or_uncast(wrapper, op)
 
 
-def _again(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
-    """The call with `values` in place of its arguments, positional ones staying positional."""
+def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], values: dict[str, Any]) -> Any:
+    """What `op` returns with `values` in place of the arguments; a positional argument stays positional."""
     return op(*(values[n] for n in order[: len(args)]), **{n: values[n] for n in kwargs})
 
 

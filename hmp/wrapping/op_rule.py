@@ -1,4 +1,4 @@
-"""What op_wrap needs to know of an op and its rule, which tensors of a call the rule may cast, and what it makes of them."""
+"""OpRule: what op_wrap needs to know of an op and its rule. Which tensors of a call the rule may cast (`survey`), to what (`chooser`)."""
 
 from __future__ import annotations
 
@@ -18,62 +18,58 @@ Kind = Literal[
     "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
     "no_kernel_in_place", "inside", "autocast",
 ]  # fmt: skip
-# What no rule looks into. Numbers are no part of it: they may overflow (R12).
+# Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
 
 
 class OpRule(NamedTuple):
     """What op_wrap needs to know of an op and of the rule for it.
 
-    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; `keep` are positions and
-    keywords that are never cast; `order` are the positional parameters' names; `inplace_at` and `out_at` are the positions
-    of those parameters in a Python function; `for_backward` is whether only backward refuses mixed inputs; `no_kernel` is where it is
-    known to have none, `no_backward_kernel` where only its backward has none, and `retries` whether a failure in the low dtype
-    may be tried again in float32 (R11). Of an op in which torch.autocast decides `unlisted` is what holds elsewhere, None for nothing.
+    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for.
     """
 
-    op: str
+    op: str  # its id
     kind: Kind
     low: torch.dtype = torch.bfloat16
-    keep: frozenset[int | str] = frozenset()
-    order: tuple[str, ...] = ()
-    inplace_at: int | None = None
-    out_at: int | None = None
-    composite: bool = False
-    view: bool = False
-    join: bool = False
-    mask_taker: bool = False
-    score_taker: bool = False
-    arithmetic: bool = False
-    fill: bool = False
-    asks_torch_first: bool = False
-    mixes_in_place: bool = True
-    writes_out_itself: bool = False
-    for_backward: bool = False
-    no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
-    no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()
-    retries: bool = False
-    unlisted: OpRule | None = None
+    keep: frozenset[int | str] = frozenset()  # positions and keywords that are never cast
+    order: tuple[str, ...] = ()  # the names of the positional parameters
+    inplace_at: int | None = None  # the position of `inplace`, in a Python function
+    out_at: int | None = None  # and of `out`
+    composite: bool = False  # a Python function: what it calls is not decided again (R8)
+    view: bool = False  # its result may be a view (R10)
+    join: bool = False  # 0-dim tensors count for the widest dtype (R3)
+    mask_taker: bool = False  # an operand may be a mask that overflows the low dtype (R12)
+    score_taker: bool = False  # the input may be scores with a mask added (R12)
+    arithmetic: bool = False  # a scalar beyond the low dtype is computed with in float32 (R12)
+    fill: bool = False  # a scalar beyond the low dtype becomes that dtype's extreme (R12)
+    asks_torch_first: bool = False  # torch accepts some mixtures of dtypes, and is tried before a cast (R7)
+    mixes_in_place: bool = True  # torch writes in place from another dtype (R5)
+    writes_out_itself: bool = False  # a user's function, to which `out` is one more argument
+    for_backward: bool = False  # only backward refuses mixed inputs (R7)
+    no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # (device type or "*", dtype) without a kernel (R11)
+    no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
+    retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
+    unlisted: OpRule | None = None  # of kind "autocast": the rule where torch.autocast cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype that R1 and R2 give every castable input; None where the inputs of a call tell."""
+        """The dtype of every castable input under R1 and R2; None for rules whose dtype depends on the inputs of a call."""
         return {"bf16": self.low, "fp32": torch.float32}.get(self.kind)
 
     @property
     def asks_for_kernels(self) -> bool:
-        """Whether every call is to be looked up among those known to have no kernel (R11)."""
+        """Whether each call must be checked for a known lack of a kernel (R11)."""
         return bool(self.no_kernel or self.no_backward_kernel) and self.dtype is not torch.float32
 
     @property
     def saturates(self) -> bool:
-        """Whether scalars of a call may have to be moved inside a dtype that its tensors tell (R12)."""
+        """Whether scalars of a call may be beyond the range of its low dtype, so that R12 applies."""
         return self.arithmetic or self.fill
 
 
 def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule:
-    """The rule for a user's own function: one op, whose inner calls are not decided again; what it writes into is not cast."""
-    # positions are those of the function that is called, also where it wraps another one
+    """The rule for a user's own function on the list `cast`: it is one op (R8), and a parameter `out` that it writes into is not cast."""
+    # of the function itself, not of one that it wraps: positions are those of the call
     order: tuple[str, ...] = ()
     if isinstance(function, types.FunctionType):
         order = function.__code__.co_varnames[: function.__code__.co_argcount]
@@ -91,9 +87,9 @@ def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule
 
 
 def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool:
-    """Whether `out` is a place to write to: None by default, or after the inputs. As the first input (of a loss) it is just a name.
+    """Whether the function writes into `parameter` (`out`): its default is None, or it is not the first input, which losses call `out` too.
 
-    In doubt it is kept: an input that is not cast shows, a write that goes to a cast copy does not.
+    In doubt the answer is yes: an input that is not cast is noticed, a write that is lost in a cast copy is not.
     """
     inputs = order[1:] if order[:1] in (("self",), ("cls",)) else order
     if parameter in inputs[1:]:
@@ -106,44 +102,46 @@ def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool
 
 
 class Observer(Protocol):
-    """Sees every decision: its casters stand in for the plain ones, its functions around the wrappers, and inside them around torch's
-    own ops, which may be called twice or not at all in one call of the wrapper."""
+    """Is told of casts and calls: each method returns a function that does what the one it is given does, and reports it."""
 
-    def casting(self, caster: Caster) -> Caster: ...
+    def casting(self, caster: Caster) -> Caster:
+        """`caster`, which a wrapper calls for each cast."""
 
-    def calling(self, op: Op, rule: OpRule) -> Op: ...
+    def calling(self, op: Op, rule: OpRule) -> Op:
+        """torch's own `op`, which a wrapper may call twice or not at all."""
 
-    def around(self, wrapper: Op, rule: OpRule) -> Op: ...
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
+        """The wrapper itself."""
 
 
 class Observers:
-    """Several observers as one: the first is nearest to the op."""
+    """Several observers as one; the function of the first is the innermost."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:
         self._observers = tuple(observers)
 
     def casting(self, caster: Caster) -> Caster:
-        """`caster`, which all are told of."""
+        """`caster`, reported to all."""
         for observer in self._observers:
             caster = observer.casting(caster)
         return caster
 
     def calling(self, op: Op, rule: OpRule) -> Op:
-        """torch's own `op`, which all are told of."""
+        """torch's own `op`, reported to all."""
         for observer in self._observers:
             op = observer.calling(op, rule)
         return op
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
-        """`wrapper`, which all are told of."""
+        """`wrapper`, reported to all."""
         for observer in self._observers:
             wrapper = observer.around(wrapper, rule)
         return wrapper
 
 
 def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> list[Tensor] | None:
-    """The castable tensors that the rule may cast, in the order of the op's parameters; None where the op is left to torch:
-    a float64 or complex tensor among the inputs, or an explicit dtype."""
+    """The castable tensors that the rule may cast, in the order of the op's parameters. None where the call is left to torch: with a
+    float64 or complex tensor among the inputs, or an explicit `dtype=`."""
     found: list[Tensor] = []
     keep = rule.keep
     for i, value in enumerate(args):
@@ -158,7 +156,7 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
 
 
 def _collect(value: Any, found: list[Tensor]) -> bool:
-    """Adds the castable tensors in `value` to `found`; False when there is one that leaves the op to torch."""
+    """Adds the castable tensors in `value` to `found`; False where `value` has a float64 or complex tensor."""
     if not isinstance(value, (Tensor, list, tuple, dict)):
         return True
     for tensor in each_tensor((value,)):
@@ -170,25 +168,25 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
 
 
 def chooser(rule: OpRule) -> Choose:
-    """What the rule makes of castable tensors, given in the order of the op's parameters; there is at least one."""
+    """The function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
     if rule.kind == "bf16":
         return lambda tensors: rule.low
     if rule.kind == "fp32":
         return lambda tensors: torch.float32
     if rule.kind == "first":
         return lambda tensors: tensors[0].dtype
-    if rule.kind in ("no_kernel", "inside"):  # the low dtype in play, which a kernel may not take
+    if rule.kind in ("no_kernel", "inside"):  # the low dtype, for which a kernel may be missing
         return lambda tensors: next((t.dtype for t in tensors if t.dtype is not torch.float32), torch.float32)
     return lambda tensors: tensor_casts.widest(tensors, count_0dim=rule.join)
 
 
 def flag(args: tuple[Any, ...], kwargs: Mapping[str, Any], position: int) -> bool:
-    """Whether `inplace`, which stands at `position`, is set."""
+    """Whether the call sets `inplace`, the parameter at `position`."""
     return bool(args[position] if position < len(args) else kwargs.get("inplace"))
 
 
 def writes(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> bool:
-    """Whether the call writes into one of its arguments."""
+    """Whether the call writes into one of its arguments, by `out` or `inplace`."""
     at = rule.out_at
     out = args[at] if at is not None and at < len(args) else kwargs.get("out")
     return out is not None or (rule.inplace_at is not None and flag(args, kwargs, rule.inplace_at))

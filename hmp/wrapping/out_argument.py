@@ -1,4 +1,4 @@
-"""R6: `out=` gets the result of the op under its rule, in `out`'s own dtype."""
+"""Calls with `out=` (R6): the op runs under its rule, and the result is written into `out` in the dtype of `out`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 
 
 def call_with_out(ruled: RuledOp, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """R6 and R11: the result in `kwargs["out"]`. Whether `out` was refused or a kernel is missing, `call` without `out` tells."""
+    """The result of the call, in `kwargs["out"]` (R6). Where torch raises, `call` without `out` finds whether a kernel is missing (R11)."""
     try:
         return _into_out(ruled, args, kwargs)
     except RuntimeError as error:
-        known = len(ruled.kernels.failed)
-        if ruled.rule.retries and refusals.is_of_a_dtype(error):
+        failed_before = len(ruled.kernels.failed)
+        if ruled.rule.retries and refusals.is_dtype_refusal(error):
             jit_trace.resume()
             try:
                 call(args, _without_out(kwargs))
@@ -29,13 +29,13 @@ def call_with_out(ruled: RuledOp, call: Call, args: tuple[Any, ...], kwargs: dic
                 if not refusals.is_torchs_own(second):
                     raise
                 jit_trace.resume()
-        if len(ruled.kernels.failed) == known:
+        if len(ruled.kernels.failed) == failed_before:
             raise
         return _into_out(ruled, args, kwargs)
 
 
 def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """R6: the op runs under its rule, and the result arrives in `out` in `out`'s dtype."""
+    """The result of the op under its rule, in `kwargs["out"]` (R6)."""
     op, rule = ruled.op, ruled.rule
     out, rest = kwargs["out"], _without_out(kwargs)
     tensors = survey(args, rest, rule)
@@ -43,7 +43,7 @@ def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
         return op(*args, **kwargs)
     first = args[0] if args else None
     if out is first and not (rule.arithmetic and castable(first) and saturation.overflowing(args, rest, first.dtype)):
-        # written into its first input: R5
+        # it writes into its first input: R5
         return op(*args, **kwargs) if rule.mixes_in_place else ruled.in_place(*args, **kwargs)
     target = ruled.target(tensors, args, rest)
     if target is None:
@@ -53,16 +53,16 @@ def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     cast_args, cast_kwargs = cast_call(args, rest, target, ruled.caster, rule.keep)
     if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
         return deliver(saturation.saturated(op, args, rest, target), out)
-    if not _is_delivered(tensors, outs, target):
-        return op(*cast_args, **cast_kwargs, out=out)  # fits, or is torch's to refuse
+    if not _must_be_copied(tensors, outs, target):
+        return op(*cast_args, **cast_kwargs, out=out)  # torch writes into `out`, or raises
     if differentiating:
         return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
     result = deliver(op(*cast_args, **cast_kwargs), out)
     return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
 
 
-def _is_delivered(tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
-    """R6: whether `outs` are all in the dtype that torch computes `tensors` in, save those in `target`, in which the op writes itself."""
+def _must_be_copied(tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
+    """Whether the result is to be copied into `outs`: they have the dtype that torch computes in without casts, save those in `target`."""
     return {t.dtype for t in outs} - {target} == {tensor_casts.widest(tensors, count_0dim=True)}
 
 

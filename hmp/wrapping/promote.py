@@ -1,4 +1,4 @@
-"""R3 and R7: ops whose castable inputs get one dtype that the inputs tell, the widest one or the first one's."""
+"""Wrappers of promoted and unlisted ops: all castable inputs get the widest dtype among them (R3), or the first one's (R7)."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _Parameter = torch.nn.Parameter
 
 
 def promote_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """R3, R7: the op with its castable inputs in the dtype that they tell."""
+    """A function that calls `op` with its castable inputs in their widest dtype (R3), or in the first one's (R7)."""
     ruled = AnyCall(op, rule, caster)
     return ruled.wrapper() if rule.asks_for_kernels or rule.saturates else _same(ruled)
 
 
 def _same(ruled: AnyCall) -> Op:
-    """R3, R7: the call with nothing to cast, plain tensors of one dtype, in few steps; any other one as any call.
+    """A function that has little to do for a call with plain tensors of one dtype, and sends any other call to `ruled.call`.
 
-    A switch sees that too, and calls torch then. But only a builtin's does, and for the casts in focus alone: Python functions, observers,
-    compiled code and the regions beside come here without it.
+    A dispatcher checks this by itself, but only in the place of a builtin, and only for the one policy that its code is written for.
+    Python functions, observers, compiled code and regions of other policies call this function instead.
     """
-    # what each call reads, as variables of its own
-    op, call, again, failed = ruled.op, ruled.call, ruled.again, ruled.kernels.failed
+    # local variables: a call reads them faster than attributes
+    op, call, retry, failed = ruled.op, ruled.call, ruled.retry, ruled.kernels.failed
 
     def same(*args: Any, **kwargs: Any) -> Any:
         if kwargs or failed:
@@ -45,10 +45,10 @@ def _same(ruled: AnyCall) -> Op:
         try:
             return op(*args)
         except RuntimeError as error:
-            result = again(error, args, kwargs)
+            result = retry(error, args, kwargs)
             if result is GIVEN_UP:
                 raise
             return result
 
-    same.again, same.failed = again, failed  # type: ignore[attr-defined]  # for calls that skip the wrapper
+    same.again, same.failed = retry, failed  # type: ignore[attr-defined]  # for dispatchers, whose calls skip this function
     return same

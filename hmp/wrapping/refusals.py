@@ -1,6 +1,7 @@
-"""Whose an error is: torch's own refusal of a dtype, which R7 and R11 answer by another dtype, or the user's, which goes through as it is.
+"""Whether an error is torch's refusal of a dtype, after which R7 and R11 try another dtype; the user's errors are raised unchanged.
 
-An op may call the user's Python: saved-tensor hooks, modes, a tensor's class, a custom op, a callable among its arguments.
+An op may call the user's Python: saved-tensor hooks, modes, a tensor's class, a custom op, a callable among its arguments. That must not
+run twice.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from .. import torch_private
 from ..casting import Tensor, tensor_casts
 from . import jit_trace
 
-# How torch 2.7 to 2.15 and the libraries below it refuse a dtype or a mixture, found by running op_db in low dtypes and mixtures.
+# Words in the errors by which torch 2.7 to 2.15 and the libraries below it refuse a dtype or a mixture; found by running op_db in both.
 _WORDS = re.compile(
     r"""
     not\ (yet\ )?implemented\ for | low\ precision | \bdtypes? | (scalar|data|c10::)\ ?types? | tensors\ of\ type
@@ -34,13 +35,13 @@ _function_modes = torch_private.function_modes
 _dispatch_modes = torch_private.dispatch_modes
 
 
-def is_of_a_dtype(error: Exception) -> bool:
-    """Whether torch itself refused a dtype: no Python of the user's ran below the call, and the words are those of such refusals."""
+def is_dtype_refusal(error: Exception) -> bool:
+    """Whether torch's own code raised `error`, and its text speaks of a dtype."""
     return is_torchs_own(error) and _WORDS.search(str(error)) is not None
 
 
 def is_torchs_own(error: Exception) -> bool:
-    """Whether torch's code raised `error`, out of memory apart, and the user's Python is nowhere between the call and it."""
+    """Whether `error` is a RuntimeError of torch's own, not of memory, with no Python of the user's in its traceback below the caller."""
     if not isinstance(error, RuntimeError) or _root(type(error).__module__) not in ("builtins", "torch"):
         return False
     if isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _OUT_OF_MEMORY):
@@ -53,8 +54,8 @@ def is_torchs_own(error: Exception) -> bool:
     return True
 
 
-def is_of_a_cast(error: Exception, values: Iterable[Any]) -> bool:
-    """Whether a tensor among `values` has a class that knows no such cast, or no clamp to saturate with (R12): the op is left to torch."""
+def is_cast_refusal(error: Exception, values: Iterable[Any]) -> bool:
+    """Whether `error` came from hmp's cast of a tensor subclass among `values` that supports no such cast. The op is left to torch then."""
     if not isinstance(error, (TypeError, NotImplementedError)) or all(map(tensor_casts.has_values, tensor_casts.each_tensor(values))):
         return False
     step = error.__traceback__
@@ -65,14 +66,14 @@ def is_of_a_cast(error: Exception, values: Iterable[Any]) -> bool:
     return False
 
 
-def served(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, and `op` itself where a tensor's class does not know the casts."""
+def or_uncast(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, which casts; `op` is called instead where the class of a tensor does not support the cast."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
             return function(*args, **kwargs)
         except (TypeError, NotImplementedError) as error:
-            if not is_of_a_cast(error, (args, kwargs)):
+            if not is_cast_refusal(error, (args, kwargs)):
                 raise
         return op(*args, **kwargs)
 
@@ -80,19 +81,19 @@ def served(function: Callable[..., Any], op: Callable[..., Any]) -> Callable[...
 
 
 def is_torchs_function(function: Callable[..., Any]) -> bool:
-    """Whether it is a function of torch's, or hmp's way to call one; the C functions of torch have no module."""
+    """Whether `function` is torch's, or hmp's wrapper of one, and nobody else's. torch's C functions have no `__module__`."""
     return _root(getattr(function, "__module__", None) or "torch") in ("torch", "hmp")
 
 
 def hooks_see(tensors: Iterable[Tensor]) -> bool:
-    """Whether the user's saved-tensor hooks are called with what an op of `tensors` saves."""
+    """Whether an op of `tensors` would call saved-tensor hooks of the user's."""
     if not torch.is_grad_enabled() or (_hooks is not None and _hooks(True) is None):
         return False
     return any(t.requires_grad and tensor_casts.has_values(t) for t in tensors)
 
 
-def saves_first(run: Callable[[], Any]) -> bool:
-    """Whether `run`, which torch refused, saves tensors before it is refused: then hooks were called, and will not be called again."""
+def saves_before_raising(run: Callable[[], Any]) -> bool:
+    """Whether `run()` saves tensors for backward before it raises: the user's hooks were called then, and must not be called again."""
     saved: list[Tensor] = []
     try:
         with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda nothing: nothing):
@@ -100,17 +101,17 @@ def saves_first(run: Callable[[], Any]) -> bool:
     except RuntimeError:
         jit_trace.resume()
         return bool(saved)
-    return True  # it was no refusal
+    return True  # it did not raise this time, so that nothing is known of the first
 
 
 def users_python_sees(tensors: Iterable[Tensor]) -> bool:
-    """Whether an op of `tensors` calls the user's Python: saved-tensor hooks, modes in force, a tensor's own class."""
+    """Whether an op of `tensors` would call the user's Python: saved-tensor hooks, modes in force or a tensor's class."""
     tensors = list(tensors)
     return hooks_see(tensors) or any(map(_is_users, _modes())) or any(_is_users(t) for t in tensors if _answers(t))
 
 
-def torch_takes(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
-    """Whether torch accepts the call, found out where the user's Python does not see it; False where it cannot be."""
+def torch_accepts(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensors: Iterable[Tensor]) -> bool:
+    """Whether torch accepts the call, found by making it without the user's hooks and modes; False where a tensor's class would see it."""
     if any(map(_answers, tensors)):
         return False
     try:
@@ -123,6 +124,7 @@ def torch_takes(op: Callable[..., Any], args: Iterable[Any], kwargs: Any, tensor
 
 
 def _modes() -> list[Any]:
+    """The torch function and torch dispatch modes in force in this thread."""
     found: list[Any] = []
     if _function_modes():
         found += torch_private.function_mode_stack()
@@ -132,7 +134,7 @@ def _modes() -> list[Any]:
 
 
 def _answers(tensor: Tensor) -> bool:
-    """Whether the tensor's class answers for ops in the place of torch."""
+    """Whether the tensor's class handles ops itself, by `__torch_function__` or `__torch_dispatch__`."""
     kind = type(tensor)
     return kind is not Tensor and (kind.__torch_function__ not in (_function, _disabled) or not tensor_casts.has_values(tensor))
 

@@ -1,4 +1,4 @@
-"""An op with the rule for it: what every way of calling it needs, and the second try in float32 (R11)."""
+"""RuledOp: an op with its rule, the base of AnyCall. Which dtype a call gets, and the second try in float32 (R11)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from .op_rule import Op, OpRule, chooser, survey
 
 
 class RuledOp:
-    """An op, the rule for it, what casts its inputs, which dtype they get, what is known of its kernels, and the op in place.
+    """An op and its rule.
 
-    `leaves_dtypes` is whether torch computes it as it finds it, but where it has no kernel.
+    `dtype_of` gives the dtype for the tensors of a call, `kernels` tells where the op has no kernel, `in_place` is its wrapper for calls
+    that write into the first input. `leaves_dtypes`: nothing is cast unless a kernel is missing (R11).
     """
 
     __slots__ = ("caster", "dtype_of", "in_place", "kernels", "leaves_dtypes", "op", "rule")
@@ -31,15 +32,15 @@ class RuledOp:
         self.leaves_dtypes = rule.kind in ("no_kernel", "inside")
 
     def target(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.dtype | None:
-        """R1, R2, R3, R7: the dtype for `tensors`; float32 where theirs has no kernel (R11). None for a call that stays as it is."""
+        """The dtype for `tensors` (R1, R2, R3, R7); float32 where that one is known to have no kernel (R11); None where nothing is cast."""
         target = self.dtype_of(tensors)
         if self.kernels.lacks(tensors, target, args, kwargs):
             return torch.float32
         return None if self.leaves_dtypes else target
 
-    def again(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """R11: what torch refused in the low dtype is tried in float32. GIVEN_UP where nothing comes of that: whoever caught `error` then
-        raises it by a bare `raise`, as it is and once."""
+    def retry(self, error: RuntimeError, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of the call in float32 after it raised `error` in the low dtype (R11). GIVEN_UP where there is none: the caller, who
+        caught `error`, then re-raises it by a bare `raise`."""
         tensors = survey(args, kwargs, self.rule)
         if not tensors:
             return GIVEN_UP

@@ -1,4 +1,4 @@
-"""R12: finite scalars and masks beyond a low dtype stay finite, in fills, bounds, sums and products."""
+"""Finite scalars and masks beyond the range of a low dtype stay finite in fills, bounds, sums and products (R12)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _clone = torch.clone  # torch's own, taken before anything is patched
 
 
 def mask_in_place_wrapper(op: Op) -> Op:
-    """R12: a mask or a scalar that is added in place to low-dtype scores leaves them finite; torch computes the rest."""
+    """A function that adds a mask or a scalar in place to low-dtype scores, which stay finite (R12); torch computes all other calls."""
 
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
         if castable(self) and self.dtype is not torch.float32:
@@ -26,7 +26,7 @@ def mask_in_place_wrapper(op: Op) -> Op:
                 if overflowing(args, kwargs, self.dtype):
                     return _saturated_in_place(op, self, masks, named)
             except (TypeError, NotImplementedError) as error:
-                if not refusals.is_of_a_cast(error, (self, *args, kwargs)):
+                if not refusals.is_cast_refusal(error, (self, *args, kwargs)):
                     raise
             else:
                 return op(self, *masks, **named)
@@ -36,7 +36,7 @@ def mask_in_place_wrapper(op: Op) -> Op:
 
 
 def fill_wrapper(op: Op, rule: OpRule) -> Op:
-    """R12: a finite fill or bound beyond the tensor's dtype becomes that dtype's finite extreme."""
+    """A function that calls `op` with each finite fill or bound beyond the tensor's dtype moved to that dtype's finite extreme (R12)."""
 
     def fill(*args: Any, **kwargs: Any) -> Any:
         dtype = kwargs.get("dtype")
@@ -56,10 +56,7 @@ def fill_wrapper(op: Op, rule: OpRule) -> Op:
 
 
 def guard_wrapper(op: Op, rule: OpRule) -> Op:
-    """R12 for unlisted multiplication: `(1 - mask) * finfo(float32).min` stays finite in a low dtype.
-
-    That no scalar is large a builtin's switch has seen of what comes through it; regions beside the casts in focus come without.
-    """
+    """A function for unlisted arithmetic in which `(1 - mask) * finfo(float32).min` stays finite in a low dtype (R12)."""
 
     def guard(*args: Any, **kwargs: Any) -> Any:
         for a in args:
@@ -78,7 +75,7 @@ def guard_wrapper(op: Op, rule: OpRule) -> Op:
             try:
                 return _guarded(op, rule, args, kwargs, dtype, tensors or ())
             except (TypeError, NotImplementedError) as error:
-                if not refusals.is_of_a_cast(error, (args, kwargs)):
+                if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
         return op(*args, **kwargs)
 
@@ -86,7 +83,7 @@ def guard_wrapper(op: Op, rule: OpRule) -> Op:
 
 
 def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any], dtype: torch.dtype, tensors: Iterable[Tensor]) -> Any:
-    """R12: the call, whose scalar is beyond `dtype`, with a finite result in that; R5 and R6 for where it is written."""
+    """The finite result in `dtype` of a call with a scalar beyond it (R12), written in place (R5) or into `out` (R6) if asked."""
     if kwargs.get("out") is not None:
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
@@ -97,15 +94,17 @@ def _guarded(op: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 def _saturated_in_place(op: Op, first: Tensor, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor:
+    """`first` with the finite result of the in-place `op` written into it."""
     return first.copy_(saturated(op, (_clone(first), *args), kwargs, first.dtype))
 
 
 def overflowing(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> bool:
+    """Whether an argument is a finite scalar beyond `dtype`."""
     return any(tensor_casts.overflows(value, dtype) for value in (*args, *kwargs.values()))
 
 
 def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
-    """The op computed in float32, finite results moved inside the low dtype (R12)."""
+    """The result of the op computed in float32, with finite values moved inside `dtype` and then cast to it (R12)."""
     cast_args, cast_kwargs = cast_call(args, kwargs, torch.float32, tensor_casts.cast)
     result = op(*cast_args, **cast_kwargs)
     if not castable(result):
@@ -113,12 +112,13 @@ def saturated(op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: t
     try:
         return tensor_casts.cast(tensor_casts.within(result, dtype), dtype)
     except (TypeError, NotImplementedError) as error:
-        if not refusals.is_of_a_cast(error, (result,)):
+        if not refusals.is_cast_refusal(error, (result,)):
             raise
         return result
 
 
 def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments with each finite scalar beyond `dtype` moved to its finite extreme."""
     return (
         tuple(tensor_casts.finite_scalar(a, dtype) for a in args),
         {name: tensor_casts.finite_scalar(a, dtype) for name, a in kwargs.items()},
@@ -126,8 +126,8 @@ def bounded(args: tuple[Any, ...], kwargs: Mapping[str, Any], dtype: torch.dtype
 
 
 def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite: torch's own
-    conversion makes whole rows of masks infinite, and NaN of them."""
+    """The positional arguments of softmax(scores, dim, dtype=low) with the scores in that dtype, finite values staying finite. torch's own
+    conversion makes masked rows infinite, and softmax makes NaN of those."""
     dtype = next((a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)), None)
     if dtype not in (torch.bfloat16, torch.float16):
         return args
@@ -135,5 +135,5 @@ def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
 
 
 def mask(value: Any, dtype: torch.dtype) -> Any:
-    """A castable operand that needs no gradient, its finite values inside `dtype`; anything else as it is."""
+    """A castable tensor that needs no gradient with its finite values moved inside `dtype`; any other value itself."""
     return tensor_casts.within(value, dtype) if castable(value) and not value.requires_grad else value

@@ -1,4 +1,4 @@
-"""R11 for ops that no list is about: torch computes them as it finds them, and what it has no kernel for runs in float32."""
+"""Wrappers of ops on no list that cast nothing, unless torch has no kernel: those calls run in float32 (R11)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from .op_rule import Op, OpRule, writes
 
 
 def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """R11: the op as it is called; what failed is tried in float32, and from then on every call is looked at."""
+    """A function that calls `op` unchanged, and again in float32 where it raises for want of a kernel (R11). After the first such failure
+    each call is checked before `op` is tried."""
     ruled = AnyCall(op, rule, caster)
     if rule.asks_for_kernels:
         return ruled.wrapper()
-    call, again, failed = ruled.call, ruled.again, ruled.kernels.failed
+    call, retry, failed = ruled.call, ruled.retry, ruled.kernels.failed
 
     def unlisted(*args: Any, **kwargs: Any) -> Any:
         if failed:
@@ -23,7 +24,7 @@ def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
         try:
             return op(*args, **kwargs)
         except RuntimeError as error:
-            result = GIVEN_UP if writes(args, kwargs, rule) else again(error, args, kwargs)
+            result = GIVEN_UP if writes(args, kwargs, rule) else retry(error, args, kwargs)
             if result is GIVEN_UP:
                 raise
             return result
@@ -32,5 +33,5 @@ def unlisted_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
 
 def inside_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
-    """R11: an op that torch writes in Python, tried again as a whole; torch's own function where that must not be."""
+    """The wrapper of an op that torch writes in Python, which runs again as a whole (R11); `op` itself where it must not run twice."""
     return unlisted_wrapper(op, rule, caster) if rule.retries else op

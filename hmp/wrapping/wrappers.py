@@ -1,6 +1,6 @@
-"""op_wrap(): one torch function becomes the function that casts its inputs by one rule, and calls it.
+"""op_wrap() makes the wrapper of a torch function: it casts the inputs by one rule and calls the function.
 
-Every decision that does not depend on the call's tensors is taken here, when the wrapper is built.
+What does not depend on the tensors of a call is decided here, once, when the wrapper is made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .op_rule import Kind, Observer, Op, OpRule, chooser
 from .promote import promote_wrapper
 from .unlisted import inside_wrapper, unlisted_wrapper
 
-# What each kind of rule makes of an op. The kind "autocast" is two rules: see op_wrap.
+# What makes the wrapper, by the kind of the rule. The kind "autocast" needs two rules: see op_wrap.
 _WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
     "bf16": fixed_dtype_wrapper,
     "fp32": fixed_dtype_wrapper,
@@ -33,16 +33,16 @@ _WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
     "guard": lambda op, rule, caster: saturation.guard_wrapper(op, rule),
     "guard_in_place": lambda op, rule, caster: saturation.guard_wrapper(op, rule),
 }
-# Kinds that a list asks for, or mixed inputs: a norm's or a look-up's inputs are not all cast then.
+# Kinds under which inputs are cast; those of norms and look-ups have a wrapper of their own, for not all of them may be.
 _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
 
 
 def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
-    """The function that calls `op` with its tensors cast by `rule`; with an observer, one that tells it as well."""
+    """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
     caster = _caster(rule)
     inner = without_casts(op) if rule.composite else op
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
-        rule = rule._replace(asks_torch_first=False)  # what somebody put in torch's place is the user's Python, and called once
+        rule = rule._replace(asks_torch_first=False)  # somebody else's patch of torch is the user's Python, which must not run twice
     if observer is not None:
         caster = observer.casting(caster)
         inner = observer.calling(inner, rule)
@@ -57,7 +57,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
 
 
 def _caster(rule: OpRule) -> Caster:
-    """How the rule's op has a tensor cast: by a copy that is kept (R18), or with values that stay finite (R12)."""
+    """The function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
     if rule.op in op_facts.PRODUCTS:
         return cast_cache.cast_product_input
     if rule.op in op_facts.RECURRENT:

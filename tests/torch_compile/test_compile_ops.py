@@ -6,6 +6,7 @@ The oracle is plain torch with the casts written out, run before hmp does anythi
 from __future__ import annotations
 
 import operator
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from trap_kit import policy
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X, Y = torch.linspace(-2, 2, 16).reshape(4, 4), torch.linspace(1, 3, 16).reshape(4, 4)
 LISTS = policy(
-    bf16=["mul", "matmul", "linear", "relu", "mm", "baddbmm", "layer_norm", "conv1d", "batch_norm", "dropout", "leaky_relu"],
+    bf16=["mul", "matmul", "linear", "relu", "mm", "baddbmm", "layer_norm", "conv1d", "batch_norm", "dropout", "leaky_relu", "hstack"],
     fp32=["softmax", "truediv", "exp", "cross_entropy", "embedding"],
     promote=["cat", "stack", "sub", "addcmul"],
     name="lists",
@@ -49,6 +50,8 @@ CASES = {
     "explicit dtype": (lambda x, y: torch.softmax(x, -1, dtype=torch.float64), lambda x, y: torch.softmax(x, -1, dtype=torch.float64)),
     "widest": (lambda x, y: torch.cat([low(x), y]), lambda x, y: torch.cat([wide(low(x)), y])),
     "widest of keywords": (lambda x, y: torch.stack(tensors=(low(x), y), dim=1), lambda x, y: torch.stack((wide(low(x)), y), 1)),
+    "named tuple": (lambda x, y: torch.stack(Pair(low(x), y)), lambda x, y: torch.stack((wide(low(x)), y))),
+    "torch's named tuple": (lambda x, y: torch.hstack(torch.aminmax(x, dim=0)), lambda x, y: low(torch.hstack((x.amin(0), x.amax(0))))),
     "in place": (lambda x, y: x.clone().mul_(low(y)), lambda x, y: x * wide(low(y))),
     "augmented": (lambda x, y: operator.imul(low(x), y), lambda x, y: low(x).mul_(y)),
     "in-place flag": (lambda x, y: F.relu(x.clone(), inplace=True), lambda x, y: F.relu(x)),
@@ -70,6 +73,13 @@ CASES = {
     ),
     "unlisted": (lambda x, y: torch.tanh(x) + torch.sigmoid(low(y)), lambda x, y: torch.tanh(x) + torch.sigmoid(low(y))),
 }
+
+
+class Pair(NamedTuple):
+    """Two tensors that an op takes together."""
+
+    one: torch.Tensor
+    other: torch.Tensor
 
 
 def _set_item(into: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -98,6 +108,24 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
     for name, found, wanted in zip(CASES, results, expected, strict=True):
         assert found.dtype is wanted.dtype, name
         torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@EACH_BACKEND
+def test_compiled_functions_of_the_users_have_their_containers_cast(backend):
+    @hmp.bf16_function
+    def total(pair, named):
+        return pair.one @ pair.other + sum(named[key] for key in named)
+
+    def compiled(pair, named):
+        return total(pair, named), named["x"]
+
+    named = {"x": X, "y": Y, 3: X}
+    hmp.convert(policy=policy(fp32=["tanh"]))
+    run = torch.compile(compiled, backend=backend, fullgraph=True)
+    for keys in (["x", "y", 3], ["x", "y"]):  # with a key less it is another function
+        found = run(Pair(X, Y), {key: named[key] for key in keys})
+        wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
+        same_results(found, (wanted, X))  # and what the caller holds is as it was
 
 
 @EACH_BACKEND
