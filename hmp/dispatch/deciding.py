@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..context import state
 from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
@@ -19,55 +18,27 @@ from .switch_code import FastPath, fast_path_of
 
 
 class Decision:
-    """What a policy does with one torch function: the kind of rule that is applied, the list entry that it comes from (None for R5 to
-    R12), and the sites where the function stands.
+    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to R12), and
+    the sites where the function stands."""
 
-    The rule and the wrapper are made when they are first asked for: most ops are never called.
-    """
-
-    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None) -> None:
+    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, rule: OpRule) -> None:
         self.original = sites[0].original
-        self.kind = kind
+        self.kind = rule.kind
+        self.rule = rule
         self.source = source
         self.sites = sites
-        self._low = low
-        self._rule = rule
+        self._wrapper: Callable[..., Any] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """The decision for a function that stands at `site` too."""
-        return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
+        return Decision((*self.sites, site), self.source, self.rule)
 
     @property
-    def rule(self) -> OpRule:
-        """The rule that is applied."""
-        if self._rule is None:
-            self._rule = _op_rule(self.sites[0], self.kind, self._low)
-        return self._rule
-
-    def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in the place of the function, which `plain` is as torch has it. One for all who ask: it knows what failed."""
-        found: Callable[..., Any] | None = vars(self).get("_wrapper")
-        # atomic: threads that make it at once have the same one afterwards
-        return vars(self).setdefault("_wrapper", op_wrap(plain, self.rule)) if found is None else found
-
-
-class Uncalled:
-    """Stands in a table for a wrapper that nobody has called yet: makes it, and puts it in its own place."""
-
-    __slots__ = ("_decision", "_plain", "_table")
-
-    def __init__(self, table: dict[Any, Callable[..., Any]], decision: Decision) -> None:
-        self._table = table
-        self._decision = decision
-        self._plain = patches.plain(decision.original)  # now: at the first call it may be patched
-
-    def made(self) -> Callable[..., Any]:
-        """The wrapper."""
-        wrapper = self._table[self._decision.original] = self._decision.wrapper(self._plain)
-        return wrapper
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.made()(*args, **kwargs)
+    def wrapper(self) -> Callable[..., Any]:
+        """What is called in the place of the function. One for all tables that hold it: it knows what failed."""
+        if self._wrapper is None:
+            self._wrapper = op_wrap(patches.plain(self.original), self.rule)
+        return self._wrapper
 
 
 class Listed:
@@ -176,7 +147,7 @@ def _add(
 ) -> None:
     # one function may stand in several places: torch.conv2d is F.conv2d
     known = found.get(site.original)
-    found[site.original] = Decision((site,), kind, low, source, rule) if known is None else known.also_at(site)
+    found[site.original] = Decision((site,), source, rule or _op_rule(site, kind, low)) if known is None else known.also_at(site)
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
@@ -189,33 +160,16 @@ def dtype_repairs() -> dict[Any, Callable[..., Any]]:
     return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
 
 
-class DtypeRepairs(Mapping[Any, Callable[..., Any]]):
-    """That table, made when it is first asked for: where backward runs no Python code of the user's nobody asks."""
-
-    def _table(self) -> dict[Any, Callable[..., Any]]:
-        made = dtype_repairs()
-        if state.DTYPE_REPAIRS is self:
-            state.DTYPE_REPAIRS = made
-        return made
-
-    def __getitem__(self, original: Any) -> Callable[..., Any]:
-        return self._table()[original]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._table())
-
-    def __len__(self) -> int:
-        return len(self._table())
-
-
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     if observer is None:
-        table: dict[Any, Callable[..., Any]] = {}
-        for original, decision in decisions.items():
-            table[original] = Uncalled(table, decision)
-        return table
+        return {original: d.wrapper for original, d in decisions.items()}
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+
+
+def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:
+    """How to see for each of these torch functions that a call has nothing to cast."""
+    return {original: fast_path_of(d.rule) for original, d in decisions.items()}
 
 
 def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
@@ -226,22 +180,6 @@ def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
 def _forwards(original: Any, decision: Decision) -> bool:
     function = original if isinstance(original, types.FunctionType) else None
     return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS
-
-
-class FastPaths(Mapping[Any, FastPath]):
-    """How to see for each torch function of some decisions that a call has nothing to cast."""
-
-    def __init__(self, decisions: Mapping[Any, Decision]) -> None:
-        self._decisions = decisions
-
-    def __getitem__(self, original: Any) -> FastPath:
-        return fast_path_of(self._decisions[original].rule)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._decisions)
-
-    def __len__(self) -> int:
-        return len(self._decisions)
 
 
 def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  # noqa: C901

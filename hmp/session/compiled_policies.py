@@ -134,7 +134,7 @@ def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     casts = CompiledPolicy(
         deciding.build(decisions, Observers(told) if told else None),
         policy,
-        {} if told else deciding.FastPaths(decisions),  # an observer is told of every call
+        {} if told else deciding.fast_paths(decisions),  # an observer is told of every call
     )
     fresh = not patches.installed()
     try:
@@ -144,7 +144,7 @@ def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
                 hooks.install()
             patches.on_restore(cast_cache.revert)
             fx_interpreter.follow()
-            state.DTYPE_REPAIRS = deciding.DtypeRepairs()
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_no_longer_repaired)
             patches.on_restore(cache.forget_foreign)
         placement.install(site for decision in decisions.values() for site in decision.sites)
