@@ -87,8 +87,6 @@ class Listed:
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
     """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
-    if not patches.installed():
-        sites.refresh()
     dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
     registered = tuple(user_functions.registered())
     if not dotted and not registered:

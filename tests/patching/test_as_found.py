@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.dispatch import deciding
-from hmp.patching import cache
 from hmp.wrapping import kernel_fallback
 
 pytestmark = pytest.mark.searches_references
@@ -27,18 +26,12 @@ def dtypes(*functions) -> list[torch.dtype]:
         return [function(X).dtype for function in functions]
 
 
-def test_nothing_of_torchs_own_passes_for_somebody_elses() -> None:
-    # else what convert() works out would be worked out anew at every conversion
-    dtypes(F.relu)
-    assert not cache.foreign()
-
-
-def test_a_conversion_is_decided_once_as_long_as_torch_is_as_it_was() -> None:
+def test_a_policy_is_decided_once_while_torch_is_patched() -> None:
     policy = hmp.Policy.load("bert")
-    hmp.convert(policy=policy).revert()
-    before = deciding._of_ops(policy)
-    hmp.convert().revert()
-    assert deciding._of_ops(policy) is before
+    with hmp.convert(), hmp.casts(policy):
+        before = deciding._of_ops(policy)
+        with hmp.convert(policy=policy):
+            assert deciding._of_ops(policy) is before
 
 
 def test_r16_a_patch_that_came_and_went_between_conversions(monkeypatch) -> None:
@@ -101,16 +94,8 @@ def test_a_users_function_that_is_another_at_the_next_conversion(monkeypatch) ->
         assert reference() is None
 
 
-@pytest.fixture
-def known_anew():
-    """What is kept of ops is worked out anew in a test, and after it."""
-    cache.forget()
-    yield
-    cache.forget()
-
-
 @pytest.mark.parametrize("op", ["linalg.solve", "stft"])  # a builtin, a function written in Python
-def test_r11_revert_forgets_what_failing_taught(op, monkeypatch, known_anew) -> None:
+def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
     square, window = torch.eye(16), torch.ones(16)
     calls = {
         "linalg.solve": lambda: torch.linalg.solve(square, square),
