@@ -109,19 +109,24 @@ def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
     return filter(castable, each_tensor(values))
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor], *, any_dict: bool = False) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     """`value` with `function(tensor)` in the place of every tensor in it; a list, tuple or dict in which nothing changes is itself.
 
-    Lists and tuples keep their type. A dict of another class is left alone; with `any_dict` a plain one takes its place.
+    What holds them keeps its type.
     """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, function, any_dict=any_dict) for item in value]
+        items = [map_tensors(item, function) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else _of_type(value, items)
-    if type(value) is dict or (any_dict and isinstance(value, dict)):
-        found = {key: map_tensors(item, function, any_dict=any_dict) for key, item in value.items()}
-        return value if all(found[key] is item for key, item in value.items()) else found
+    if isinstance(value, dict):
+        found = {key: map_tensors(item, function) for key, item in value.items()}
+        if all(found[key] is item for key, item in value.items()):
+            return value
+        copied = found if type(value) is dict else copy.copy(value)  # a subclass may have a constructor of its own
+        for key, item in found.items():
+            copied[key] = item  # and attributes that follow its items: what models of transformers give has no update()
+        return copied
     return value
 
 

@@ -329,7 +329,7 @@ def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments as they are before the call; what the op may write (running statistics) is copied."""
-    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone(), any_dict=True)
+    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
     return found
 
 
@@ -342,7 +342,7 @@ def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozense
         fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
         return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
 
-    found: Call = map_tensors(call, copy, any_dict=True)
+    found: Call = map_tensors(call, copy)
     return found
 
 
@@ -361,7 +361,7 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
             return copy
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
-    args, kwargs = map_tensors(call, fresh, any_dict=True)
+    args, kwargs = map_tensors(call, fresh)
     with SavedBytes().watch() as saved:
         function(*args, **kwargs)
     return saved.bytes
