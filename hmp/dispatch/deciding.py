@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, spelling
+from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
 from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
@@ -39,50 +39,6 @@ class Decision:
         if self._wrapper is None:
             self._wrapper = op_wrap(patches.plain(self.original), self.rule)
         return self._wrapper
-
-
-class Listed:
-    """The policy's lists by op id, for looking up what an op follows."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
-        self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
-
-    def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
-        line = sites.ancestry(op)
-        lists: tuple[tuple[ListName, ...], ...] = (("bf16", "fp32"), ("promote",))
-        for casts in lists:
-            for name in line:
-                for cast in casts:
-                    if name in self.by_cast[cast]:
-                        return self.by_cast[cast][name]
-        return None
-
-    def ops(self) -> Iterator[str]:
-        """The ids of all ops that may need a wrapper under this policy."""
-        seen: dict[str, None] = {}
-        for table in self.by_cast.values():
-            for name in table:
-                if name != EVERY_OP:
-                    seen.update(dict.fromkeys((name, *sites.relatives(name))))
-        for names in (
-            op_facts.MIXED_RAISES,
-            op_facts.MIXED_BACKWARD_RAISES,
-            op_facts.NORMS,
-            op_facts.FILLS,
-            op_facts.GUARDED_ARITHMETIC,
-            op_facts.GUARDED_IN_FLOAT16,
-        ):
-            seen.update(dict.fromkeys(names))
-        for _, _, names in (*op_facts.NO_KERNEL, *op_facts.NO_BACKWARD_KERNEL):
-            seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
-        seen.update(dict.fromkeys(op_facts.KERNEL_BY_ARGUMENTS))
-        for name in (*op_facts.MIXED_INPLACE_RAISES, *op_facts.MASK_TAKERS_INPLACE, *op_facts.FILLS, "mul", "multiply"):
-            seen.update(dict.fromkeys((name, name + "_", "i" + name)))
-        if self.star is not None:
-            seen.update(dict.fromkeys(sites.starred()))
-        return iter(seen)
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
@@ -127,7 +83,7 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
     listed = Listed(policy)
     starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
-    for op in listed.ops():
+    for op in _candidates(listed):
         source = listed.source(op) or (listed.star if op in starred else None)
         if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
             continue
@@ -138,6 +94,27 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             elif kind is not None:
                 _add(found, site, kind, policy.dtype, source if source is not None and kind == source.cast else None)
     return found
+
+
+def _candidates(listed: Listed) -> Iterable[str]:
+    """The ids of all ops that may need a wrapper under a policy with these lists."""
+    facts = op_facts
+    in_place = (*facts.MIXED_INPLACE_RAISES, *facts.MASK_TAKERS_INPLACE, *facts.FILLS, "mul", "multiply")
+    return dict.fromkeys(
+        (
+            *_with_relatives(name for table in listed.by_cast.values() for name in table if name != EVERY_OP),
+            *(facts.MIXED_RAISES | facts.MIXED_BACKWARD_RAISES | facts.NORMS),
+            *(facts.FILLS | facts.GUARDED_ARITHMETIC | facts.GUARDED_IN_FLOAT16),
+            *_with_relatives(name for _, _, names in (*facts.NO_KERNEL, *facts.NO_BACKWARD_KERNEL) for name in names),
+            *facts.KERNEL_BY_ARGUMENTS,
+            *(form for name in in_place for form in (name, name + "_", "i" + name)),
+            *(sites.starred() if listed.star is not None else ()),
+        )
+    )
+
+
+def _with_relatives(ops: Iterable[str]) -> Iterator[str]:
+    return (each for op in ops for each in (op, *sites.relatives(op)))
 
 
 def _add(
