@@ -31,7 +31,6 @@ session.conversion: _converted _regions_entered
 torch_compile.bridge: functions
 torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
-torch_hooks.dispatch_modes: _muted
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
 """
