@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -188,31 +188,9 @@ def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  
     return None
 
 
-class _Facts(NamedTuple):
-    """What is known of an op by its name and those that it follows, wherever it is called."""
-
-    aliasing: bool
-    score_taker: bool
-    repeatable: bool
-    no_kernel: frozenset[tuple[str, torch.dtype]]
-    no_backward_kernel: frozenset[tuple[str, torch.dtype]]
-
-
-@cache.cached
-def _facts(op: str) -> _Facts:
-    line = sites.ancestry(op)
-    return _Facts(
-        aliasing=not op_facts.ALIASING.isdisjoint(line),
-        score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
-        repeatable=op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
-        no_kernel=kernel_fallback.known(line),
-        no_backward_kernel=kernel_fallback.known(line, backward=True),
-    )
-
-
 @cache.cached
 def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
-    op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
+    op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in norms_and_lookups.BUILDERS or op in op_facts.KEPT_ARGUMENTS or kind == "first"
     order = parameters(site.original, op) if needs_order else ()
     kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
@@ -228,17 +206,17 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and facts.aliasing,
+        view=site.where != "torch.nn.functional" and not op_facts.ALIASING.isdisjoint(line),
         join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
-        score_taker=facts.score_taker,
+        score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
         mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,
         arithmetic=op in op_facts.ARITHMETIC,
         fill=op in op_facts.FILLS or base in op_facts.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_facts.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_facts.MIXED_INPLACE_RAISES and (op in op_facts.PROMOTED_BY_TORCH or op in op_facts.ARITHMETIC),
         for_backward=kind == "in_place" and base in op_facts.MIXED_BACKWARD_RAISES,
-        no_kernel=facts.no_kernel,
-        no_backward_kernel=facts.no_backward_kernel,
-        retries=facts.repeatable and not site.in_place,
+        no_kernel=kernel_fallback.known(line),
+        no_backward_kernel=kernel_fallback.known(line, backward=True),
+        retries=not site.in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
         unlisted=_op_rule(site, elsewhere, low) if elsewhere is not None else None,
     )
