@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import types
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,26 +144,10 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
     return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
 
 
-@functools.cache
-def _names_in(namespace: str) -> tuple[Container[str], ...]:
-    """The names that there are in a namespace, and some more, as they are at each moment."""
-    found: list[Container[str]] = []
-    for _, owner in _namespaces(namespace):
-        found.append(vars(owner))
-        found += [vars(TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch_private.vf else []
-    return tuple(found)
-
-
 @cache.cached
 def sites_of(op: str) -> tuple[Site, ...]:
     """The places of the op with exactly this id, in-place forms and dunders with ids of their own not included."""
     namespace, _, name = op.rpartition(".")
-    for names in _names_in(namespace):
-        if name in names:
-            break
-    else:
-        if op not in _dunders_by_op():
-            return ()  # most of the names that may follow from another's are none
     sites = []
     for where, owner in _namespaces(namespace):
         attributes = [name]
