@@ -45,7 +45,7 @@ class Off:
 
     def __init__(self, on: CompiledPolicy) -> None:
         self.on = on
-        self.now: CompiledPolicy | Off | None = None  # None: `in_force()` below is to be asked, for subclasses know more
+        self.now: CompiledPolicy | Off | None = self  # None in a subclass: `in_force()` below is to be asked
 
     @property
     def scope_id(self) -> int:

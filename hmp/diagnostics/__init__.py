@@ -1,6 +1,5 @@
 """Answers about policies, list files, references that hmp cannot replace, and a device's memory. Nothing here patches torch."""
 
-from ..dispatch import Listed
 from ..wrapping import fallbacks
 from . import check_lists
 from .explanation import Rule, explain
@@ -8,7 +7,6 @@ from .memory_statistics import memory_stats, of_allocator
 from .unreachable_names import Unreachable, tell_unreachable, unreachable
 
 __all__ = [
-    "Listed",
     "Rule",
     "Unreachable",
     "check_lists",

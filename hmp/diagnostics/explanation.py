@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..context import state
 from ..dispatch import deciding
 from ..formatting import dtype_name, html
-from ..lists import DEFAULT, EVERY_OP, ListEntry, Policy, as_policy, spelling
+from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..ops import op_facts, sites
 from ..wrapping import kernel_fallback
 
@@ -79,7 +79,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
-    listed = deciding.Listed(chosen)
+    listed = Listed(chosen)
     in_star = op in set(sites.starred())
     source = listed.source(op) or (listed.star if in_star else None)
     scoped = [

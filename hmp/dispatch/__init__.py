@@ -1,11 +1,9 @@
 """Turns a policy into wrappers, one for each torch function that it changes, and puts switches in torch's places that call them."""
 
 from . import deciding, fx_interpreter, handed_out, placement, switches, user_functions
-from .deciding import Listed
 from .user_functions import bf16_function, fp32_function, promote_function
 
 __all__ = [
-    "Listed",
     "bf16_function",
     "deciding",
     "fp32_function",

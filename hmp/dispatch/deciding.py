@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import torch
 
-from ..context import state
-from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, spelling
+from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
 from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
@@ -19,105 +18,31 @@ from .switch_code import FastPath, fast_path_of
 
 
 class Decision:
-    """What a policy does with one torch function: the kind of rule that is applied, the list entry that it comes from (None for R5 to
-    R12), and the sites where the function stands.
+    """What a policy does with one torch function: the rule that is applied, the list entry that it comes from (None for R5 to R12), and
+    the sites where the function stands."""
 
-    The rule and the wrapper are made when they are first asked for: most ops are never called.
-    """
-
-    def __init__(self, sites: tuple[Site, ...], kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None) -> None:
+    def __init__(self, sites: tuple[Site, ...], source: ListEntry | None, rule: OpRule) -> None:
         self.original = sites[0].original
-        self.kind = kind
+        self.kind = rule.kind
+        self.rule = rule
         self.source = source
         self.sites = sites
-        self._low = low
-        self._rule = rule
+        self._wrapper: Callable[..., Any] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """The decision for a function that stands at `site` too."""
-        return Decision((*self.sites, site), self.kind, self._low, self.source, self._rule)
+        return Decision((*self.sites, site), self.source, self.rule)
 
     @property
-    def rule(self) -> OpRule:
-        """The rule that is applied."""
-        if self._rule is None:
-            self._rule = _op_rule(self.sites[0], self.kind, self._low)
-        return self._rule
-
-    def wrapper(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """What is called in the place of the function, which `plain` is as torch has it. One for all who ask: it knows what failed."""
-        found: Callable[..., Any] | None = vars(self).get("_wrapper")
-        # atomic: threads that make it at once have the same one afterwards
-        return vars(self).setdefault("_wrapper", op_wrap(plain, self.rule)) if found is None else found
-
-
-class Uncalled:
-    """Stands in a table for a wrapper that nobody has called yet: makes it, and puts it in its own place."""
-
-    __slots__ = ("_decision", "_plain", "_table")
-
-    def __init__(self, table: dict[Any, Callable[..., Any]], decision: Decision) -> None:
-        self._table = table
-        self._decision = decision
-        self._plain = patches.plain(decision.original)  # now: at the first call it may be patched
-
-    def made(self) -> Callable[..., Any]:
-        """The wrapper."""
-        wrapper = self._table[self._decision.original] = self._decision.wrapper(self._plain)
-        return wrapper
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.made()(*args, **kwargs)
-
-
-class Listed:
-    """The policy's lists by op id, for looking up what an op follows."""
-
-    def __init__(self, policy: Policy) -> None:
-        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
-        self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
-
-    def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
-        line = sites.ancestry(op)
-        lists: tuple[tuple[ListName, ...], ...] = (("bf16", "fp32"), ("promote",))
-        for casts in lists:
-            for name in line:
-                for cast in casts:
-                    if name in self.by_cast[cast]:
-                        return self.by_cast[cast][name]
-        return None
-
-    def ops(self) -> Iterator[str]:
-        """The ids of all ops that may need a wrapper under this policy."""
-        seen: dict[str, None] = {}
-        for table in self.by_cast.values():
-            for name in table:
-                if name != EVERY_OP:
-                    seen.update(dict.fromkeys((name, *sites.relatives(name))))
-        for names in (
-            op_facts.MIXED_RAISES,
-            op_facts.MIXED_BACKWARD_RAISES,
-            op_facts.NORMS,
-            op_facts.FILLS,
-            op_facts.GUARDED_ARITHMETIC,
-            op_facts.GUARDED_IN_FLOAT16,
-        ):
-            seen.update(dict.fromkeys(names))
-        for _, _, names in (*op_facts.NO_KERNEL, *op_facts.NO_BACKWARD_KERNEL):
-            seen.update(dict.fromkeys(relative for name in names for relative in (name, *sites.relatives(name))))
-        seen.update(dict.fromkeys(op_facts.KERNEL_BY_ARGUMENTS))
-        for name in (*op_facts.MIXED_INPLACE_RAISES, *op_facts.MASK_TAKERS_INPLACE, *op_facts.FILLS, "mul", "multiply"):
-            seen.update(dict.fromkeys((name, name + "_", "i" + name)))
-        if self.star is not None:
-            seen.update(dict.fromkeys(sites.starred()))
-        return iter(seen)
+    def wrapper(self) -> Callable[..., Any]:
+        """What is called in the place of the function. One for all tables that hold it: it knows what failed."""
+        if self._wrapper is None:
+            self._wrapper = op_wrap(patches.plain(self.original), self.rule)
+        return self._wrapper
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
     """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
-    if not patches.installed():
-        sites.refresh()
     dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
     registered = tuple(user_functions.registered())
     if not dotted and not registered:
@@ -158,7 +83,7 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
     listed = Listed(policy)
     starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
-    for op in listed.ops():
+    for op in _candidates(listed):
         source = listed.source(op) or (listed.star if op in starred else None)
         if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
             continue
@@ -171,12 +96,33 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
     return found
 
 
+def _candidates(listed: Listed) -> Iterable[str]:
+    """The ids of all ops that may need a wrapper under a policy with these lists."""
+    facts = op_facts
+    in_place = (*facts.MIXED_INPLACE_RAISES, *facts.MASK_TAKERS_INPLACE, *facts.FILLS, "mul", "multiply")
+    return dict.fromkeys(
+        (
+            *_with_relatives(name for table in listed.by_cast.values() for name in table if name != EVERY_OP),
+            *(facts.MIXED_RAISES | facts.MIXED_BACKWARD_RAISES | facts.NORMS),
+            *(facts.FILLS | facts.GUARDED_ARITHMETIC | facts.GUARDED_IN_FLOAT16),
+            *_with_relatives(name for _, _, names in (*facts.NO_KERNEL, *facts.NO_BACKWARD_KERNEL) for name in names),
+            *facts.KERNEL_BY_ARGUMENTS,
+            *(form for name in in_place for form in (name, name + "_", "i" + name)),
+            *(sites.starred() if listed.star is not None else ()),
+        )
+    )
+
+
+def _with_relatives(ops: Iterable[str]) -> Iterator[str]:
+    return (each for op in ops for each in (op, *sites.relatives(op)))
+
+
 def _add(
     found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None
 ) -> None:
     # one function may stand in several places: torch.conv2d is F.conv2d
     known = found.get(site.original)
-    found[site.original] = Decision((site,), kind, low, source, rule) if known is None else known.also_at(site)
+    found[site.original] = Decision((site,), source, rule or _op_rule(site, kind, low)) if known is None else known.also_at(site)
 
 
 # What is done to mixed inputs and missing kernels, whatever the lists say.
@@ -189,33 +135,16 @@ def dtype_repairs() -> dict[Any, Callable[..., Any]]:
     return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
 
 
-class DtypeRepairs(Mapping[Any, Callable[..., Any]]):
-    """That table, made when it is first asked for: where backward runs no Python code of the user's nobody asks."""
-
-    def _table(self) -> dict[Any, Callable[..., Any]]:
-        made = dtype_repairs()
-        if state.DTYPE_REPAIRS is self:
-            state.DTYPE_REPAIRS = made
-        return made
-
-    def __getitem__(self, original: Any) -> Callable[..., Any]:
-        return self._table()[original]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._table())
-
-    def __len__(self) -> int:
-        return len(self._table())
-
-
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     if observer is None:
-        table: dict[Any, Callable[..., Any]] = {}
-        for original, decision in decisions.items():
-            table[original] = Uncalled(table, decision)
-        return table
+        return {original: d.wrapper for original, d in decisions.items()}
     return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+
+
+def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:
+    """How to see for each of these torch functions that a call has nothing to cast."""
+    return {original: fast_path_of(d.rule) for original, d in decisions.items()}
 
 
 def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
@@ -226,22 +155,6 @@ def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
 def _forwards(original: Any, decision: Decision) -> bool:
     function = original if isinstance(original, types.FunctionType) else None
     return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS
-
-
-class FastPaths(Mapping[Any, FastPath]):
-    """How to see for each torch function of some decisions that a call has nothing to cast."""
-
-    def __init__(self, decisions: Mapping[Any, Decision]) -> None:
-        self._decisions = decisions
-
-    def __getitem__(self, original: Any) -> FastPath:
-        return fast_path_of(self._decisions[original].rule)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._decisions)
-
-    def __len__(self) -> int:
-        return len(self._decisions)
 
 
 def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  # noqa: C901
@@ -275,31 +188,9 @@ def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  
     return None
 
 
-class _Facts(NamedTuple):
-    """What is known of an op by its name and those that it follows, wherever it is called."""
-
-    aliasing: bool
-    score_taker: bool
-    repeatable: bool
-    no_kernel: frozenset[tuple[str, torch.dtype]]
-    no_backward_kernel: frozenset[tuple[str, torch.dtype]]
-
-
-@cache.cached
-def _facts(op: str) -> _Facts:
-    line = sites.ancestry(op)
-    return _Facts(
-        aliasing=not op_facts.ALIASING.isdisjoint(line),
-        score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
-        repeatable=op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
-        no_kernel=kernel_fallback.known(line),
-        no_backward_kernel=kernel_fallback.known(line, backward=True),
-    )
-
-
 @cache.cached
 def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
-    op, base, facts = site.op, sites.base_of(site.op), _facts(site.op)
+    op, base, line = site.op, sites.base_of(site.op), sites.ancestry(site.op)
     needs_order = site.python or op in norms_and_lookups.BUILDERS or op in op_facts.KEPT_ARGUMENTS or kind == "first"
     order = parameters(site.original, op) if needs_order else ()
     kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
@@ -315,17 +206,17 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and facts.aliasing,
+        view=site.where != "torch.nn.functional" and not op_facts.ALIASING.isdisjoint(line),
         join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
-        score_taker=facts.score_taker,
+        score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
         mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,
         arithmetic=op in op_facts.ARITHMETIC,
         fill=op in op_facts.FILLS or base in op_facts.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_facts.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_facts.MIXED_INPLACE_RAISES and (op in op_facts.PROMOTED_BY_TORCH or op in op_facts.ARITHMETIC),
         for_backward=kind == "in_place" and base in op_facts.MIXED_BACKWARD_RAISES,
-        no_kernel=facts.no_kernel,
-        no_backward_kernel=facts.no_backward_kernel,
-        retries=facts.repeatable and not site.in_place,
+        no_kernel=kernel_fallback.known(line),
+        no_backward_kernel=kernel_fallback.known(line, backward=True),
+        retries=not site.in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
         unlisted=_op_rule(site, elsewhere, low) if elsewhere is not None else None,
     )

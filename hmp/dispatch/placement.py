@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..ops import Site
-from ..patching import heap, partials, patches, references, stands_in
+from ..patching import patches, references, stands_in
 from ..torch_hooks import late_imports, override_tables
 from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo
 from . import handed_out, switches
@@ -44,9 +44,7 @@ def install(sites: Iterable[Site]) -> None:
     bound.clear()
     if fresh:
         fresh = {key: handed_out.standing(switch.__wrapped__, switch) for key, switch in fresh.items()}  # type: ignore[attr-defined]
-        alive = heap.partials_and_modules()
-        partials.rebind(alive.partials, fresh)
-        references.rebind(alive.modules, fresh)
+        references.rebind(fresh)
 
 
 def standing(function: Any) -> Any:

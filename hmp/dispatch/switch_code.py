@@ -77,9 +77,9 @@ def fast_path_of(rule: OpRule) -> FastPath:
     return NO_FAST_PATH
 
 
-def replacement_in_region(here: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call for torch's function `key`, whose own code is `op`, where the context holds `here` and not PROCESS."""
-    found: Callable[..., Any] = (here.now or state.in_force(here)).table.get(key, op)
+def replacement_in_region(now: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
+    """What to call for torch's function `key`, whose own code is `op`, where the context says that `now` is in force."""
+    found: Callable[..., Any] = (now or state.here()).table.get(key, op)
     return found
 
 
@@ -149,29 +149,24 @@ FIRST_CALL: types.CodeType = _maker(
 )(None, None, None).__code__  # fmt: skip
 
 
-# What the context holds is the process's casts off or on, or a stretch of them.
-_IS_OFF = "here is OFF or here is not PROCESS and here.now is OFF"
-_IS_ELSEWHERE = "here is not PROCESS and here.now is not PROCESS"
-
-
 def _any_call(look: FastPath, regional: bool) -> list[str]:
     target = "_op" if look == PLAIN else "_cast"
-    called = "return replacement_in_region(here, _key, _op)(*args, **kwargs)"
+    called = "return replacement_in_region(now, _key, _op)(*args, **kwargs)"
     if regional:
         state = [
             "    if not regions_open:",
             "        return _op(*args, **kwargs)",
-            "    here = get()",
-            "    if here is not FOCUS and here.now is not FOCUS:",
+            "    now = get().now",
+            "    if now is not FOCUS:",
             f"        {called}",
         ]
     else:
-        off = [f"        if {_IS_OFF}:", "            return _op(*args, **kwargs)"]
         state = [
             "    if regions_open:",
-            "        here = get()",
-            *off,
-            f"        if {_IS_ELSEWHERE}:",
+            "        now = get().now",
+            "        if now is OFF:",
+            "            return _op(*args, **kwargs)",
+            "        if now is not PROCESS:",
             f"            {called}",
         ]
     return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
@@ -236,12 +231,12 @@ def _known_call(signature: Signature, look: FastPath, regional: bool = False) ->
 
 def _asked(calls: _Calls, regional: bool) -> list[str]:
     """Lines that ask which policy is in force, where it may be another one than the process's."""
-    other = ["cast = replacement_in_region(here, _key, _op)", *calls.any("cast", "")]
+    other = ["cast = replacement_in_region(now, _key, _op)", *calls.any("cast", "")]
     if regional:
-        asked = ["    if not regions_open:", *calls.any("_op", "        "), "    here = get()"]
-        return [*asked, "    if here is not FOCUS and here.now is not FOCUS:", *("        " + line for line in other)]
-    off = [f"        if {_IS_OFF}:", *calls.usual("_op", "            ")]
-    asked = ["    if regions_open:", "        here = get()", *off, f"        if {_IS_ELSEWHERE}:"]
+        asked = ["    if not regions_open:", *calls.any("_op", "        "), "    now = get().now"]
+        return [*asked, "    if now is not FOCUS:", *("        " + line for line in other)]
+    off = ["        if now is OFF:", *calls.usual("_op", "            ")]
+    asked = ["    if regions_open:", "        now = get().now", *off, "        if now is not PROCESS:"]
     return [*asked, *("            " + line for line in other)]
 
 

@@ -75,8 +75,6 @@ def specialise(key: Any, op: Any) -> Any:
     and is done at an op's first call."""
     with _lock:
         cast: Any = _specialised_for.table.get(key)
-        if hasattr(cast, "made"):
-            cast = cast.made()  # nobody has called it yet
         found = op
         for switch, site in _made.get(key, ()):
             call, _, held = switch.__closure__  # in the order of their names: _cast, _key, _op

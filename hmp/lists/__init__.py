@@ -2,6 +2,7 @@
 
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
+from .listed import Listed
 from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
 from .presets import policies
 from .scopes import exactness, plain_path
@@ -15,6 +16,7 @@ __all__ = [
     "EVERY_OP",
     "ListEntry",
     "ListName",
+    "Listed",
     "Policy",
     "as_policy",
     "conflicts",

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +70,7 @@ def base_of(op: str) -> str:
     if op[:1] in ("r", "i") and op[1:] in op_facts.BINARY_DUNDERS:
         return op[1:]
     namespace, _, name = op.rpartition(".")
-    if namespace in ("special", "linalg", "sparse") and _sites_by_id(name):
+    if namespace in ("special", "linalg", "sparse") and sites_of(name):
         return name
     return op
 
@@ -82,14 +81,14 @@ def synonyms(op: str) -> tuple[str, ...]:
     namespace, _, name = op.rpartition(".")
     twin = ("special." + op) if not namespace else name if namespace == "special" else ""
     known = op_facts.SYNONYMS.get(op, ())
-    return (*known, twin) if twin and twin not in known and _sites_by_id(twin) and _sites_by_id(op) else known
+    return (*known, twin) if twin and twin not in known and sites_of(twin) and sites_of(op) else known
 
 
 @cache.cached
 def namesakes(op: str) -> tuple[str, ...]:
     """The synonyms of `op` that are the same function object: torch.dsmm is torch.mm, so lists cannot decide them differently."""
-    named = {site.original for site in _sites_by_id(op)}
-    return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in _sites_by_id(each)))
+    named = {site.original for site in sites_of(op)}
+    return tuple(each for each in op_facts.SYNONYMS.get(op, ()) if any(site.original in named for site in sites_of(each)))
 
 
 @cache.cached
@@ -141,39 +140,15 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     return None if found is None or not callable(found) or isinstance(found, type) else found
 
 
-_looked_up: dict[str, tuple[Site, ...]] = {}
-cache.on_change(_looked_up.clear)
-
-
-def _sites_by_id(op: str) -> tuple[Site, ...]:
-    if op not in _looked_up:
-        _looked_up[op] = _look_up(op)
-    return _looked_up[op]
-
-
 @functools.cache
 def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
     return tuple((where, owner) for where, owner, prefix in NAMESPACES if prefix == (name + "." if name else ""))
 
 
-@functools.cache
-def _names_in(namespace: str) -> tuple[Container[str], ...]:
-    """Live views of the names in a namespace; they contain some others too."""
-    found: list[Container[str]] = []
-    for _, owner in _namespaces(namespace):
-        found.append(vars(owner))
-        found += [vars(TensorBase), _OF_OBJECTS] if owner is torch.Tensor else [_OF_VF] if owner is torch_private.vf else []
-    return tuple(found)
-
-
-def _look_up(op: str) -> tuple[Site, ...]:
+@cache.cached
+def sites_of(op: str) -> tuple[Site, ...]:
+    """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
     namespace, _, name = op.rpartition(".")
-    for names in _names_in(namespace):
-        if name in names:
-            break
-    else:
-        if op not in _dunders_by_op():
-            return ()
     sites = []
     for where, owner in _namespaces(namespace):
         attributes = [name]
@@ -191,25 +166,6 @@ def _look_up(op: str) -> tuple[Site, ...]:
     return tuple(sites)
 
 
-def sites_of(op: str) -> tuple[Site, ...]:
-    """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
-    return _sites_by_id(op)
-
-
-def refresh() -> None:
-    """Forgets the sites that were found where another library has patched torch since. Only to be called while hmp has patched nothing."""
-    if any(getattr(site.owner, site.attribute, None) is not site.original for sites in _looked_up.values() for site in sites):
-        cache.forget()
-    cache.look(_owners())
-
-
-@functools.cache
-def _owners() -> tuple[Any, ...]:
-    """The namespaces of ops, and the modules of the helpers of ops that are written in Python."""
-    modules = [sys.modules[name] for name in sorted(PYTHON_OPS) if name in sys.modules]
-    return tuple(dict.fromkeys((*(owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)), TensorBase, *modules)))
-
-
 @cache.cached
 def relatives(op: str) -> tuple[str, ...]:
     """The ids that follow `op` while unlisted: its synonyms, and the reflected, in-place and namespaced forms of all of them."""
@@ -218,7 +174,7 @@ def relatives(op: str) -> tuple[str, ...]:
         if name != op and name not in found:
             found.append(name)
         derived = [name + "_", "r" + name, "i" + name, "special." + name, "linalg." + name, "sparse." + name]
-        found += [d for d in derived if d not in found and _sites_by_id(d) and base_of(d) == name]
+        found += [d for d in derived if d not in found and sites_of(d) and base_of(d) == name]
     return tuple(found)
 
 

@@ -1,6 +1,6 @@
 """Reversible patches: what is put in the place of something of torch's, and taken away again. Knows nothing of casts."""
 
-from . import cache, heap, partials, patches, references, stand_ins
+from . import cache, patches, references, stand_ins
 from .heap import alone, subclasses, unfrozen
 from .references import SKIPPED
 from .stand_ins import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, is_switch, stands_in
@@ -13,9 +13,7 @@ __all__ = [
     "alone",
     "cache",
     "compares",
-    "heap",
     "is_switch",
-    "partials",
     "patches",
     "references",
     "stand_ins",

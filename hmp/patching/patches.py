@@ -193,29 +193,17 @@ def _kind(code: types.CodeType) -> _Kind:
 
 _Shape = tuple[int, int, int, str, int, _Kind]
 
-# The shapes that torch's functions have where they are swapped first: written in one go, which takes a third of the time.
-_USUAL: tuple[_Shape, ...] = (
-    *((n, 0, 0, "", 0, "plain") for n in (*range(9), 10, 11, 14)),
-    *((p, 0, k, "", 0, "plain") for p, ks in ((1, (1, 5, 6, 7)), (2, (2, 3, 9, 13)), (3, (1, 3, 4, 6, 13))) for k in ks),
-    *((0, 0, 0, "*args **kwargs", n, "plain") for n in range(1, 6)),
-    *((p, 0, 0, "*args **kwargs", n, "plain") for p, n in ((1, 1), (1, 2), (2, 0))),
-    *((p, 0, k, rest, 0, "plain") for p, k, rest in ((0, 0, "*args "), (3, 0, "*args "), (0, 1, "*args "), (0, 8, "*args "))),
-    (3, 0, 0, "**kwargs", 0, "plain"), (6, 0, 0, "*args **kwargs", 0, "generator"),
-)  # fmt: skip
-_templates: dict[_Shape, types.CodeType] = {}
 
-
+@functools.cache
 def _template(shape: _Shape) -> types.CodeType:
     """The code of a function of that shape: how many parameters there are, how many of them by position only, how many by keyword only,
     "*" and "**" where it takes any more, how many names it closes over, and its kind. It returns TARGET(its arguments)."""
-    if shape not in _templates:
-        shapes = list(dict.fromkeys((*(() if _templates else _USUAL), shape)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
-            module = compile("".join(_source(*each) for each in shapes), "<hmp>", "exec")
-        for each, enclosing in zip(shapes, (c for c in module.co_consts if isinstance(c, types.CodeType)), strict=True):
-            _templates[each] = next(c for c in enclosing.co_consts if isinstance(c, types.CodeType))
-    return _templates[shape]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
+        code = compile(_source(*shape), "<hmp>", "exec")
+    for _ in ("outer", "function"):
+        code = next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return code
 
 
 def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind: _Kind) -> str:

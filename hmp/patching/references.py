@@ -1,8 +1,9 @@
-"""Names that took a builtin of torch before it was patched are bound to what stands in its place, and back on restore.
+"""Who took a builtin of torch before it was patched has what stands in its place instead, and the builtin again on restore.
 
 A function of torch that is written in Python needs none of this: it keeps its object (see patches). A builtin is another object while
 it is patched, and whoever holds it calls torch past hmp: `from torch import matmul`, a table {"tanh": torch.tanh}, a class attribute, a
-default argument, a closure, a module's `self.activation`.
+default argument, a closure, a module's `self.activation`, and the partials that models keep from their construction on: transformers'
+FNet holds `partial(torch.fft.fftn, dim=(1, 2))`.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from . import partials, patches
-from .heap import unfrozen
+from . import heap, patches
 from .stand_ins import Counterpart
 
 Switches = Mapping[int, Callable[..., Any]]
@@ -28,7 +28,8 @@ SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
 
 
 class Place(NamedTuple):
-    """Where a builtin is held: `key` of `holder`, which is a list, a dict, a class, a function (its defaults) or a cell."""
+    """Where a builtin is held: `key` of `holder`, which is a list, a dict, a class, a module (its attributes), a function (its defaults),
+    a partial or a cell."""
 
     holder: Any
     key: Any
@@ -38,17 +39,23 @@ class Place(NamedTuple):
         holder, key = self
         if isinstance(holder, types.CellType):
             return holder.cell_contents
+        if isinstance(holder, functools.partial):
+            return holder.func
         if isinstance(holder, types.FunctionType):
             holder = holder.__defaults__ or ()
         if isinstance(holder, (tuple, list)):
             return holder[key] if key < len(holder) else None
-        return (vars(holder) if isinstance(holder, type) else holder).get(key)
+        return (vars(holder) if isinstance(holder, (type, torch.nn.Module)) else holder).get(key)
 
     def put(self, value: Any) -> None:
         """Has `value` held there."""
         holder, key = self
         if isinstance(holder, types.CellType):
             holder.cell_contents = value
+        elif isinstance(holder, functools.partial):
+            state: Any = holder.__reduce__()[2]
+            _, arguments, keywords, attributes = state
+            holder.__setstate__((value, arguments, keywords, attributes))  # type: ignore[attr-defined]
         elif isinstance(holder, types.FunctionType):
             defaults = holder.__defaults__ or ()
             holder.__defaults__ = (*defaults[:key], value, *defaults[key + 1 :])
@@ -56,45 +63,45 @@ class Place(NamedTuple):
             # a builtin takes no self, a function would
             setattr(holder, key, staticmethod(value) if isinstance(value, types.FunctionType) else value)
         else:
-            holder[key] = value
+            (vars(holder) if isinstance(holder, torch.nn.Module) else holder)[key] = value
 
 
-def rebind(modules: Iterable[torch.nn.Module], switches: Switches) -> None:
+def rebind(switches: Switches) -> None:
     """Binds the names of originals (id → switch) to the switches, until patches.restore(); what is not ours by then stays.
 
-    Reached are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; and the attributes of
-    `modules`, with the lists and dicts among them.
+    Reached are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
+    every nn.Module, with the lists and dicts among them; and partials.
     """
-    rebound: list[tuple[Callable[[], Place | None], Any, Any]] = []
+    rebound: list[tuple[Callable[[], Any], Any, Any, Any]] = []
 
-    def bind(place: Place, find: Callable[[], Place | None]) -> None:
+    def undo() -> None:
+        for reference, key, switch, original in rebound:
+            holder = reference()
+            if holder is not None and unwrapped(Place(holder, key).held()) is unwrapped(switch):
+                Place(holder, key).put(original)
+
+    patches.on_restore(undo)  # first: what is bound when something fails is given back too
+    for place in _places(switches):
         original = place.held()
         switch = switches[id(unwrapped(original))]
         place.put(switch)
-        rebound.append((find, switch, original))
-
-    def undo() -> None:
-        for find, switch, original in rebound:
-            place = find()
-            if place is not None and unwrapped(place.held()) is unwrapped(switch):
-                place.put(original)
-
-    patches.on_restore(undo)  # first: what is bound when something fails is given back too
-    for place in _in_python_modules(switches):
-        bind(place, functools.partial(_itself, place))
-    for module in modules:
-        for place in _in_attributes(module, switches):
-            own = place.holder is vars(module)  # the model is not kept alive
-            bind(place, functools.partial(_attribute, weakref.ref(module), place.key) if own else functools.partial(_itself, place))
+        rebound.append((_reference(place.holder), place.key, switch, original))
 
 
-def _itself(place: Place) -> Place:
-    return place
+def _places(switches: Switches) -> Iterator[Place]:
+    alive = heap.partials_and_modules()
+    yield from (Place(partial, None) for partial in alive.partials if id(partial.func) in switches)
+    yield from _in_python_modules(switches)
+    for module in alive.modules:
+        yield from _in_attributes(module, switches)
 
 
-def _attribute(module: weakref.ref[torch.nn.Module], name: str) -> Place | None:
-    found = module()
-    return None if found is None else Place(vars(found), name)
+def _reference(holder: Any) -> Callable[[], Any]:
+    """Gives the holder while it is alive: no partial, model or class is kept alive. A list, a dict and a cell are."""
+    try:
+        return weakref.ref(holder)
+    except TypeError:
+        return lambda: holder
 
 
 def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
@@ -130,7 +137,7 @@ def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any])
     for _ in range(3):  # a class holds a dict that holds a static method
         if not inside:
             return
-        with unfrozen():
+        with heap.unfrozen():
             holders = gc.get_referrers(*inside)
         tuples, inside = inside, []
         for holder in holders:
@@ -161,7 +168,7 @@ def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
     if isinstance(holder, types.CellType):
         holder.cell_contents = others[id(holder.cell_contents)]
     elif type(holder) is functools.partial:
-        partials.make_call(holder, others.get(id(holder.func), holder.func))
+        Place(holder, None).put(others.get(id(holder.func), holder.func))
     elif isinstance(holder, list):
         holder[:] = [others.get(id(value), value) for value in holder]
     elif isinstance(holder, set):
@@ -251,7 +258,7 @@ def _in(container: Any, switches: Switches) -> Iterator[Place]:
 def _in_attributes(module: torch.nn.Module, switches: Switches) -> Iterator[Place]:
     attributes = vars(module)
     if not switches.keys().isdisjoint(map(id, attributes.values())):
-        yield from _in(attributes, switches)
+        yield from (Place(module, place.key) for place in _in(attributes, switches))
     for value in list(attributes.values()):
         if (type(value) is dict or type(value) is list) and value:
             yield from _in(value, switches)

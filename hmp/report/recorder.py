@@ -14,9 +14,9 @@ from .. import fork_safe
 from ..caches import hits as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
-from ..diagnostics import Listed, fallbacks
+from ..diagnostics import fallbacks
 from ..formatting import dtype_name
-from ..lists import CASTS, EVERY_OP, ListEntry, Policy, spelling
+from ..lists import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
 from ..session import Op, OpRule

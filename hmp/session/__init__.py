@@ -1,7 +1,7 @@
 """Which policy is in force, and for whom: convert, casts, apply."""
 
 from ..torch_hooks import given_to
-from ..wrapping import Op, OpRule
+from ..wrapping import Op, OpRule, op_wrap
 from .conversion import Handle, any_applied, apply, casts, convert, is_converted, is_in_place, observed_by, register, remove, revert
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "is_converted",
     "is_in_place",
     "observed_by",
+    "op_wrap",
     "register",
     "remove",
     "revert",

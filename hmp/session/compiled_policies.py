@@ -129,14 +129,16 @@ def _no_longer_repaired() -> None:
 
 def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     """The policy, newly compiled, with switches in place for it. If that fails, torch is patched as it was before."""
+    fresh = not patches.installed()
+    if fresh:
+        cache.forget()  # somebody else may have patched torch since
     decisions = deciding.switched(deciding.decide(policy))
     told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(
         deciding.build(decisions, Observers(told) if told else None),
         policy,
-        {} if told else deciding.FastPaths(decisions),  # an observer is told of every call
+        {} if told else deciding.fast_paths(decisions),  # an observer is told of every call
     )
-    fresh = not patches.installed()
     try:
         if fresh:
             override_tables.fill()
@@ -144,9 +146,9 @@ def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
                 hooks.install()
             patches.on_restore(cast_cache.revert)
             fx_interpreter.follow()
-            state.DTYPE_REPAIRS = deciding.DtypeRepairs()
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_no_longer_repaired)
-            patches.on_restore(cache.forget_foreign)
+            patches.on_restore(cache.forget)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()
         if fresh:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.utils.prune
 
 from .. import torch_private
 from ..context import without_casts
@@ -48,10 +46,5 @@ def _mute_dispatch(cls: type) -> None:
     handlers += vars(type(vars(cls).get("_op_dispatcher"))).values() if "_op_dispatcher" in vars(cls) else ()
     for handler in handlers:
         function = getattr(handler, "__func__", handler)
-        if isinstance(function, types.FunctionType) and function not in _muted and function.__name__ != "__init__":
-            _muted.add(function)
+        if isinstance(function, types.FunctionType) and not patches.swapped(function) and function.__name__ != "__init__":
             patches.swap(function, outside(without_casts(patches.plain(function))))
-            patches.on_restore(functools.partial(_muted.discard, function))
-
-
-_muted: set[types.FunctionType] = set()

@@ -101,6 +101,7 @@ class UntilReturn(Off):
 
     def __init__(self, before: Held, frame: types.FrameType) -> None:
         super().__init__((before.now or state.in_force(before)).on)
+        self.now = None
         self._before = before
         self._entered = Entered(None)
         self._frame = frame

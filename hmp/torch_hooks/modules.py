@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.utils.prune
 
 from ..casting import tensor_casts
 from ..context import Bound, state

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.utils.prune
 
 from .. import torch_private
 from ..caches import weight_cache

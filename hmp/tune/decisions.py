@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from ..diagnostics import Listed
 from ..errors import HmpError
-from ..lists import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, Policy, as_policy, policies, resolve
+from ..lists import AUTOCAST, CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, as_policy, policies, resolve
 from ..ops import ancestry, sites_of
 
 

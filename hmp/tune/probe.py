@@ -25,9 +25,8 @@ from ..context import disable_casts
 from ..lists import plain_path
 from ..observing import Modules
 from ..report.record import uncompiled
-from ..session import Op, OpRule, observed_by
+from ..session import Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
-from ..wrapping import op_wrap
 from .decisions import Decisions, Key
 from .task import Task
 
@@ -216,7 +215,7 @@ class Probe:
             measured.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
         inputs = [*each_tensor(call)]
-        self._move_process_to(key, [inputs[at] for at in taken], measured)
+        self._note_flows(key, [inputs[at] for at in taken], measured)
         for each in each_tensor((result,)):
             if each.grad_fn is not None:
                 self._producers[each.grad_fn] = key
@@ -273,7 +272,7 @@ class Probe:
                 best[at] = min(best[at], time.perf_counter() - started)
         return best
 
-    def _move_process_to(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
+    def _note_flows(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
         """Notes which decided ops the inputs come from; parameters and batches come from none."""
         for tensor in inputs:
             seconds = self._cast_of(tensor)
@@ -329,7 +328,7 @@ def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments as they are before the call; what the op may write (running statistics) is copied."""
-    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone(), any_dict=True)
+    found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
     return found
 
 
@@ -342,7 +341,7 @@ def _copied(call: Call, *, detach: bool = False, cast: frozenset[int] = frozense
         fresh = tensor.detach().to(dtype if low else tensor.dtype, copy=True)
         return fresh.requires_grad_() if tensor.requires_grad and not detach else fresh
 
-    found: Call = map_tensors(call, copy, any_dict=True)
+    found: Call = map_tensors(call, copy)
     return found
 
 
@@ -361,7 +360,7 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
             return copy
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
-    args, kwargs = map_tensors(call, fresh, any_dict=True)
+    args, kwargs = map_tensors(call, fresh)
     with SavedBytes().watch() as saved:
         function(*args, **kwargs)
     return saved.bytes

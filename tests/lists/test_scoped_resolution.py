@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from hmp.dispatch.deciding import Listed
-from hmp.lists import scopes
+from hmp.lists import Listed, scopes
 from strategies import RULES
 
 CASTS = ("bf16", "fp32", "promote")

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.dispatch import deciding
-from hmp.patching import cache
 from hmp.wrapping import kernel_fallback
 
 pytestmark = pytest.mark.searches_references
@@ -27,18 +26,12 @@ def dtypes(*functions) -> list[torch.dtype]:
         return [function(X).dtype for function in functions]
 
 
-def test_nothing_of_torchs_own_passes_for_somebody_elses() -> None:
-    # else what convert() works out would be worked out anew at every conversion
-    dtypes(F.relu)
-    assert not cache.foreign()
-
-
-def test_a_conversion_is_decided_once_as_long_as_torch_is_as_it_was() -> None:
+def test_a_policy_is_decided_once_while_torch_is_patched() -> None:
     policy = hmp.Policy.load("bert")
-    hmp.convert(policy=policy).revert()
-    before = deciding._of_ops(policy)
-    hmp.convert().revert()
-    assert deciding._of_ops(policy) is before
+    with hmp.convert(), hmp.casts(policy):
+        before = deciding._of_ops(policy)
+        with hmp.convert(policy=policy):
+            assert deciding._of_ops(policy) is before
 
 
 def test_r16_a_patch_that_came_and_went_between_conversions(monkeypatch) -> None:

@@ -167,7 +167,7 @@ def test_r14_the_checkpoint_generator_is_one():
 
 
 def _plain_code_for_generators(monkeypatch):
-    monkeypatch.setattr(patches, "_templates", {})
+    monkeypatch.setattr(patches, "_template", patches._template.__wrapped__)
     monkeypatch.setattr(patches, "_BODIES", {**patches._BODIES, "generator": patches._BODIES["plain"]})
     return "a generator function cannot be given the code of a plain function"
 

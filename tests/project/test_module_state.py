@@ -32,7 +32,6 @@ session.conversion: _converted _regions_entered
 torch_compile.bridge: functions
 torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
-torch_hooks.dispatch_modes: _muted
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
 """
@@ -58,11 +57,7 @@ STAYS = {
     "fork_safe._held_by": "a thread's own, while it forks",
     "fork_safe._locks": "weak: every lock there is",
     "lists.spelling._warned": "a warning is given once",
-    "ops.sites._looked_up": "what torch has, looked up anew when somebody else has patched it",
-    "patching.cache._foreign": "whether somebody else has patched torch",
     "patching.cache._forgets": "filled at import",
-    "patching.cache._seen": "what torch was like when it was looked at last",
-    "patching.patches._templates": "code objects by shape, compiled once",
     "torch_compile.bridge._number_of": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge._numbers": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge.entering": "filled at import",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -61,12 +61,38 @@ def test_a_walk_gives_the_same_types_with_other_tensors_and_what_has_none_as_it_
     assert given[0] is x and given[4][0] is x and given[3]["x"] is x  # what was given is not written into
 
 
-def test_a_walk_goes_into_dicts_of_other_classes_where_it_is_asked_to():
-    x = torch.ones(2)
-    given = [OrderedDict(x=x)]
-    assert map_tensors(given, torch.Tensor.double) is given
-    (got,) = map_tensors(given, torch.Tensor.double, any_dict=True)
-    assert type(got) is dict and got["x"].dtype is torch.float64
+class Outputs(OrderedDict):
+    """What models give: the values are attributes too, and there is no update()."""
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+    def update(self, *args, **kwargs):
+        raise TypeError("no update()")
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, lambda **items: defaultdict(list, items), Outputs])
+@pytest.mark.parametrize(("cast", "dtype"), [("bf16", BF16), ("fp32", torch.float32), ("promote", torch.float32)])
+def test_what_stands_in_a_dict_of_any_class_is_cast_as_it_counts_for_the_dtype(kind, cast, dtype):
+    class Mine:
+        @staticmethod
+        def product(items, other):
+            seen.append((items, other))
+            return items["x"] @ other
+
+    seen = []
+    x, other = torch.randn(4, 4).bfloat16(), torch.randn(4, 4)
+    given = kind(x=x, words="kept")
+    hmp.register(Mine, "product", cast)
+    with hmp.casts(hmp.Policy("mine")):
+        got = Mine.product(given, other)
+    # by hand
+    assert torch.equal(got, x.to(dtype) @ other.to(dtype)) and got.dtype is dtype
+    ((items, _),) = seen
+    assert type(items) is type(given) and list(items) == ["x", "words"] and items["words"] == "kept"
+    assert getattr(items, "x", items["x"]) is items["x"] and getattr(items, "default_factory", list) is list
+    assert given["x"] is x  # what was given is not written into
 
 
 def test_a_function_may_write_into_what_holds_no_tensor_to_cast():

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ...diagnostics import Listed
 from ...errors import HmpError
 from ...formatting import count, dtype_name, share, typeset_duration
-from ...lists import EVERY_OP, ListName, Policy, policies
+from ...lists import EVERY_OP, Listed, ListName, Policy, policies
 from ..rows import UNLISTED, Row
 from .model import can_be_listed, in_words, said_by_presets
 

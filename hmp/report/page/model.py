@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...diagnostics import Listed
 from ...errors import OpListError
 from ...formatting import share
-from ...lists import ListEntry, Policy, policies, spelling
+from ...lists import Listed, ListEntry, Policy, policies, spelling
 from ...ops import op_facts
 from ..rows import Row, grouped
 

@@ -1,0 +1,26 @@
+"""Which entry of a policy's lists an op follows."""
+
+from __future__ import annotations
+
+from ..ops import sites
+from .entries import CASTS, EVERY_OP, ListEntry, ListName
+from .policy import Policy
+
+
+class Listed:
+    """The policy's lists by op id, for looking up what an op follows."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
+        self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+
+    def source(self, op: str) -> ListEntry | None:
+        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
+        line = sites.ancestry(op)
+        lists: tuple[tuple[ListName, ...], ...] = (("bf16", "fp32"), ("promote",))
+        for casts in lists:
+            for name in line:
+                for cast in casts:
+                    if name in self.by_cast[cast]:
+                        return self.by_cast[cast][name]
+        return None
