@@ -116,59 +116,70 @@ class Region:
 
     __exit__ = _ExitOf()
 
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:  # noqa: C901
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isclass(function):
             raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
-        wrapped: Callable[..., Any]
-        if inspect.iscoroutinefunction(function):
+        decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
+        return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
 
-            @functools.wraps(function)
-            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                with self:
-                    return await function(*args, **kwargs)
 
-        elif inspect.isasyncgenfunction(function):
+def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not _compiling():
+            return call_under(region._choose(here()), function, *args, **kwargs)
+        if traced_plainly() and not region.brings_casts:
+            return function(*args, **kwargs)
+        with region:
+            return function(*args, **kwargs)
 
-            @functools.wraps(function)
-            async def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                generator: Any = function(*args, **kwargs)
-                step: Any = generator.__anext__
-                argument: tuple[Any, ...] = ()
+    return wrapped
+
+
+def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return (yield from _Steps(region, function(*args, **kwargs)))
+
+    return wrapped
+
+
+def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with region:
+            return await function(*args, **kwargs)
+
+    return wrapped
+
+
+def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
+    async def wrapped(*args: Any, **kwargs: Any) -> Any:
+        generator: Any = function(*args, **kwargs)
+        step: Any = generator.__anext__
+        argument: tuple[Any, ...] = ()
+        try:
+            while True:
                 try:
-                    while True:
-                        try:
-                            with self:
-                                item = await step(*argument)
-                        except StopAsyncIteration:
-                            return
-                        try:
-                            step, argument = generator.asend, ((yield item),)
-                        except GeneratorExit:
-                            raise
-                        except BaseException as error:
-                            step, argument = generator.athrow, (error,)
-                finally:
-                    with self:
-                        await generator.aclose()
+                    with region:
+                        item = await step(*argument)
+                except StopAsyncIteration:
+                    return
+                try:
+                    step, argument = generator.asend, ((yield item),)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    step, argument = generator.athrow, (error,)
+        finally:
+            with region:
+                await generator.aclose()
 
-        elif inspect.isgeneratorfunction(function):
+    return wrapped
 
-            @functools.wraps(function)
-            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                return (yield from _Steps(self, function(*args, **kwargs)))
 
-        else:
-
-            @functools.wraps(function)
-            def wrapped(*args: P.args, **kwargs: P.kwargs) -> Any:
-                if not _compiling():
-                    return call_under(self._choose(here()), function, *args, **kwargs)
-                if traced_plainly() and not self.brings_casts:
-                    return function(*args, **kwargs)
-                with self:
-                    return function(*args, **kwargs)
-
-        return cast("Callable[P, R]", wrapped)
+_KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] = (
+    (inspect.isgeneratorfunction, _decorated_generator),
+    (inspect.iscoroutinefunction, _decorated_coroutine),
+    (inspect.isasyncgenfunction, _decorated_async_generator),
+)
 
 
 class _Steps:

@@ -1,4 +1,4 @@
-"""Which policy is in force in this thread or asyncio task. Every switch and wrapper asks here before it casts.
+"""Which policy is in force in this thread or asyncio task. Every dispatcher and wrapper asks here before it casts.
 
 The answer is one of four states:
 
@@ -9,7 +9,7 @@ The answer is one of four states:
 
 A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds a `Stretch`, which
 knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is empty, PROCESS holds
-everywhere, and a switch needs no look at the ContextVar.
+everywhere, and a dispatcher needs no look at the ContextVar.
 
 An interrupt (Ctrl-C) can be raised in the middle of this code. CPython checks for one where a Python function begins, where a loop goes
 round, and after a call of a C function. So a state is set inside the `try` whose `finally` takes it back, and the step that must not
@@ -90,7 +90,7 @@ class CompiledPolicy:
     """A policy made ready to run, and the state in which it is in force.
 
     `table` maps a torch function to the wrapper that is called in its place; `policy` is the policy that the table was made of, None
-    once it is out of force; `fast_paths` tells a switch how to see, before a call, that there is nothing to cast.
+    once it is out of force; `fast_paths` tells a dispatcher how to see, before a call, that there is nothing to cast.
 
     Where a policy has scoped lines (`softmax @ decoder.*`), it is resolved for one model into several of these: `policy` is what holds in
     some of its modules, `given` the policy as the user gave it, and `scope_id` the number of that resolution, by which a submodule finds

@@ -10,7 +10,7 @@ import gc
 import inspect
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,7 +33,7 @@ class Unreachable(NamedTuple):
         return f"{where}: {self.name} holds {self.op} as it was before it was patched"
 
 
-def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
+def unreachable() -> list[Unreachable]:
     """The references to torch's original functions that were taken before convert() and still call them; [] while nothing is patched.
 
     They are in tuples, in sets, in keys of dicts, in attributes of objects that are no nn.Module, and in closures of nested functions.
@@ -46,31 +46,58 @@ def unreachable() -> list[Unreachable]:  # noqa: C901, PLR0912
     with unfrozen():
         gc.collect()  # garbage makes no calls: it is not to be listed
         objects = gc.get_objects()
-    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
-    found: set[Unreachable] = set()
     known: dict[tuple[int, int], frozenset[str]] = {}
+    found: set[Unreachable] = set()
     line_of_global = functools.cache(_line_of_global)  # slow: it parses the module's source
     lines: dict[int, int | None] = {}
+
+    def line_of_class(cls: type) -> int | None:
+        if id(cls) not in lines:  # a user's class may have no hash
+            lines[id(cls)] = _line_of_class(cls)
+        return lines[id(cls)]
+
+    for references in (_in_modules(), _in_functions(objects), _in_objects(objects)):
+        for owner, name, value in references:
+            for op in _held_in(value, originals, known):
+                found.add(_reference(owner, name, op, line_of_global, line_of_class))
+    return sorted(found, key=lambda each: (each.module, each.line or 0, each.name, each.op))
+
+
+# A module's name, a function or a class, the name of a reference in it, and what that refers to.
+_Reference = tuple[Any, str, Any]
+
+
+def _in_modules() -> Iterator[_Reference]:
     for name, module in {id(m): (n, m) for n, m in reversed(sys.modules.items())}.values():  # a module with two names once
         if isinstance(module, types.ModuleType) and name.partition(".")[0] not in SKIPPED:
             for key, value in list(vars(module).items()):
-                for op in _held_in(value, originals, known):
-                    found.add(Unreachable(name, key, line_of_global(name, key), op))
+                yield name, key, value
+
+
+def _in_functions(objects: list[Any]) -> Iterator[_Reference]:
     for each in objects:
         if type(each) is types.FunctionType:
             held = (each.__defaults__, each.__kwdefaults__, each.__closure__)
             if held != _NOTHING and _is_users(each):
                 for what, value in zip(("a default argument", "a default argument", "a closure"), held, strict=True):
-                    for op in _held_in(value, originals, known):
-                        found.add(Unreachable(each.__module__, f"{each.__qualname__}, {what}", each.__code__.co_firstlineno, op))
-        elif id(type(each)) in users or (issubclass(type(each), type) and _is_users(each)):  # isinstance() would run the object's code
-            cls = each if issubclass(type(each), type) else type(each)
+                    yield each, what, value
+
+
+def _in_objects(objects: list[Any]) -> Iterator[_Reference]:
+    users = {key for key, kind in {id(kind): kind for kind in map(type, objects)}.items() if _is_users(kind)}
+    for each in objects:
+        is_class = issubclass(type(each), type)  # isinstance() would run the object's code
+        if type(each) is not types.FunctionType and (id(type(each)) in users or (is_class and _is_users(each))):
             for key, value in _attributes(each):
-                for op in _held_in(value, originals, known):
-                    if id(cls) not in lines:
-                        lines[id(cls)] = _line_of_class(cls)
-                    found.add(Unreachable(cls.__module__, f"{cls.__qualname__}.{key}", lines[id(cls)], op))
-    return sorted(found, key=lambda each: (each.module, each.line or 0, each.name, each.op))
+                yield each if is_class else type(each), key, value
+
+
+def _reference(owner: Any, name: str, op: str, line_of_global: Callable[..., Any], line_of_class: Callable[..., Any]) -> Unreachable:
+    if type(owner) is str:
+        return Unreachable(owner, name, line_of_global(owner, name), op)
+    if type(owner) is types.FunctionType:
+        return Unreachable(owner.__module__, f"{owner.__qualname__}, {name}", owner.__code__.co_firstlineno, op)
+    return Unreachable(owner.__module__, f"{owner.__qualname__}.{name}", line_of_class(owner), op)
 
 
 def tell_unreachable() -> None:

@@ -1,16 +1,16 @@
-"""Turns a policy into wrappers, one for each torch function that it changes, and puts switches in torch's places that call them."""
+"""Turns a policy into wrappers, one for each torch function that it changes, and puts dispatchers in torch's places that call them."""
 
-from . import deciding, fx_interpreter, handed_out, placement, switches, user_functions
+from . import deciding, dispatchers, fx_interpreter, handed_out, placement, user_functions
 from .user_functions import bf16_function, fp32_function, promote_function
 
 __all__ = [
     "bf16_function",
     "deciding",
+    "dispatchers",
     "fp32_function",
     "fx_interpreter",
     "handed_out",
     "placement",
     "promote_function",
-    "switches",
     "user_functions",
 ]

@@ -14,7 +14,7 @@ from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
 from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
 from . import user_functions
-from .switch_code import FastPath, fast_path_of
+from .fast_path import FastPath, fast_path_of
 
 
 class Decision:
@@ -147,8 +147,8 @@ def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:
     return {original: fast_path_of(d.rule) for original, d in decisions.items()}
 
 
-def switched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
-    """The decisions that a switch stands for: all but those that the builtin below a Python function takes for it."""
+def dispatched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
+    """The decisions that a dispatcher stands for: all but those that the builtin below a Python function takes for it."""
     return {original: d for original, d in decisions.items() if not _forwards(original, d)}
 
 
@@ -157,19 +157,26 @@ def _forwards(original: Any, decision: Decision) -> bool:
     return function is not None and function.__module__ == "torch.nn.functional" and decision.sites[0].op in op_facts.FORWARDERS
 
 
-def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:  # noqa: C901
+def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:
     """What is done at a site whose op follows the list `cast`, None for nothing."""
-    op, base = site.op, sites.base_of(site.op)
-    if site.in_place:
-        if base in op_facts.MIXED_INPLACE_RAISES or op in op_facts.MIXED_INPLACE_RAISES:
-            return "in_place"
-        if op in op_facts.MASK_TAKERS_INPLACE or (op != base and base in op_facts.MASK_TAKERS_INPLACE):
-            return "mask_in_place"
-        if base in op_facts.GUARDED_ARITHMETIC:
-            return "guard_in_place"
-        if kernel_fallback.known(sites.ancestry(op)):
-            return "no_kernel_in_place"
-        return "fill" if base in op_facts.FILLS else None
+    return _kind_in_place(site.op) if site.in_place else _kind_out_of_place(site.op, cast, low)
+
+
+def _kind_in_place(op: str) -> Kind | None:
+    """What is done for an in-place op, whatever list it follows: its result has the dtype of what it writes into (R5)."""
+    base = sites.base_of(op)
+    if base in op_facts.MIXED_INPLACE_RAISES or op in op_facts.MIXED_INPLACE_RAISES:
+        return "in_place"
+    if op in op_facts.MASK_TAKERS_INPLACE or (op != base and base in op_facts.MASK_TAKERS_INPLACE):
+        return "mask_in_place"
+    if base in op_facts.GUARDED_ARITHMETIC:
+        return "guard_in_place"
+    if kernel_fallback.known(sites.ancestry(op)):
+        return "no_kernel_in_place"
+    return "fill" if base in op_facts.FILLS else None
+
+
+def _kind_out_of_place(op: str, cast: ListName | None, low: torch.dtype) -> Kind | None:
     if cast in ("bf16", "fp32"):
         return cast
     if cast == "promote" and (op not in op_facts.PROMOTED_BY_TORCH or op in op_facts.NARROW_BACKWARD):

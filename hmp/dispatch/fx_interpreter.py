@@ -12,7 +12,7 @@ from . import placement
 
 
 def follow() -> None:
-    """Until patches.restore(): traced graphs hold torch's own functions, not switches, and an Interpreter calls the switches for them."""
+    """Until patches.restore(): traced graphs hold torch's own functions, and an Interpreter calls their dispatchers."""
     call_function = torch.fx.Interpreter.call_function
     handed: Any = torch.fx.Proxy.__torch_function__
     patches.swap(call_function, _of_standing(patches.plain(call_function)))

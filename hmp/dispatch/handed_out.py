@@ -1,12 +1,12 @@
 """`func` in `__torch_function__` is the same object that the user finds as `torch.mul`, and equals torch's own function.
 
 torch's C code looks `func` up by name when it calls a `__torch_function__`: a method on torch.Tensor, any other builtin in the module of
-torch._C that defines it. These look-ups are answered here, with counterparts (patching.stand_ins): objects that call the switch, and
+torch._C that defines it. These look-ups are answered here, with counterparts (patching.stand_ins): objects that call the dispatcher, and
 compare and hash as torch's function does.
 
-For a method, `torch.Tensor.mul` gives the counterpart, while `x.mul(y)` and `x * y` call the switch directly. For another builtin
-(`torch.matmul`) the user finds the switch, which is quicker to call, until a `__torch_function__` of the user's is called for the first
-time: then counterparts replace the switches there, and in all names that were bound to them. Without the protocol there is no cost.
+For a method, `torch.Tensor.mul` gives the counterpart, while `x.mul(y)` and `x * y` call the dispatcher directly. For another builtin
+(`torch.matmul`) the user finds the dispatcher, which is quicker to call, until a `__torch_function__` of the user's is called for the first
+time: then counterparts replace the dispatchers there, and in all names that were bound to them. Without the protocol there is no cost.
 """
 
 from __future__ import annotations
@@ -31,34 +31,34 @@ _TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
 _lock = fork_safe.RLock()
 # By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
 _counterparts: dict[Any, Counterpart] = {}
-_places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the switch there
+_places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the dispatcher there
 _asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
 _in_types: list[tuple[type, str, Any]] = []  # type, name, what was there
-_tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold switches
+_tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold dispatchers
 _MISSING = object()
 _modes, _mode_at, _device_mode = torch_private.function_modes, torch_private.function_mode_at, torch_private.device_mode.__name__
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> None:
-    """Answers these look-ups for the functions of `sites`, each with its switch, until patches.restore(). `tables` gives the tables of
-    hmp's in which switches are not to be replaced."""
+    """Answers these look-ups for the functions of `sites`, each with its dispatcher, until patches.restore(). `tables` gives the tables of
+    hmp's in which dispatchers are not to be replaced."""
     with _lock:  # a handler of another thread may be handed something meanwhile
         if not _tables:
             _tables.append(tables)
             patches.on_restore(_restore)
         builtins: dict[int, Any] = {}
-        for site, switch in sites:
+        for site, dispatcher in sites:
             original: Any = site.original
             if type(original) not in _BUILTINS:
                 continue  # somebody else's, in torch's place
             if original not in _counterparts:
-                _counterparts[original] = _counterpart(site, switch)
+                _counterparts[original] = _counterpart(site, dispatcher)
             if isinstance(site.owner, type):
                 if type(original) is not types.BuiltinFunctionType:
-                    _put(_METACLASS, site.attribute, _Method(site.attribute, switch, _counterparts[original]))
+                    _put(_METACLASS, site.attribute, _Method(site.attribute, dispatcher, _counterparts[original]))
             else:
-                _places.setdefault(original, []).append((site.owner, site.attribute, switch))
+                _places.setdefault(original, []).append((site.owner, site.attribute, dispatcher))
                 builtins[id(original)] = original
         for original in builtins.values():
             name, home = original.__name__, getattr(original, "__self__", None)
@@ -75,10 +75,10 @@ def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
     return any(owner is not home for owner, _, _ in _places[original])
 
 
-def standing(original: Any, switch: Any) -> Any:
-    """What a name of the user's that is bound to torch's function is bound to from now on: a method's counterpart, else the switch."""
+def standing(original: Any, dispatcher: Any) -> Any:
+    """What a name of the user's that is bound to torch's function is bound to from now on: a method's counterpart, else the dispatcher."""
     counterpart = _counterparts.get(original) if type(original) in _BUILTINS else None
-    return counterpart if isinstance(counterpart, MethodCounterpart) else switch
+    return counterpart if isinstance(counterpart, MethodCounterpart) else dispatcher
 
 
 def counterparts() -> list[Any]:
@@ -86,16 +86,16 @@ def counterparts() -> list[Any]:
     return list(_counterparts.values())
 
 
-def _counterpart(site: Site, switch: Callable[..., Any]) -> Counterpart:
+def _counterpart(site: Site, dispatcher: Callable[..., Any]) -> Counterpart:
     if not isinstance(site.owner, type):
-        return Counterpart(switch, site.original)
-    return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(switch, site.original)
+        return Counterpart(dispatcher, site.original)
+    return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(dispatcher, site.original)
 
 
 def _hand_out(original: Any, standing: Any) -> Any:
     """The counterpart of `original` for C code that is about to call a `__torch_function__`; `standing` for whoever else looks it up."""
     frame = sys._getframe(2)
-    if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a switch or a wrapper
+    if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a dispatcher or a wrapper
         return standing
     if _places:
         if not _is_anybodys(frame):
@@ -132,20 +132,20 @@ def _is_ours(module: Any) -> bool:
 
 
 def _take_over() -> None:
-    """Replaces switches by counterparts wherever users find builtins, from now on."""
+    """Replaces dispatchers by counterparts wherever users find builtins, from now on."""
     with _lock:
         references.replace(_replaced(), [table for give in _tables for table in give()])
 
 
 def _replaced() -> dict[Any, Counterpart]:
-    """Puts counterparts in the places where users find builtins; returns them by the switches that stood there."""
-    switches: dict[Any, Counterpart] = {}
+    """Puts counterparts in the places where users find builtins; returns them by the dispatchers that stood there."""
+    dispatchers: dict[Any, Counterpart] = {}
     while _places:
         original, places = _places.popitem()
-        for owner, name, switch in places:
+        for owner, name, dispatcher in places:
             patches.replace(owner, name, _counterparts[original])
-            switches[switch] = _counterparts[original]
-    return switches
+            dispatchers[dispatcher] = _counterparts[original]
+    return dispatchers
 
 
 class _Function:
@@ -185,26 +185,26 @@ class _Defined:
 class _Method:
     """A descriptor on the metaclass of torch.Tensor: `torch.Tensor.mul` looks there first, `x.mul` does not."""
 
-    __slots__ = ("counterpart", "name", "switch")
+    __slots__ = ("counterpart", "dispatcher", "name")
 
-    def __init__(self, name: str, switch: Any, counterpart: Counterpart) -> None:
-        self.name, self.switch, self.counterpart = name, switch, counterpart
+    def __init__(self, name: str, dispatcher: Any, counterpart: Counterpart) -> None:
+        self.name, self.dispatcher, self.counterpart = name, dispatcher, counterpart
 
     def __get__(self, cls: Any, metaclass: type | None = None) -> Any:
-        if cls is _TENSOR and _OF_TENSOR.get(self.name) is self.switch:
+        if cls is _TENSOR and _OF_TENSOR.get(self.name) is self.dispatcher:
             return self.counterpart
         if cls is None:
             return self
         for each in cls.__mro__:
             found = vars(each).get(self.name, _MISSING)
-            if found is self.switch:
+            if found is self.dispatcher:
                 return self.counterpart
             if found is not _MISSING:
                 return found.__get__(None, cls) if hasattr(type(found), "__get__") else found
         raise AttributeError(f"type object {cls.__name__!r} has no attribute {self.name!r}")
 
     def __set__(self, cls: type, value: Any) -> None:
-        value = self.switch if value is self.counterpart and cls is torch.Tensor else value
+        value = self.dispatcher if value is self.counterpart and cls is torch.Tensor else value
         if self._is_operator():
             self._past(lambda: type.__setattr__(cls, self.name, value))
         else:

@@ -1,6 +1,6 @@
-"""The parameters of the builtins that models call most, so that a switch can check the dtypes of exactly those that hold tensors.
+"""The parameters of the builtins that models call most, so that a dispatcher can check the dtypes of exactly those that hold tensors.
 
-An op that is not in the table, or has other parameters in this release of torch, has a switch of `*args, **kwargs`.
+An op that is not in the table, or has other parameters in this release of torch, has a dispatcher of `*args, **kwargs`.
 """
 
 from __future__ import annotations

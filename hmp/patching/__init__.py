@@ -3,7 +3,7 @@
 from . import cache, patches, references, stand_ins
 from .heap import alone, subclasses, unfrozen
 from .references import SKIPPED
-from .stand_ins import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, is_switch, stands_in
+from .stand_ins import ComparisonCounterpart, Counterpart, MethodCounterpart, compares, is_dispatcher, stands_in
 
 __all__ = [
     "SKIPPED",
@@ -13,7 +13,7 @@ __all__ = [
     "alone",
     "cache",
     "compares",
-    "is_switch",
+    "is_dispatcher",
     "patches",
     "references",
     "stand_ins",

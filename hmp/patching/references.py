@@ -21,7 +21,7 @@ import torch
 from . import heap, patches
 from .stand_ins import Counterpart
 
-Switches = Mapping[int, Callable[..., Any]]
+Dispatchers = Mapping[int, Callable[..., Any]]
 
 # Whose names are left alone: torch looks its own up anew, and the standard library holds none.
 SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
@@ -66,8 +66,8 @@ class Place(NamedTuple):
             (vars(holder) if isinstance(holder, torch.nn.Module) else holder)[key] = value
 
 
-def rebind(switches: Switches) -> None:
-    """Binds the names of originals (id → switch) to the switches, until patches.restore(); what is not ours by then stays.
+def rebind(dispatchers: Dispatchers) -> None:
+    """Binds the names of originals (id → dispatcher) to the dispatchers, until patches.restore(); what is not ours by then stays.
 
     Reached are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
     every nn.Module, with the lists and dicts among them; and partials.
@@ -75,25 +75,25 @@ def rebind(switches: Switches) -> None:
     rebound: list[tuple[Callable[[], Any], Any, Any, Any]] = []
 
     def undo() -> None:
-        for reference, key, switch, original in rebound:
+        for reference, key, dispatcher, original in rebound:
             holder = reference()
-            if holder is not None and unwrapped(Place(holder, key).held()) is unwrapped(switch):
+            if holder is not None and unwrapped(Place(holder, key).held()) is unwrapped(dispatcher):
                 Place(holder, key).put(original)
 
     patches.on_restore(undo)  # first: what is bound when something fails is given back too
-    for place in _places(switches):
+    for place in _places(dispatchers):
         original = place.held()
-        switch = switches[id(unwrapped(original))]
-        place.put(switch)
-        rebound.append((_reference(place.holder), place.key, switch, original))
+        dispatcher = dispatchers[id(unwrapped(original))]
+        place.put(dispatcher)
+        rebound.append((_reference(place.holder), place.key, dispatcher, original))
 
 
-def _places(switches: Switches) -> Iterator[Place]:
+def _places(dispatchers: Dispatchers) -> Iterator[Place]:
     alive = heap.partials_and_modules()
-    yield from (Place(partial, None) for partial in alive.partials if id(partial.func) in switches)
-    yield from _in_python_modules(switches)
+    yield from (Place(partial, None) for partial in alive.partials if id(partial.func) in dispatchers)
+    yield from _in_python_modules(dispatchers)
     for module in alive.modules:
-        yield from _in_attributes(module, switches)
+        yield from _in_attributes(module, dispatchers)
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
@@ -104,31 +104,31 @@ def _reference(holder: Any) -> Callable[[], Any]:
         return lambda: holder
 
 
-def unbind(cls: type, is_switch: Callable[[Any], bool]) -> None:
-    """Makes the switches among the attributes of a new class static methods, until patches.restore(): a builtin takes no self."""
+def unbind(cls: type, is_dispatcher: Callable[[Any], bool]) -> None:
+    """Makes the dispatchers among the attributes of a new class static methods, until patches.restore(): a builtin takes no self."""
     for name, value in list(vars(cls).items()):
-        if is_switch(value):
+        if is_dispatcher(value):
             setattr(cls, name, staticmethod(value))
 
 
-def give_back(switches: list[Any], counterparts: list[Any]) -> None:
-    """Whoever took one of these switches or counterparts, which stand nowhere any more, has torch's own function again.
+def give_back(dispatchers: list[Any], counterparts: list[Any]) -> None:
+    """Whoever took one of these dispatchers or counterparts, which stand nowhere any more, has torch's own function again.
 
     In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments; another tuple keeps
-    its switch, which does what torch's function does.
+    its dispatcher, which does what torch's function does.
     """
     inside = {id(unwrapped(counterpart)) for counterpart in counterparts}
-    held = [s for s, count in zip(switches, _references(switches), strict=True) if count > _UNHELD + (id(s) in inside)]
+    held = [s for s, count in zip(dispatchers, _references(dispatchers), strict=True) if count > _UNHELD + (id(s) in inside)]
     held += [c for c, count in zip(counterparts, _references(counterparts), strict=True) if count > _UNHELD]
-    _replace(held, {id(each): each.__wrapped__ for each in held}, [switches, counterparts])
+    _replace(held, {id(each): each.__wrapped__ for each in held}, [dispatchers, counterparts])
 
 
 def replace(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
-    """Whoever took one of these switches has its counterpart instead, as above, but for the containers `besides`."""
-    # hmp's own: the table of switches, those of its function, and its counterpart; a switch whose call is in progress has more
+    """Whoever took one of these dispatchers has its counterpart instead, as above, but for the containers `besides`."""
+    # hmp's own: the table of dispatchers, those of its function, and its counterpart; a dispatcher whose call is in progress has more
     counts = zip(_references(counterparts), counterparts.items(), strict=True)
-    held = [switch for count, (switch, other) in counts if count > _UNHELD + 2 + (other.__func__ is switch)]
-    _replace(held, {id(switch): counterparts[switch] for switch in held}, [*besides, counterparts])
+    held = [dispatcher for count, (dispatcher, other) in counts if count > _UNHELD + 2 + (other.__func__ is dispatcher)]
+    _replace(held, {id(dispatcher): counterparts[dispatcher] for dispatcher in held}, [*besides, counterparts])
 
 
 def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
@@ -189,9 +189,9 @@ def unwrapped(value: Any) -> Any:
     return value.__func__ if isinstance(value, staticmethod) else value
 
 
-def _in_python_modules(switches: Switches) -> Iterator[Place]:
+def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Place]:
     seen: set[int] = set()
-    telling = switches.keys() | _TORCHS
+    telling = dispatchers.keys() | _TORCHS
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in SKIPPED or not isinstance(module, types.ModuleType):
             continue
@@ -199,66 +199,66 @@ def _in_python_modules(switches: Switches) -> Iterator[Place]:
         values = list(names.values())
         if telling.isdisjoint(map(id, values)):
             continue  # who writes torch.tanh has torch
-        yield from _in(names, switches)
+        yield from _in(names, dispatchers)
         for value in values:
             if id(value) not in seen:
                 seen.add(id(value))
-                yield from _inside(value, name, switches)
+                yield from _inside(value, name, dispatchers)
 
 
 # A module that has none of these, nor any builtin that is patched, is taken to have no table of such builtins.
 _TORCHS = frozenset(map(id, (torch, torch.nn, torch.nn.functional, torch.special, torch.linalg, torch.fft)))
 
 
-def _inside(value: Any, module: str, switches: Switches) -> Iterator[Place]:
+def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Place]:
     """The places inside a module's global."""
     kind = type(value)
     if kind is dict or kind is list:
-        yield from _in(value, switches)
+        yield from _in(value, dispatchers)
     elif kind is types.FunctionType:
         if value.__module__ == module:
-            yield from _in_function(value, switches)
+            yield from _in_function(value, dispatchers)
     elif issubclass(kind, type) and value.__module__ == module:
         for name, attribute in list(vars(value).items()):
             # a static or class method, and what hmp itself has put around a constructor
             attribute = getattr(attribute, "__dict__", {}).get("__wrapped__", unwrapped(attribute))
-            if id(attribute) in switches:
+            if id(attribute) in dispatchers:
                 yield Place(value, name)
             elif type(attribute) is types.FunctionType:
-                yield from _in_function(attribute, switches)
+                yield from _in_function(attribute, dispatchers)
             elif type(attribute) is dict or type(attribute) is list:
-                yield from _in(attribute, switches)
+                yield from _in(attribute, dispatchers)
     elif isinstance(value, dict):
-        yield from _in(value, switches)
+        yield from _in(value, dispatchers)
 
 
-def _in_function(function: types.FunctionType, switches: Switches) -> Iterator[Place]:
+def _in_function(function: types.FunctionType, dispatchers: Dispatchers) -> Iterator[Place]:
     if str(function.__globals__.get("__name__")).partition(".")[0] == "hmp":
         return  # what hmp has put there calls torch's own
     for i, value in enumerate(function.__defaults__ or ()):
-        if id(value) in switches:
+        if id(value) in dispatchers:
             yield Place(function, i)
     if function.__kwdefaults__:
-        yield from _in(function.__kwdefaults__, switches)
+        yield from _in(function.__kwdefaults__, dispatchers)
     for cell in function.__closure__ or ():
         try:
-            if id(cell.cell_contents) in switches:
+            if id(cell.cell_contents) in dispatchers:
                 yield Place(cell, None)
         except ValueError:  # not filled yet
             continue
 
 
-def _in(container: Any, switches: Switches) -> Iterator[Place]:
+def _in(container: Any, dispatchers: Dispatchers) -> Iterator[Place]:
     items = enumerate(container) if isinstance(container, list) else list(dict.items(container))
     for key, value in items:
-        if id(value) in switches:
+        if id(value) in dispatchers:
             yield Place(container, key)
 
 
-def _in_attributes(module: torch.nn.Module, switches: Switches) -> Iterator[Place]:
+def _in_attributes(module: torch.nn.Module, dispatchers: Dispatchers) -> Iterator[Place]:
     attributes = vars(module)
-    if not switches.keys().isdisjoint(map(id, attributes.values())):
-        yield from (Place(module, place.key) for place in _in(attributes, switches))
+    if not dispatchers.keys().isdisjoint(map(id, attributes.values())):
+        yield from (Place(module, place.key) for place in _in(attributes, dispatchers))
     for value in list(attributes.values()):
         if (type(value) is dict or type(value) is list) and value:
-            yield from _in(value, switches)
+            yield from _in(value, dispatchers)

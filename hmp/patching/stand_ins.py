@@ -19,8 +19,8 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
 
     __slots__ = ("__weakref__", "own")
 
-    def __init__(self, switch: Callable[..., Any], own: Any) -> None:
-        super().__init__(switch)
+    def __init__(self, dispatcher: Callable[..., Any], own: Any) -> None:
+        super().__init__(dispatcher)
         self.own = own
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # staticmethod copied those of the dispatcher
             setattr(self, name, getattr(own, name, None))
@@ -32,7 +32,7 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Counterpart):
             other = other.own
-        elif type(other) is types.FunctionType and is_switch(other.__code__):
+        elif type(other) is types.FunctionType and is_dispatcher(other.__code__):
             other = getattr(other, "__wrapped__", other)
         return bool(self.own == other)
 
@@ -91,14 +91,14 @@ class _Module:
         return importlib.import_module, (self._name,)
 
 
-def is_switch(code: types.CodeType) -> bool:
+def is_dispatcher(code: types.CodeType) -> bool:
     """Whether `code` is that of a dispatcher."""
-    return code.co_name == "hmp_switch"
+    return code.co_name == "hmp_dispatcher"
 
 
 def stands_in(function: Any) -> bool:
     """Whether `function` is a dispatcher or a counterpart."""
-    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and is_switch(function.__code__))
+    return isinstance(function, Counterpart) or (type(function) is types.FunctionType and is_dispatcher(function.__code__))
 
 
 KINDS = (Counterpart, MethodCounterpart, ComparisonCounterpart)

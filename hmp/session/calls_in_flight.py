@@ -13,7 +13,7 @@ import types
 from collections.abc import Collection, Iterator
 
 from ..context import without_casts
-from ..patching import alone, is_switch
+from ..patching import alone, is_dispatcher
 
 # The longest that a conversion waits for other threads: one of them may be waiting for the thread that converts.
 PATIENCE = 5.0
@@ -46,8 +46,8 @@ def _stacks() -> Iterator[list[types.FrameType]]:
 
 
 def _unmuted(stack: list[types.FrameType], codes: Collection[types.CodeType]) -> list[types.FrameType]:
-    # a switch that has decided and not called yet; it may still be in what it asks
-    found = [frame for frame in stack[:3] if is_switch(frame.f_code)]
+    # a dispatcher that has decided and not called yet; it may still be in what it asks
+    found = [frame for frame in stack[:3] if is_dispatcher(frame.f_code)]
     for frame in stack:
         if frame.f_code is _MUTED:
             found.clear()  # they run inside this one

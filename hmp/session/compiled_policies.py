@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from .. import fork_safe
 from ..caches import cast_cache
 from ..context import CompiledPolicy, state
-from ..dispatch import deciding, fx_interpreter, placement, switches
+from ..dispatch import deciding, dispatchers, fx_interpreter, placement
 from ..lists import Policy
 from ..patching import cache, patches
 from ..torch_compile import bridge
@@ -47,8 +47,8 @@ _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakV
 
 
 def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> CompiledPolicy:
-    """The compiled `policy`; switches stand in the place of every torch function that it changes. With `for_process` the caller puts it
-    in force for the process next, and writes the switches for it then."""
+    """The compiled `policy`; dispatchers stand in the place of every torch function that it changes. With `for_process` the caller puts it
+    in force for the process next, and writes the dispatchers for it then."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         with lock:
@@ -57,7 +57,7 @@ def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool =
                 with gc_paused():
                     found = _casts[policy, is_verbose] = _noted(_made(policy, is_verbose), is_verbose)
                     if not for_process:
-                        switches.respecialise()
+                        dispatchers.respecialise()
     _keep(found)
     return found
 
@@ -128,11 +128,11 @@ def _no_longer_repaired() -> None:
 
 
 def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
-    """The policy, newly compiled, with switches in place for it. If that fails, torch is patched as it was before."""
+    """The policy, newly compiled, with dispatchers in place for it. If that fails, torch is patched as it was before."""
     fresh = not patches.installed()
     if fresh:
         cache.forget()  # somebody else may have patched torch since
-    decisions = deciding.switched(deciding.decide(policy))
+    decisions = deciding.dispatched(deciding.decide(policy))
     told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(
         deciding.build(decisions, Observers(told) if told else None),

@@ -13,7 +13,7 @@ import torch
 
 from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
-from ..dispatch import handed_out, placement, switches, user_functions
+from ..dispatch import dispatchers, handed_out, placement, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
@@ -125,7 +125,7 @@ def revert() -> None:
     global _regions_entered
     with _lock:
         _converted.clear()
-        _move_process_to(CompiledPolicy(state.NOTHING, None))  # whoever holds a switch calls torch's own op from now on
+        _move_process_to(CompiledPolicy(state.NOTHING, None))  # whoever holds a dispatcher calls torch's own op from now on
         compiled_policies.put_out_of_force()
         module_calls.unmark_all()
         _regions_entered = False
@@ -331,12 +331,12 @@ def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
 def _set_process_policy(casts: CompiledPolicy) -> None:
     PROCESS.table, PROCESS.policy, PROCESS.fast_paths = casts.table, casts.policy, casts.fast_paths
     PROCESS.given, PROCESS.scope_id = casts.given, casts.scope_id
-    switches.specialise_for(PROCESS)
+    dispatchers.specialise_for(PROCESS)
 
 
 def _specialised(casts: CompiledPolicy) -> CompiledPolicy:
-    """`casts`; the switches are written for them, unless they are for another policy that is in force."""
-    if not switches.is_specialised():
+    """`casts`; the dispatchers are written for them, unless they are for another policy that is in force."""
+    if not dispatchers.is_specialised():
         with _lock:
-            switches.specialise_for(casts)
+            dispatchers.specialise_for(casts)
     return casts

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, without_casts
-from ..dispatch import deciding, placement, switches, user_functions
+from ..dispatch import deciding, dispatchers, placement, user_functions
 from ..errors import HmpError
 from ..lists import Policy
 from ..ops import op_facts
@@ -114,7 +114,7 @@ def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
 
 def dispatched_functions() -> list[Any]:
     """torch's functions that a dispatcher stands in place of."""
-    return list(switches.keys())
+    return list(dispatchers.keys())
 
 
 def original(value: Any) -> Any:
@@ -124,7 +124,7 @@ def original(value: Any) -> Any:
     return value
 
 
-def all_switches() -> list[Any]:
+def all_dispatchers() -> list[Any]:
     """The dispatchers that stand in place of torch's builtins."""
     return placement.in_place()
 

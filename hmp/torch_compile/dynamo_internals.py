@@ -283,8 +283,8 @@ def _update_tables() -> None:
     dispatchers = [function for function in overridable if _bridge.original(function) is not function]
     overridable.difference_update(dispatchers)
     overridable.update(_bridge.dispatched_functions(), map(_bridge.original, dispatchers))
-    in_graph = dict.fromkeys(_bridge.all_switches(), torch_variables.TorchInGraphFunctionVariable)
-    in_graph.update({_bridge.original(switch): kind for switch, kind in in_graph.items()})
+    in_graph = dict.fromkeys(_bridge.all_dispatchers(), torch_variables.TorchInGraphFunctionVariable)
+    in_graph.update({_bridge.original(dispatcher): kind for dispatcher, kind in in_graph.items()})
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):
         if each not in known:
             known[each] = kind

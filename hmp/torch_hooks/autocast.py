@@ -8,7 +8,7 @@ The one exception is torch.amp.custom_fwd, which asks in order to build an islan
 What cannot be reached: a name taken before (`from torch import is_autocast_enabled`) and `torch._C.is_autocast_enabled` give
 torch's own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
 before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
-copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
+copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) dispatchers torch.autocast on; an interrupt (Ctrl-C) at
 the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
 """
 
@@ -115,7 +115,7 @@ class Paused(Off):
 def install() -> None:
     """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
-    To be called when switches are in place: torch's tables that are keyed by function are filled by then, with torch's own functions.
+    To be called when dispatchers are in place: torch's tables that are keyed by function are filled by then, with torch's own functions.
     """
     global _installation
     if _installation is not None:
@@ -171,11 +171,11 @@ def _forget() -> None:
     _answers.clear()
 
 
-# torch.jit.script finds torch's own op behind a function whose code has the name `hmp_switch`.
+# torch.jit.script finds torch's own op behind a function whose code has the name `hmp_dispatcher`.
 
 
 def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
-    def hmp_switch(*args: Any, **kwargs: Any) -> bool:
+    def hmp_dispatcher(*args: Any, **kwargs: Any) -> bool:
         really = original(*args, **kwargs)
         frame = sys._getframe(1)
         policy = state.here().policy
@@ -189,11 +189,11 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         frame.f_locals["args"][0]._hmp_forward = state.here(), policy
         return really
 
-    return hmp_switch
+    return hmp_dispatcher
 
 
 def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callable[..., torch.dtype]:
-    def hmp_switch(*args: Any, **kwargs: Any) -> torch.dtype:
+    def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
         policy = state.here().policy
         if policy is None or _is_torch(sys._getframe(1)):
@@ -202,7 +202,7 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
         low: torch.dtype = policy.dtype
         return dtype if really else low
 
-    return hmp_switch
+    return hmp_dispatcher
 
 
 def _is_torch(frame: types.FrameType) -> bool:

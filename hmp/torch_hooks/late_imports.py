@@ -1,4 +1,4 @@
-"""Modules of torch that are imported while torch is patched: their tables get torch's own functions in place of hmp's switches.
+"""Modules of torch that are imported while torch is patched: their tables get torch's own functions in place of hmp's dispatchers.
 
 torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
 """
@@ -31,9 +31,9 @@ _then: dict[str, Callable[[], None]] = {}
 
 
 def install(own: Callable[[Any], Any]) -> None:
-    """Until patches.restore(): replaces switches by torch's functions in every module of torch that is imported from now on.
+    """Until patches.restore(): replaces dispatchers by torch's functions in every module of torch that is imported from now on.
 
-    `own` returns torch's function for a switch, and anything else as it is.
+    `own` returns torch's function for a dispatcher, and anything else as it is.
     """
     finder = _Finder(own)
     sys.meta_path.insert(0, finder)
@@ -92,7 +92,7 @@ class _Table:
         )  # fmt: skip
 
     def mend(self) -> None:
-        """Replaces switches by torch's own functions in all of them."""
+        """Replaces dispatchers by torch's own functions in all of them."""
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
             holder = todo.pop()
@@ -101,7 +101,7 @@ class _Table:
                 todo += self._mended(holder)
 
     def _mended(self, holder: Any) -> list[Any]:
-        """Replaces switches in `holder`; returns what it holds, where there may be more."""
+        """Replaces dispatchers in `holder`; returns what it holds, where there may be more."""
         kind = type(holder)
         for kinds, mended in self._containers:
             if issubclass(kind, kinds):
@@ -159,7 +159,7 @@ class _Table:
         return list(vars(cls).values())
 
     def _other(self, value: Any) -> Any:
-        """What is to take the place of `value`: torch's function for a switch, for a tuple that holds one a new tuple, else itself."""
+        """What is to take the place of `value`: torch's function for a dispatcher, for a tuple that holds one a new tuple, else itself."""
         kind: Any = type(value)
         if not issubclass(kind, (tuple, frozenset)):
             return self._own(value)

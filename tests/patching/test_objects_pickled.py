@@ -114,7 +114,7 @@ def test_an_applied_model_takes_its_policy_into_a_deep_copy_and_not_into_a_pickl
 
 
 def test_what_cannot_be_pickled_says_so_and_why():
-    """A builtin that the patches could not reach is no longer what its name leads to; nor is a switch in a tuple after revert()."""
+    """A builtin that the patches could not reach is no longer what its name leads to; nor is a dispatcher in a tuple after revert()."""
     held = (torch._C._nn.gelu,)  # a tuple
     hmp.convert(policy=LISTS)
     with pytest.raises(pickle.PicklingError, match=r"gelu.*not the same object|not the same object.*gelu"):

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.dispatch import switch_code
+from hmp.dispatch import dispatcher_code, fast_path
 from hmp.ops import sites
 from hmp.ops.signatures import signature_of
 
@@ -47,18 +47,18 @@ def test_every_package_is_in_the_picture() -> None:
     assert not {package for package in packages if not re.search(rf"\b{package}\b", picture)}
 
 
-def test_the_code_of_a_switch_is_what_is_written_for_linear() -> None:
-    shown = PAGE[PAGE.index("def hmp_switch(") : PAGE.rindex("\n```\n")]
+def test_the_code_of_a_dispatcher_is_what_is_written_for_linear() -> None:
+    shown = PAGE[PAGE.index("def hmp_dispatcher(") : PAGE.rindex("\n```\n")]
     signature = signature_of(sites.sites_of("linear")[0])
-    written = "\n".join(switch_code.source(signature, switch_code.FastPath("dtype", torch.bfloat16, "CAST_PRODUCT_INPUT")))
+    written = "\n".join(dispatcher_code.source(signature, fast_path.FastPath("dtype", torch.bfloat16, "CAST_PRODUCT_INPUT")))
     number = re.compile(r"SIGNATURES\[\d+\]")  # in the order in which ops are called
     assert number.sub("SIGNATURES[0]", written) == shown
 
 
-def test_the_code_of_a_switch_is_found_by_inspect_and_in_tracebacks() -> None:
+def test_the_code_of_a_dispatcher_is_found_by_inspect_and_in_tracebacks() -> None:
     hmp.convert(policy="torch-cpu")
     F.linear(torch.randn(2, 3), torch.randn(4, 3))
-    assert "def hmp_switch(input" in inspect.getsource(F.linear.__code__)
+    assert "def hmp_dispatcher(input" in inspect.getsource(F.linear.__code__)
     with pytest.raises(RuntimeError) as raised:
         F.linear(torch.randn(2, 3), torch.randn(4, 5))
     lines = [str(entry.statement).strip() for entry in raised.traceback]

@@ -161,7 +161,7 @@ def test_nothing_observes_after_the_recording() -> None:
         with hmp.record() as report:
             F.linear(x, x)
         F.linear(x, x)
-        assert F.linear.__code__ is before  # the switch that reads dtypes and nothing else
+        assert F.linear.__code__ is before  # the dispatcher that reads dtypes and nothing else
         assert len(decided(report)) == 1
         assert torch.nn.modules.module._global_forward_hooks == {}
         assert torch.nn.modules.module._global_forward_pre_hooks == {}

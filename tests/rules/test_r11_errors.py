@@ -26,9 +26,9 @@ def low(*, grad: bool = True) -> torch.Tensor:
     return X.to(BF16).requires_grad_(grad)
 
 
-# what is cast by the switch, by the wrapper, and not at all; each saves a tensor for backward
+# what is cast by the dispatcher, by the wrapper, and not at all; each saves a tensor for backward
 SAVING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "cast by the switch": lambda x: torch.exp(x),
+    "cast by the dispatcher": lambda x: torch.exp(x),
     "a method": lambda x: x.sigmoid(),
     "cast by the wrapper": lambda x: torch.tanh(input=x),
     "nothing to cast": lambda x: torch.exp(x.detach().to(BF16).requires_grad_()),
@@ -256,12 +256,12 @@ MODES = {"function": (RaisingFunctionMode, "bfloat16"), "dispatch": (RaisingDisp
 @pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("at", ["the op", "the cast"])
-@pytest.mark.parametrize("call", ["switch", "wrapper"])
+@pytest.mark.parametrize("call", ["dispatcher", "wrapper"])
 def test_r11_what_a_mode_raises_once_the_caller_sees_once(call: str, at: str, mode: str, text: str) -> None:
     make, cast = MODES[mode]
     raising = make("exp" if at == "the op" else cast, text)
     with hmp.casts(POLICY), raising, pytest.raises(RuntimeError, match=text):
-        torch.exp(X) if call == "switch" else torch.exp(input=X)
+        torch.exp(X) if call == "dispatcher" else torch.exp(input=X)
     assert raising.calls == 1
 
 

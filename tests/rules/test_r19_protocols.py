@@ -236,12 +236,12 @@ def test_r19_an_object_that_is_no_tensor_is_handed_torchs_functions() -> None:
         assert (torch.matmul(Duck(), A)[0], F.linear(Duck(), A)[0]) == before
 
 
-def test_r19_who_uses_no_protocol_keeps_the_quick_switches() -> None:
+def test_r19_who_uses_no_protocol_keeps_the_quick_dispatchers() -> None:
     """Nor does it count what hmp itself, a device and torch's tensors with torch's own handler are handed."""
     with hmp.convert(policy=policy(bf16=["linear", "matmul", "t", "mul", "eq", "expit", "cat"])):
-        switches = [torch.matmul, F.linear, torch.cat, torch.special.expit]
+        dispatchers = [torch.matmul, F.linear, torch.cat, torch.special.expit]
         methods = [vars(torch.Tensor)[name] for name in ("mul", "__mul__", "matmul", "__eq__")]
-        assert all(inspect.isfunction(each) for each in (*switches, *methods))
+        assert all(inspect.isfunction(each) for each in (*dispatchers, *methods))
         F.linear(A, B), torch.matmul(A, B), A.mul(B), A @ B, torch.special.expit(A)
         view = A.t()
         assert type(view) is not torch.Tensor  # hmp's own subclass (R10)
@@ -249,7 +249,7 @@ def test_r19_who_uses_no_protocol_keeps_the_quick_switches() -> None:
         torch.matmul(A.as_subclass(type("Plain", (torch.Tensor,), {})), B)
         with hmp.record(), torch.device("cpu"):
             torch.matmul(A, B)
-        assert [torch.matmul, F.linear, torch.cat, torch.special.expit] == switches
+        assert [torch.matmul, F.linear, torch.cat, torch.special.expit] == dispatchers
         with Mode():
             F.linear(A, B)
         assert not any(map(inspect.isfunction, (torch.matmul, F.linear, torch.cat, torch.special.expit)))
@@ -257,7 +257,7 @@ def test_r19_who_uses_no_protocol_keeps_the_quick_switches() -> None:
         assert [vars(torch.Tensor)[name] for name in ("mul", "__mul__", "matmul", "__eq__")] == methods
 
 
-def test_r19_what_took_a_switch_has_what_is_handed_out() -> None:
+def test_r19_what_took_a_dispatcher_has_what_is_handed_out() -> None:
     with hmp.convert(policy=policy(bf16=["tanh", "matmul"])):
         held = {
             "list": [torch.tanh],

@@ -52,7 +52,7 @@ from torch_walk import held_by_anything, held_by_torch
 
 def is_wrapper(value):
     if isinstance(value, types.FunctionType):
-        return stand_ins.is_switch(value.__code__) and hasattr(value, "__wrapped__")
+        return stand_ins.is_dispatcher(value.__code__) and hasattr(value, "__wrapped__")
     return type(value) in stand_ins.KINDS
 
 # where users find torch's functions: there they stand on purpose; and Dynamo has to know them
@@ -72,7 +72,7 @@ def look():
     assert [(where, value.__name__) for where, holder, value in found if id(holder) not in allowed] == []
     gc.collect()
     others = [(where, value.__name__) for where, holder, value in held_by_anything(is_wrapper, "hmp") if id(holder) not in allowed]
-    # a static method of torch.Tensor's, a bound one, and what hmp's switches and counterparts are made of
+    # a static method of torch.Tensor's, a bound one, and what hmp's dispatchers and counterparts are made of
     own = ("staticmethod", "tuple", "_Method", *(kind.__name__ for kind in stand_ins.KINDS))
     others = [each for each in others if each[0] not in own]
     assert others == []

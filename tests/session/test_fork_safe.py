@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform h
 BF16, F32 = torch.bfloat16, torch.float32
 LOCKS = [
     "hmp.session.compiled_policies.lock",
-    "hmp.dispatch.switches._lock",
+    "hmp.dispatch.dispatchers._lock",
     "hmp.wrapping.kernel_fallback._lock",
     "hmp.compat.habana._lock",
 ]

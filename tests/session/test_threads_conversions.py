@@ -214,15 +214,15 @@ def test_r15_an_optimizer_step_that_began_before_convert_is_not_cast() -> None:
     assert seen == [torch.float32]
 
 
-def test_a_switch_that_has_decided_and_not_called_yet_is_waited_for() -> None:
+def test_a_dispatcher_that_has_decided_and_not_called_yet_is_waited_for() -> None:
     began, ended = threading.Event(), threading.Event()
 
-    def hmp_switch() -> None:
+    def hmp_dispatcher() -> None:
         began.set()
         time.sleep(0.3)
 
     def run() -> None:
-        hmp_switch()
+        hmp_dispatcher()
         ended.set()
         time.sleep(0.3)
 
@@ -279,7 +279,7 @@ def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatc
 
 
 def test_a_first_call_while_the_policy_changes_ends() -> None:
-    """The code of a switch's first call meets a table that no longer holds the op, before the switches were told."""
+    """The code of a dispatcher's first call meets a table that no longer holds the op, before the dispatchers were told."""
     hmp.convert(policy=policy(bf16=["sin"]))
     state.PROCESS.table = state.NOTHING
     assert torch.sin(torch.ones(1)).dtype is torch.float32

@@ -125,7 +125,7 @@ def subclasses(cls: type) -> list[type]:
 
 
 class Snapshot:
-    """The attributes of some owners by identity, their functions by body, and torch's process-wide switches."""
+    """The attributes of some owners by identity, their functions by body, and torch's process-wide dispatchers."""
 
     def __init__(self, owners: dict[str, Any]) -> None:
         self.owners = owners
@@ -137,7 +137,7 @@ class Snapshot:
                 for function in _functions_in(value):
                     if id(function) not in self.bodies:
                         self.bodies[id(function)] = (f"{label}.{name}", function, _body(function))
-        self.switches = switches()
+        self.dispatchers = dispatchers()
 
     def differences(self, whole_bodies: bool = True) -> list[str]:
         """Say what is not as it was, one line each; empty when torch is untouched. Of bodies the code alone where not `whole_bodies`."""
@@ -155,9 +155,9 @@ class Snapshot:
         for name, function, body in self.bodies.values():
             if function.__code__ is not body[0] or (whole_bodies and not _same_body(body, _body(function))):
                 found.append(f"{name}: the body of {function.__qualname__} is another ({function.__code__.co_filename})")
-        for name, value in switches().items():
-            if value != self.switches[name]:
-                found.append(f"switch {name}: {self.switches[name]} became {value}")
+        for name, value in dispatchers().items():
+            if value != self.dispatchers[name]:
+                found.append(f"dispatcher {name}: {self.dispatchers[name]} became {value}")
         return found
 
 
@@ -174,7 +174,7 @@ def residue_on_modules(package_folder: str) -> list[str]:
     return found
 
 
-def switches() -> dict[str, Any]:
+def dispatchers() -> dict[str, Any]:
     """Process-wide and thread-wide settings that a test, or hmp, could leave changed."""
     optimizer, module = _module("torch.optim.optimizer"), _module("torch.nn.modules.module")
     return {

@@ -50,7 +50,7 @@ SEQ2SEQ = (
         seq2seq,
     ),
     Model(
-        "switch",
+        "dispatcher",
         "SwitchTransformersForConditionalGeneration",
         T5
         | {

@@ -1,7 +1,7 @@
-"""Switches: the functions that stand in torch's places. Each asks which policy is in force, and calls its wrapper or torch's own op.
+"""Dispatchers: the functions that stand in torch's places. Each asks which policy is in force, and calls its wrapper or torch's own op.
 
-A switch is made once and stays the same object. Its code is written for one policy, the process's as a rule, under which it is quick;
-under any other it looks the op up in that policy's table. When the policy changes, `__code__` is exchanged. See switch_code.
+A dispatcher is made once and stays the same object. Its code is written for one policy, the process's as a rule, under which it is quick;
+under any other it looks the op up in that policy's table. When the policy changes, `__code__` is exchanged. See dispatcher_code.
 """
 
 from __future__ import annotations
@@ -15,49 +15,50 @@ from ..caches import write_marks
 from ..context import CompiledPolicy, state
 from ..ops import Site, signature_of
 from ..wrapping import GIVEN_UP
-from .switch_code import FIRST_CALL, NAMES, NO_FAST_PATH, PLAIN, maker
+from .dispatcher_code import FIRST_CALL, NAMES, maker
+from .fast_path import NO_FAST_PATH, PLAIN
 
 
 def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
-    """A switch for torch's function `key`. It calls `op`, that function as torch has it, until `specialise_for` gives it a policy.
+    """A dispatcher for torch's function `key`. It calls `op`, that function as torch has it, until `specialise_for` gives it a policy.
 
     `site` is where a builtin stands, None for a Python function.
     """
-    switch = maker(None, PLAIN)(key, op, op)
+    dispatcher = maker(None, PLAIN)(key, op, op)
     with _lock:
-        _made.setdefault(key, []).append((switch, site))
-    return switch
+        _made.setdefault(key, []).append((dispatcher, site))
+    return dispatcher
 
 
 def specialise_for(casts: CompiledPolicy) -> None:
-    """Has every switch be written for `casts`: the process's policy, or a region's while the process has none."""
+    """Has every dispatcher be written for `casts`: the process's policy, or a region's while the process has none."""
     global _specialised_for
     with _lock:
         _specialised_for = casts
-        NAMES["FOCUS"] = NAMES  # no policy at all: until every switch is written anew, all of them look tables up
+        NAMES["FOCUS"] = NAMES  # no policy at all: until every dispatcher is written anew, all of them look tables up
         plain = _plain()
-        for key, switches in _made.items():
+        for key, dispatchers in _made.items():
             cast = casts.table.get(key)
-            for switch, _ in switches:
+            for dispatcher, _ in dispatchers:
                 if cast is None:
-                    switch.__closure__[0].cell_contents = switch.__closure__[2].cell_contents
+                    dispatcher.__closure__[0].cell_contents = dispatcher.__closure__[2].cell_contents
                 # most ops are never called: the code for one is written at its first call
-                switch.__code__ = plain if cast is None else FIRST_CALL
+                dispatcher.__code__ = plain if cast is None else FIRST_CALL
         NAMES["FOCUS"] = casts
 
 
 def keys() -> list[Any]:
-    """torch's functions that switches were made for."""
+    """torch's functions that dispatchers were made for."""
     return list(_made)
 
 
 def respecialise() -> None:
-    """Writes all switches for the same policy again: some are new since."""
+    """Writes all dispatchers for the same policy again: some are new since."""
     specialise_for(_specialised_for)
 
 
 def is_specialised() -> bool:
-    """Whether the policy that the switches are written for is in force, for the process or in a region."""
+    """Whether the policy that the dispatchers are written for is in force, for the process or in a region."""
     return _specialised_for.policy is not None
 
 
@@ -71,25 +72,25 @@ def _is_regional() -> bool:
 
 
 def specialise(key: Any, op: Any) -> Any:
-    """The switch that calls `op`. All switches for `key` get their code for the policy that `specialise_for` was given; that takes 0.5 ms,
-    and is done at an op's first call."""
+    """The dispatcher that calls `op`. At an op's first call all dispatchers for `key` get their code for the policy that `specialise_for`
+    was given, which takes 0.5 ms."""
     with _lock:
         cast: Any = _specialised_for.table.get(key)
         found = op
-        for switch, site in _made.get(key, ()):
-            call, _, held = switch.__closure__  # in the order of their names: _cast, _key, _op
+        for dispatcher, site in _made.get(key, ()):
+            call, _, held = dispatcher.__closure__  # in the order of their names: _cast, _key, _op
             if held.cell_contents is op:
-                found = switch
+                found = dispatcher
             if cast is None:
-                switch.__code__ = _plain()  # another policy since the call began; all other code knows
+                dispatcher.__code__ = _plain()  # another policy since the call began; all other code knows
                 continue
             call.cell_contents = cast
-            look = NO_FAST_PATH if getattr(cast, "failed", None) else _specialised_for.fast_paths.get(key, NO_FAST_PATH)
-            made = maker(None if site is None else signature_of(site), look, _is_regional())(None, None, None)
+            fast_path = NO_FAST_PATH if getattr(cast, "failed", None) else _specialised_for.fast_paths.get(key, NO_FAST_PATH)
+            made = maker(None if site is None else signature_of(site), fast_path, _is_regional())(None, None, None)
             if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
-                switch.__defaults__, switch.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
+                dispatcher.__defaults__, dispatcher.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
             # last: until here the old code casts by the new rule, which is as right
-            switch.__code__ = made.__code__
+            dispatcher.__code__ = made.__code__
             if site is not None and site.op in _READERS and made.__defaults__ is not None:
                 write_marks.reads_only(made.__code__)
         return found
@@ -102,14 +103,14 @@ _READERS = frozenset({
 
 
 def forget() -> None:
-    """Forgets all switches: torch's own functions are in their places again."""
+    """Forgets all dispatchers: torch's own functions are in their places again."""
     with _lock:
         _made.clear()
 
 
 _lock = fork_safe.RLock()
 _specialised_for = state.PROCESS
-# torch's function → its switches, with the site that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
+# torch's function → its dispatchers, with the site that they were made for. torch.mm and torch._VF.mm are two objects that are equal.
 _made: dict[Any, list[tuple[Any, Site | None]]] = {}
 
 

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.context import state
 from hmp.dispatch import deciding
-from hmp.dispatch.switch_code import fast_path_of
+from hmp.dispatch.fast_path import fast_path_of
 from hmp.ops import signatures, sites
 from hmp.wrapping import norms_and_lookups, op_wrap
 from trap_kit import policy, same
@@ -154,7 +154,7 @@ class _Off:
 
 
 @pytest.mark.parametrize("force", FORCES)
-def test_switches_take_every_call_that_torch_takes(force: str) -> None:
+def test_dispatchers_take_every_call_that_torch_takes(force: str) -> None:
     expected = {name: call() for name, call in CALLS.items()}
     with FORCES[force]():
         for name, call in CALLS.items():
@@ -162,7 +162,7 @@ def test_switches_take_every_call_that_torch_takes(force: str) -> None:
 
 
 @pytest.mark.parametrize("force", FORCES)
-def test_switches_refuse_what_torch_refuses(force: str) -> None:
+def test_dispatchers_refuse_what_torch_refuses(force: str) -> None:
     for call in REFUSED.values():
         with pytest.raises((TypeError, RuntimeError)):
             call()
@@ -181,7 +181,7 @@ def test_every_signature_is_one_of_this_torch() -> None:
 
 
 @pytest.mark.parametrize("listed", ["bf16", "fp32"])
-def test_switches_cast_what_is_on_a_list(listed: str) -> None:
+def test_dispatchers_cast_what_is_on_a_list(listed: str) -> None:
     want = {"bf16": BF16, "fp32": F32}[listed]
     with hmp.convert(policy=policy(**{listed: ["linear", "matmul", "add", "mean", "conv2d", "gelu"]})):
         for dtype in (F32, BF16):
@@ -291,8 +291,8 @@ def test_r8_what_a_tensor_subclass_does_inside_is_not_cast(when: str) -> None:
     assert set(cls.notes) == {F32}
 
 
-def test_every_policy_in_use_is_followed_whichever_the_switches_are_made_for() -> None:
-    """The switches are quick for one policy's casts; the others', and no casts, hold all the same, in whatever order they come."""
+def test_every_policy_in_use_is_followed_whichever_the_dispatchers_are_made_for() -> None:
+    """The dispatchers are quick for one policy's casts; the others', and no casts, hold all the same, in whatever order they come."""
     one, two = policy(bf16=["linear", "softmax"]), policy(bf16=["matmul"], fp32=["linear"])
     low = x.to(BF16)
 
@@ -330,11 +330,11 @@ def test_every_policy_in_use_is_followed_whichever_the_switches_are_made_for() -
 
 
 @pytest.mark.parametrize("lists", [{}, {"bf16": {"*"}}, {"promote": {"*"}}], ids=["unlisted", "bf16", "promote"])
-def test_r11_where_a_switch_calls_torch_by_itself_the_wrapper_answers_for_a_missing_kernel(lists: dict[str, set[str]]) -> None:
-    # what a switch calls past a wrapper that has no answer would raise where R11 asks for float32
+def test_r11_where_a_dispatcher_calls_torch_by_itself_the_wrapper_answers_for_a_missing_kernel(lists: dict[str, set[str]]) -> None:
+    # what a dispatcher calls past a wrapper that has no answer would raise where R11 asks for float32
     without = {
         decision.rule.op
         for original, decision in deciding.decide(hmp.Policy("mine", **lists)).items()
-        if fast_path_of(decision.rule).glance in ("same", "dtype") and not hasattr(op_wrap(original, decision.rule), "again")
+        if fast_path_of(decision.rule).condition in ("same", "dtype") and not hasattr(op_wrap(original, decision.rule), "again")
     }
     assert without <= norms_and_lookups.BUILDERS.keys()  # a look-up computes nothing, and a norm has moved its statistics

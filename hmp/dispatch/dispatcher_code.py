@@ -1,7 +1,7 @@
-"""Python source for switches: one for each builtin's parameters and each fast path.
+"""Python source for dispatchers: one for each builtin's parameters and each fast path.
 
-The fast path reads the arguments' dtypes: where they are right, the switch calls the op; plain tensors it casts by itself; for any other
-call it calls the wrapper.
+A call for which the fast path's condition is true goes to the op. Otherwise the dispatcher casts plain tensors by itself, and calls the
+wrapper for anything else.
 Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260.
 docs/architecture.md shows what is written for `linear`; in a traceback, a debugger and `inspect.getsource(F.linear.__code__)` its lines
 are found too.
@@ -14,17 +14,15 @@ import itertools
 import linecache
 import types
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import torch
 
 from ..caches import cast_cache
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
-from ..ops import ALIASES, Parameter, Signature, op_facts
-from ..wrapping import OpRule
-
-Glance = Literal["", "plain", "dtype", "same", "number", "wide", "written", "norm", "attention"]
+from ..ops import ALIASES, Parameter, Signature
+from .fast_path import PLAIN, FastPath, condition_of
 
 
 class _NotGiven:
@@ -37,44 +35,6 @@ class _NotGiven:
 
 
 NOT_GIVEN = _NotGiven()
-
-
-class FastPath(NamedTuple):
-    """What a switch looks at to see that a call has nothing to cast: `glance` names the test, `dtype` is the one that the rule casts to.
-
-    `casts` names the function with which the switch itself casts plain tensors; with "" it leaves that to the wrapper.
-    """
-
-    glance: Glance
-    dtype: torch.dtype | None = None
-    casts: Literal["", "CAST", "CAST_PRODUCT_INPUT"] = ""
-
-
-PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
-
-
-def fast_path_of(rule: OpRule) -> FastPath:
-    """The fast path for an op under `rule`, NO_FAST_PATH where only the wrapper can tell whether there is something to cast."""
-    dtype = rule.dtype
-    if dtype is not None and rule.asks_for_kernels:
-        return NO_FAST_PATH
-    if rule.op in ("batch_norm", "layer_norm", "group_norm"):
-        # on the promote list a wide weight widens the input
-        return NO_FAST_PATH if rule.kind == "promote" else FastPath("norm", dtype)
-    if rule.op == "scaled_dot_product_attention":
-        return FastPath("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_FAST_PATH
-    if rule.kind == "guard":
-        return FastPath("number")
-    if rule.kind in ("fill", "mask_in_place", "guard_in_place"):
-        return FastPath("wide")  # nothing overflows float32
-    if rule.op == "setitem":
-        return FastPath("written")
-    if dtype is not None:
-        care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.saturates
-        return FastPath("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
-    if rule.kind in ("promote", "first") and not rule.asks_for_kernels and not rule.saturates:
-        return FastPath("same")
-    return NO_FAST_PATH
 
 
 def replacement_in_region(now: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
@@ -104,7 +64,7 @@ def _is_default(value: Any, parameter: Parameter) -> bool:
     return isinstance(value, (int, float, str, type(None))) and repr(value) == parameter.default
 
 
-_SIGNATURES: list[Signature] = []  # those that switches were made for; generated code refers to them by number
+_SIGNATURES: list[Signature] = []  # those that dispatchers were made for; generated code refers to them by number
 NAMES: dict[str, Any] = {
     "regions_open": state.regions_open, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off,
     "replacement_in_region": replacement_in_region,
@@ -117,40 +77,40 @@ NAMES: dict[str, Any] = {
 
 
 @functools.cache
-def maker(signature: Signature | None, look: FastPath, regional: bool = False) -> Callable[..., Any]:
-    """A function (_key, _op, _cast) → switch. All switches close over these three names, so that their `__code__` can be exchanged."""
+def maker(signature: Signature | None, fast_path: FastPath, regional: bool = False) -> Callable[..., Any]:
+    """A function (_key, _op, _cast) → dispatcher. All dispatchers close over these three names, so their `__code__` can be exchanged."""
     parameters = "any call" if signature is None else ", ".join(p.name for p in signature.parameters)
-    return _maker(f"{parameters}; {look.glance or 'no look'}", source(signature, look, regional))
+    return _maker(f"{parameters}; {fast_path.condition or 'none'}", source(signature, fast_path, regional))
 
 
-def source(signature: Signature | None, look: FastPath, regional: bool = False) -> list[str]:
-    """The source lines of a switch for these parameters and this fast path."""
-    return _any_call(look, regional) if signature is None else _known_call(signature, look, regional)
+def source(signature: Signature | None, fast_path: FastPath, regional: bool = False) -> list[str]:
+    """The source lines of a dispatcher for these parameters and this fast path."""
+    return _any_call(fast_path, regional) if signature is None else _known_call(signature, fast_path, regional)
 
 
 _numbers = itertools.count(1)
 
 
-def _maker(title: str, switch: list[str]) -> Callable[..., Any]:
-    lines = ["def make(_key, _op, _cast):", *("    " + line for line in switch)]
-    lines += ["        if 0: _key, _op, _cast", "    return hmp_switch"]
+def _maker(title: str, dispatcher: list[str]) -> Callable[..., Any]:
+    lines = ["def make(_key, _op, _cast):", *("    " + line for line in dispatcher)]
+    lines += ["        if 0: _key, _op, _cast", "    return hmp_dispatcher"]
     name = f"<hmp {next(_numbers)}: {title}>"
     found: dict[str, Any] = {}
     exec(compile("\n".join(lines), name, "exec"), NAMES, found)
-    # where tracebacks, debuggers and inspect look for lines of source
+    # where tracebacks, debuggers and inspect fast_path for lines of source
     linecache.cache[name] = len(lines), None, [line + "\n" for line in lines], name
     made: Callable[..., Any] = found["make"]
     return made
 
 
-# The code of a switch that was not called yet under the casts that are in force.
+# The code of a dispatcher that was not called yet under the casts that are in force.
 FIRST_CALL: types.CodeType = _maker(
-    "first call", ["def hmp_switch(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]
+    "first call", ["def hmp_dispatcher(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]
 )(None, None, None).__code__  # fmt: skip
 
 
-def _any_call(look: FastPath, regional: bool) -> list[str]:
-    target = "_op" if look == PLAIN else "_cast"
+def _any_call(fast_path: FastPath, regional: bool) -> list[str]:
+    target = "_op" if fast_path == PLAIN else "_cast"
     called = "return replacement_in_region(now, _key, _op)(*args, **kwargs)"
     if regional:
         state = [
@@ -169,11 +129,11 @@ def _any_call(look: FastPath, regional: bool) -> list[str]:
             "        if now is not PROCESS:",
             f"            {called}",
         ]
-    return ["def hmp_switch(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
+    return ["def hmp_dispatcher(*args, **kwargs):", *state, f"    return {target}(*args, **kwargs)"]
 
 
 class _Calls:
-    """The lines that call something with what a switch was called with: its parameters, whether given in the usual way or not."""
+    """The lines that call something with what a dispatcher was called with: its parameters, whether given in the usual way or not."""
 
     def __init__(self, signature: Signature) -> None:
         if signature not in _SIGNATURES:
@@ -210,19 +170,24 @@ class _Calls:
         return [indent + line for line in (self.remade, found, "if found is GIVEN_UP: raise", "return found")]
 
 
-def _known_call(signature: Signature, look: FastPath, regional: bool = False) -> list[str]:
+def _known_call(signature: Signature, fast_path: FastPath, regional: bool = False) -> list[str]:
     calls = _Calls(signature)
     header = ", ".join(f"{p.name}={p.default or 'NOT_GIVEN'}" for p in signature.parameters)
-    lines = [f"def hmp_switch({header}):", *_asked(calls, regional)]
-    if look == PLAIN:
+    lines = [f"def hmp_dispatcher({header}):", *_asked(calls, regional)]
+    if fast_path == PLAIN:
         return [*lines, *calls.any("_op", "    ")]
-    condition = _condition(signature, look)
+    condition = condition_of(signature, fast_path)
     no_tensor = ["    except AttributeError as error:", "        if error.__traceback__.tb_next is not None: raise"]
     if condition:
         lines += ["    try:", *calls.usual("_op", "        ", [condition]), *no_tensor]
         lines += ["    except RuntimeError as error:", *calls.answered("        ")]
-    if condition and look.casts:
-        lines += ["    try:", f"        cast = {calls.where(calls.complete)}", "        if cast:", *_casts(signature, look, "            ")]
+    if condition and fast_path.casts:
+        lines += [
+            "    try:",
+            f"        cast = {calls.where(calls.complete)}",
+            "        if cast:",
+            *_casts(signature, fast_path, "            "),
+        ]
         lines += [*no_tensor, "        cast = False"]
         lines += ["    if cast:", "        try:", *calls.returned("_op", "            ", cast=True)]
         lines += ["        except RuntimeError as error:", *calls.answered("            ")]
@@ -245,9 +210,9 @@ def _is_cast(parameter: Parameter) -> bool:
     return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
 
 
-def _casts(signature: Signature, look: FastPath, indent: str) -> list[str]:
+def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
     """Lines that cast the plain tensors among the arguments; they set `cast` to false where an argument is anything else."""
-    to = str(look.dtype).removeprefix("torch.")
+    to = str(fast_path.dtype).removeprefix("torch.")
     others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
     lines = []
     for p in signature.usual:
@@ -260,7 +225,7 @@ def _casts(signature: Signature, look: FastPath, indent: str) -> list[str]:
         lines += [
             f"{indent}if {absent}(dtype := {p.name}.dtype) is not {to}:",
             f"{indent}    if ((kind := type({p.name})) is Tensor or kind is Parameter) and ({others}):",
-            f"{indent}        {p.name}_cast = {look.casts}({p.name}, {to})",
+            f"{indent}        {p.name}_cast = {fast_path.casts}({p.name}, {to})",
             f"{indent}    else:",
             f"{indent}        cast = False",
             f"{indent}else:",
@@ -287,67 +252,3 @@ def _nothing_rare(signature: Signature) -> list[str]:
     """
     named = {alias for p in signature.usual if not p.default and not p.optional for alias in ALIASES.get(p.name, ())}
     return [f"{p.name} is {p.default or 'NOT_GIVEN'}" for i, p in enumerate(signature.rare) if i == 0 or p.name not in named]
-
-
-def _condition(signature: Signature, look: FastPath) -> str:  # noqa: C901, PLR0912
-    """A Python expression that is true where nothing is to be cast; "" where none can tell."""
-    dtype = str(look.dtype).removeprefix("torch.")
-    usual = signature.usual
-    missing = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
-    if look.glance == "wide":
-        return " and ".join([f"{usual[0].name}.dtype is float32", *missing])
-    if look.glance == "written":
-        into, value = usual[0].name, usual[-1].name
-        number = f"(kind := type({value})) is float or kind is int or kind is bool"
-        taken = f"(({number}) or {value}.dtype is dtype)"
-        return " and ".join([f"((dtype := {into}.dtype) is float32 or dtype is int64 or dtype is bool_)", taken, *missing])
-    if look.glance == "norm":
-        return " and ".join([*_norm_condition(signature, look), *missing])
-    tests = []
-    first = ""
-    for p in usual:
-        if p.holds == "tensors":
-            return ""
-        if look.glance == "number":
-            if p.holds == "tensor":
-                tests.append(f"(type({p.name}) is Tensor or type({p.name}) is Parameter)")
-            elif p.holds == "number":
-                tests.append(f"(type({p.name}) is Tensor or type({p.name}) is Parameter or {_small_number(p.name)})")
-            continue
-        if look.glance == "same":
-            is_it = f"{p.name}.dtype is " + (first or "(dtype := ...)")
-            if p.holds in ("tensor", "tensor?", "number") and not first:
-                tests.append(f"(dtype := {p.name}.dtype) is not None")
-                first = "dtype"
-                continue
-        else:
-            is_it = f"{p.name}.dtype is {dtype}"
-        if look.glance == "attention" and p.name == "attn_mask":
-            tests.append(f"({p.name} is None or (kind := {p.name}.dtype) is bool_ or kind is {dtype})")
-        elif p.holds == "tensor":
-            tests.append(is_it)
-        elif p.holds == "tensor?":
-            tests.append(f"({p.name} is None or {is_it})")
-        elif p.holds == "number":
-            tests.append(f"({is_it} if (kind := type({p.name})) is Tensor or kind is Parameter else {_small_number(p.name)})")
-    return " and ".join(tests + missing)
-
-
-def _small_number(name: str) -> str:
-    return f"(type({name}) is float or type({name}) is int) and -LIMIT <= {name} <= LIMIT"
-
-
-def _norm_condition(signature: Signature, look: FastPath) -> list[str]:
-    """The input is as it is to be, and the rest is absent, or all of it in that dtype, or all in float32 where a kernel takes that."""
-    state = [p.name for p in signature.usual if p.holds == "tensor?"]
-    first, *others = state
-    rest = "".join(f" and ({n} is None or {n}.dtype is held)" for n in others)
-    absent = " and ".join(f"{n} is None" for n in state)
-    given = signature.usual[0].name
-    if look.dtype is None:  # unlisted: the input is as it is, where it is low or float32
-        wanted, of_input = "dtype", f"((dtype := {given}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
-    else:
-        wanted = str(look.dtype).removeprefix("torch.")
-        of_input = f"{given}.dtype is {wanted}"
-    mixed = f"(held := {first}.dtype) is {wanted} or held is float32 and {given}.is_cpu"
-    return [of_input, f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})"]

@@ -1,4 +1,4 @@
-"""The code of a switch is written at its first call: whoever calls first, from wherever, gets what the policy in force says."""
+"""The code of a dispatcher is written at its first call: whoever calls first, from wherever, gets what the policy in force says."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.context import state
-from hmp.dispatch import switches
+from hmp.dispatch import dispatchers
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -79,11 +79,11 @@ def test_what_was_held_before_revert_calls_torchs_own_op() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
-def test_a_process_forked_while_a_switch_is_being_written_can_write_its_own() -> None:
+def test_a_process_forked_while_a_dispatcher_is_being_written_can_write_its_own() -> None:
     taken, done = threading.Event(), threading.Event()
 
     def write() -> None:
-        with switches._lock:
+        with dispatchers._lock:
             taken.set()
             done.wait(30)
 
