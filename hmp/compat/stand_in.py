@@ -43,6 +43,11 @@ class StandIn(MetaPathFinder):
             self._forget()
             del sys.modules[self.root]
 
+    def is_used(self) -> bool:
+        """Whether hmp answers for the package, which is imported for that; ModuleNotFoundError where neither can be."""
+        importlib.import_module(self.root)
+        return self._serves()
+
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
         """The spec of a module that hmp answers for; None for all others."""
         if fullname == self.root:
@@ -138,11 +143,11 @@ class _Trying(Loader):
         self._real = real
 
     def create_module(self, spec: ModuleSpec) -> types.ModuleType | None:
-        spec.loader = self._real
         return self._real.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        module.__loader__ = self._real
+        assert module.__spec__ is not None
+        module.__spec__.loader = module.__loader__ = self._real
         try:
             self._real.exec_module(module)
         except Exception as error:  # whatever a release of Lightning's lacks, it is not imported

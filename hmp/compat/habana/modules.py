@@ -13,7 +13,16 @@ from importlib.machinery import ModuleSpec
 _HERE = __package__
 # Habana's name → the module whose public names it holds; "" for a package that holds modules alone
 _TREE = {
+    "habana_dataloader": f"{_HERE}.dataloader",
     "habana_frameworks": "",
+    "habana_frameworks.mediapipe": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.media_types": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.mediapipe": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.operators": "",
+    "habana_frameworks.mediapipe.operators.cpu_nodes": "",
+    "habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.plugins": "",
+    "habana_frameworks.mediapipe.plugins.iterator_pytorch": f"{_HERE}.mediapipe",
     "habana_frameworks.torch": "",
     "habana_frameworks.torch.core": f"{_HERE}.core",
     "habana_frameworks.torch.core.hccl": f"{_HERE}.hccl",
@@ -25,6 +34,7 @@ _TREE = {
     "habana_frameworks.torch.hpex.normalization": f"{_HERE}.normalization",
     "habana_frameworks.torch.hpex.optimizers": f"{_HERE}.optimizers",
     "habana_frameworks.torch.hpu": f"{_HERE}.hpu",
+    "habana_frameworks.torch.hpu.hpu": f"{_HERE}.memory",
     "habana_frameworks.torch.hpu.graphs": f"{_HERE}.graphs",
     "habana_frameworks.torch.hpu.random": f"{_HERE}.random",
     "habana_frameworks.torch.utils": "",

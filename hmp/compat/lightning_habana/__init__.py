@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import types
 
 from ..after_import import after_import
 from ..habana.replacements import Replacements
@@ -43,10 +44,17 @@ def install(replaced: Replacements) -> None:
     _stand_in.install(functools.partial(_register, replaced))
     replaced.on_undo(_stand_in.uninstall)
     for name in _CONNECTORS:
-        replaced.on_undo(after_import(name, functools.partial(take_hpu, replaced=replaced)))
+        replaced.on_undo(after_import(name, functools.partial(take_hpu, is_ours=_stand_in.is_used, replaced=replaced)))
+    replaced.on_undo(after_import("lightning_habana.utils.resources", functools.partial(_tell_release, replaced)))
 
 
 def _register(replaced: Replacements) -> None:
     for name in _CONNECTORS:
         if name in sys.modules:
             register(sys.modules[name], replaced)
+
+
+def _tell_release(replaced: Replacements, resources: types.ModuleType) -> None:
+    """The package itself asks a program of Habana's driver for the release, and refuses its precision plugin without an answer."""
+    # the last one before 1.14, from which on the package imports Habana's FP8 engine
+    replaced.put(resources, "get_hpu_synapse_version", lambda: "1.13.0")

@@ -17,14 +17,20 @@ __all__ = ["register", "take_hpu"]
 _STRATEGIES = ("hpu_single", "hpu_parallel", "hpu_ddp")
 
 
-def take_hpu(module: types.ModuleType, replaced: Replacements) -> None:
-    """Has the Trainer whose `accelerator_connector` that is take "hpu", until `replaced.undo()`."""
+def take_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: Replacements) -> None:
+    """Has the Trainer whose `accelerator_connector` that is take "hpu", until `replaced.undo()`.
+
+    Where `lightning_habana` is not hmp's, which `is_ours()` says when a Trainer is made, nothing is translated.
+    """
     connector = module._AcceleratorConnector
     original: Callable[..., None] = connector.__init__
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if not is_ours():
+            original(self, *args, **kwargs)
+            return
         from .accelerator import HPUAccelerator  # here: these import Lightning, which this is a part of
         from .strategies import strategies_of
 
