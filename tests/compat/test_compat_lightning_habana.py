@@ -355,5 +355,7 @@ def test_a_package_that_does_not_import_gives_way_and_that_is_said(
 def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     homes = importlib.import_module("hmp.compat.lightning_habana.homes")
     monkeypatch.setattr(homes, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
-    with pytest.raises(ModuleNotFoundError, match=r"needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch\[light"):
+    with pytest.raises(
+        ModuleNotFoundError, match=r"needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch\[light"
+    ):
         homes.installed()
