@@ -6,7 +6,7 @@ import sys
 import types
 from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, SourceFileLoader
 
 __all__ = ["after_import"]
 
@@ -31,14 +31,14 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(fullname, path, target) if fullname == self._name else None
+        spec = self._found_by_others(fullname, path, target) if fullname == self._name else None
         loader = spec.loader if spec is not None else None
         if not isinstance(loader, SourceFileLoader):
             return None
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
-            del loader.exec_module  # as it was
+            vars(loader).pop("exec_module", None)  # as it was
             execute(module)
             if self in sys.meta_path:
                 self.leave()
@@ -46,3 +46,10 @@ class _Finder(MetaPathFinder):
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _found_by_others(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
+        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # another of these may be among them
+            spec = finder.find_spec(fullname, path, target)
+            if spec is not None:
+                return spec
+        return None
