@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.metadata
 import sys
@@ -20,13 +21,19 @@ class StandIn(MetaPathFinder):
     """An import finder for a package and its modules; the package itself wins where it imports.
 
     `tree` says of every module, the package first, which names it holds and which module of hmp's has them. `remedy` ends what is said
-    of a name that is not there.
+    of a name that is not there. The package itself is imported in a `trying()`.
     """
 
-    def __init__(self, tree: Mapping[str, Mapping[str, str]], remedy: str) -> None:
+    def __init__(
+        self,
+        tree: Mapping[str, Mapping[str, str]],
+        remedy: str,
+        trying: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
+    ) -> None:
         self.root = next(iter(tree))
         self._tree = tree
         self._remedy = remedy
+        self.trying = trying
         self._then: Callable[[], None] = lambda: None
 
     def install(self, then: Callable[[], None] = lambda: None) -> None:
@@ -149,7 +156,8 @@ class _Trying(Loader):
         assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._real
         try:
-            self._real.exec_module(module)
+            with self._stand_in.trying():
+                self._real.exec_module(module)
         except Exception as error:  # whatever a release of Lightning's lacks, it is not imported
             self._stand_in.give_up(module, error)
 

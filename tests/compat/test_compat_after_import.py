@@ -25,7 +25,12 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_it_waits_for_the_import_and_sees_the_whole_module():
     seen: list[types.ModuleType] = []
-    after_import("late_one", lambda module: (seen.append(module), vars(module).update(value=2)) and None)
+
+    def note(module: types.ModuleType) -> None:
+        seen.append(module)
+        vars(module)["value"] = 2
+
+    after_import("late_one", note)
     assert not seen and "late_one" not in sys.modules
     module = importlib.import_module("late_one")
     assert seen == [module] and module.value == 2

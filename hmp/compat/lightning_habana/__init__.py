@@ -10,6 +10,7 @@ import sys
 import types
 
 from ..after_import import after_import
+from ..habana import modules
 from ..habana.replacements import Replacements
 from ..stand_in import StandIn
 from .connector import register, take_hpu
@@ -36,7 +37,7 @@ _REMEDY = "Take what Lightning itself has for it, or install lightning-habana 1.
 
 _CONNECTORS = [f"{home}.trainer.connectors.accelerator_connector" for home in HOMES]
 
-_stand_in = StandIn(_TREE, _REMEDY)
+_stand_in = StandIn(_TREE, _REMEDY, trying=modules.with_media)
 
 
 def install(replaced: Replacements) -> None:
