@@ -240,6 +240,19 @@ def test_a_checkpoint_goes_to_plain_lightning_and_back(home: str, tmp_path: Path
         assert_same_weights(model.net, wanted.net)
 
 
+def test_a_checkpoint_holds_the_policy_and_another_one_warns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    begun = trainer("lightning.pytorch", precision="bf16-mixed", max_epochs=1)
+    begun.fit(module("lightning.pytorch"), batches())
+    begun.save_checkpoint(tmp_path / "one.ckpt")
+    saved = torch.load(tmp_path / "one.ckpt", weights_only=True)["HPUPrecisionPlugin"]
+    assert hmp.Policy.from_dict(saved["policy"]) == hmp.Policy.load("habana")
+    lists_of_torch(monkeypatch)
+    with pytest.warns(UserWarning, match=r"give HMPPrecision\(hmp\.Policy\.from_dict\(checkpoint\[\"HPUPrecisionPlugin\"\]\[\"policy\"\]"):
+        trainer("lightning.pytorch", precision="bf16-mixed").fit(
+            module("lightning.pytorch"), batches(), ckpt_path=str(tmp_path / "one.ckpt")
+        )
+
+
 def test_digits_are_told_apart_as_well_as_by_plain_lightning():
     digits = pytest.importorskip("sklearn.datasets", reason="the images are scikit-learn's").load_digits()
     x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
