@@ -58,7 +58,7 @@ class StandIn(MetaPathFinder):
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
         """The spec of a module that hmp answers for; None for all others."""
         if fullname == self.root:
-            real = self._real(fullname, target)
+            real = self._real(fullname, path, target)
             if real is None:
                 return ModuleSpec(fullname, _Own(self), origin=__name__, is_package=True)
             assert real.loader is not None
@@ -113,10 +113,10 @@ class StandIn(MetaPathFinder):
         module.__spec__.submodule_search_locations = []
         self.fill(module)
 
-    def _real(self, fullname: str, target: types.ModuleType | None) -> ModuleSpec | None:
+    def _real(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
         """The spec of the package itself; None where it is not installed."""
         for finder in sys.meta_path:
-            found = None if finder is self else finder.find_spec(fullname, None, target)
+            found = None if finder is self else finder.find_spec(fullname, path, target)
             if found is not None and found.origin is not None:  # a folder of that name is no package
                 return found
         return None
@@ -164,6 +164,6 @@ class _Trying(Loader):
 
 def _version(package: str) -> str:
     try:
-        return f"{importlib.metadata.version(package.replace('_', '-'))} "
+        return f"{importlib.metadata.version(package.replace('.', '-'))} "
     except importlib.metadata.PackageNotFoundError:
         return ""

@@ -11,7 +11,7 @@ from ... import HmpError
 from ..habana import hpu
 from .homes import installed
 
-__all__ = ["HPU_AVAILABLE", "HPUAccelerator"]
+__all__ = ["HPUAccelerator"]
 
 _Accelerators: Any = type("_Accelerators", tuple(importlib.import_module(f"{home}.accelerators").Accelerator for home in installed()), {})
 
@@ -83,4 +83,7 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
         return False
 
 
-HPU_AVAILABLE = HPUAccelerator.is_available()
+def __getattr__(name: str) -> bool:
+    if name == "HPU_AVAILABLE":  # asked for when the shim is in place, which may be for another device the next time
+        return HPUAccelerator.is_available()
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
