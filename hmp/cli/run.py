@@ -13,6 +13,7 @@ import json
 import os
 import runpy
 import sys
+import traceback
 import types
 import zipfile
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ from typing import Any
 
 import hmp
 
+from . import relaunched
 from .output import check_folder
 
 __all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
@@ -79,20 +81,38 @@ def run(options: argparse.Namespace) -> int:
             _launch(script, arguments, options.is_module)
     except SystemExit:
         raise
-    except BaseException:
-        _show_from_script_on()
+    except BaseException as error:
+        is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
+        _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
         raise  # python itself prints it, and ends as it does after it
     return 0
 
 
+_WITH_HABANA = (
+    "hmp run: the script is written for Habana's software, which is not installed here; run it with --habana, and it runs on the device "
+    "that there is: hmp run --habana --device-map hpu=auto"
+)
+
+
+def _lacks_habanas(error: BaseException) -> bool:
+    """Whether it says that a package of Habana's, or one for its devices, is not installed."""
+    if not isinstance(error, ModuleNotFoundError) or error.name is None:
+        return False
+    if error.name == "optimum":  # one package for many devices: the statement says which
+        last = traceback.extract_tb(error.__traceback__)[-1].line
+        return "optimum.habana" in (last or "")
+    return error.name.partition(".")[0] in ("habana_frameworks", "lightning_habana") or error.name.startswith("optimum.habana")
+
+
 def pass_on(options: argparse.Namespace) -> None:
-    """Has processes that this one spawns do what the options ask for."""
+    """Has processes that this one spawns, or that Lightning starts, do what the options ask for."""
     from multiprocessing import spawn
 
     values = {name: getattr(options, name) for name in ("policy", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
     for name in ("policy", "bf16", "fp32"):
         if values[name] and os.path.exists(values[name]):
             values[name] = os.path.abspath(values[name])  # the script may change the working directory
+    relaunched.pass_on(values)
     original = spawn.get_preparation_data
 
     def get_preparation_data(name: str) -> dict[str, Any]:
@@ -208,8 +228,8 @@ _LAST = (_run_module.__code__, _run_file.__code__)
 _formerly: list[types.ModuleType] = []
 
 
-def _show_from_script_on() -> None:
-    """Has the traceback that python is about to print begin at the script; a hook that the script has set prints it."""
+def _show_from_script_on(then: str) -> None:
+    """Has the traceback that python is about to print begin at the script; a hook that the script has set prints it. `then` follows."""
     hook = sys.excepthook
 
     def show(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> Any:
@@ -217,7 +237,10 @@ def _show_from_script_on() -> None:
         while found is not None and found.tb_frame.f_code not in _LAST:
             found = found.tb_next
         trace = found.tb_next if found is not None else trace
-        return hook(kind, error.with_traceback(trace), trace)
+        result = hook(kind, error.with_traceback(trace), trace)
+        if then:
+            print(then, file=sys.stderr)
+        return result
 
     sys.excepthook = show
 

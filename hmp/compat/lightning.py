@@ -179,7 +179,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
             if saved != self.policy:
                 warnings.warn(
                     f"the checkpoint was written under {_described(saved)}, and this run goes on under {_described(self.policy)}; "
-                    'to go on as before give HMPPrecision(hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"]))',
+                    f'to go on as before give HMPPrecision(hmp.Policy.from_dict(checkpoint["{type(self).__qualname__}"]["policy"]))',
                     stacklevel=2,
                 )
         if self.scaler is not None and "scaler" in state_dict:

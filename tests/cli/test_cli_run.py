@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.cli import main
+from hmp.cli import main, relaunched
 from hmp.compat import habana
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -285,3 +286,50 @@ def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_
     done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["torch.bfloat16 __main__"] * processes
+
+
+HINT = (
+    "hmp run: the script is written for Habana's software, which is not installed here; run it with --habana, and it runs on the device "
+    "that there is: hmp run --habana --device-map hpu=auto"
+)
+
+
+@pytest.mark.parametrize(
+    ("statement", "is_for_gaudi"),
+    [
+        ("import habana_frameworks.torch.core as htcore", True),
+        ("from lightning_habana.pytorch.accelerator import HPUAccelerator", True),
+        ("from optimum.habana import GaudiConfig", True),
+        ("import sys; sys.path.insert(0, 'installed'); from optimum.habana import GaudiConfig", True),
+        ("import optimum.onnxruntime", False),
+    ],
+)
+def test_a_script_for_gaudi_is_told_of_habana(statement: str, is_for_gaudi: bool, tmp_path: Path) -> None:
+    (tmp_path / "installed" / "optimum").mkdir(parents=True)
+    (tmp_path / "installed" / "optimum" / "__init__.py").touch()
+    (tmp_path / "old.py").write_text(f"{statement}\n")
+    ran = python(*RUN, "old.py", cwd=tmp_path)
+    missing, *said = ran.stderr.splitlines()[-2:] if is_for_gaudi else ran.stderr.splitlines()[-1:]
+    assert ran.returncode == 1 and missing.startswith("ModuleNotFoundError: No module named ")
+    assert said == ([HINT] if is_for_gaudi else [])
+
+
+def test_with_habana_it_is_not_told_again(tmp_path: Path) -> None:
+    (tmp_path / "old.py").write_text("import habana_frameworks.nothing_of_that_name\n")
+    ran = python(*RUN, "--habana", "old.py", cwd=tmp_path)
+    assert ran.returncode == 1 and "No module named 'habana_frameworks.nothing" in ran.stderr and "hmp run:" not in ran.stderr
+
+
+def test_what_lightning_starts_anew_is_started_with_the_same_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    launchers = []
+    for name in ("lightning.fabric", "lightning_fabric"):
+        launcher = types.ModuleType(name)
+        launcher._basic_subprocess_cmd = lambda: ["python", "script.py", "--bf16"]  # type: ignore[attr-defined]
+        launcher._hydra_subprocess_cmd = lambda local_rank: (["python", "-m", "module"], "folder")  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, f"{name}.strategies.launchers.subprocess_script", launcher)
+        launchers.append(launcher)
+    relaunched.pass_on({"policy": None, "bf16": "low.txt", "opt_level": "O1", "verbose": False, "habana": True, "device_map": "hpu=cpu"})
+    options = ["--bf16", "low.txt", "--opt-level", "O1", "--habana", "--device-map", "hpu=cpu"]
+    for launcher in launchers:
+        assert launcher._basic_subprocess_cmd() == ["python", "-m", "hmp", "run", *options, "script.py", "--bf16"]
+        assert launcher._hydra_subprocess_cmd(local_rank=1) == (["python", "-m", "hmp", "run", *options, "-m", "module"], "folder")

@@ -77,13 +77,29 @@ class Model(pl.LightningModule):
         write(self.net, self.losses, self.global_rank)
 
 
-def by_trainer(strategy: str) -> None:
+def by_trainer(**given: Any) -> None:
     trainer = pl.Trainer(
-        accelerator="cpu", devices=2, strategy=strategy, max_epochs=EPOCHS, plugins=[HMPPrecision()], logger=False,
-        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-        use_distributed_sampler=False,  # Lightning's own shuffles
+        max_epochs=EPOCHS, logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False, **given,  # Lightning's own shuffles
     )  # fmt: skip
     trainer.fit(Model())
+
+
+def by_strategy(name: str) -> None:
+    by_trainer(accelerator="cpu", devices=2, strategy=name, plugins=[HMPPrecision()])
+
+
+def by_policy() -> None:
+    by_trainer(accelerator="cpu", devices=2, strategy="ddp")
+
+
+def by_hpu(nodes: int) -> None:
+    from lightning_habana.pytorch.accelerator import HPUAccelerator
+    from lightning_habana.pytorch.strategies import HPUParallelStrategy
+
+    devices = 2 // nodes
+    strategy = HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * devices)
+    by_trainer(accelerator=HPUAccelerator(), devices=devices, num_nodes=nodes, strategy=strategy, precision="bf16-mixed")
 
 
 def by_fabric() -> None:
@@ -147,6 +163,9 @@ def write(network: Net, losses: list[float], rank: int) -> None:
 
 
 if __name__ == "__main__":
-    ways = {"fabric": by_fabric, "accelerate": by_accelerate, "torch": by_torch}
+    ways = {
+        "fabric": by_fabric, "accelerate": by_accelerate, "torch": by_torch, "policy": by_policy,
+        "hpu": lambda: by_hpu(nodes=1), "hpu on two nodes": lambda: by_hpu(nodes=2),
+    }  # fmt: skip
     way = sys.argv[1]
-    by_trainer(way) if way.startswith("ddp") else ways[way]()
+    by_strategy(way) if way.startswith("ddp") else ways[way]()

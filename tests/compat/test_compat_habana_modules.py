@@ -16,11 +16,13 @@ import torch
 
 import hmp
 from hmp.compat import habana
+from hmp.compat.habana import modules
 
 NAMES = """habana_frameworks.torch habana_frameworks.torch.core habana_frameworks.torch.distributed habana_frameworks.torch.hpex
 habana_frameworks.torch.hpex.hmp habana_frameworks.torch.hpex.movingavrg
 habana_frameworks.torch.hpex.normalization habana_frameworks.torch.hpex.optimizers
-habana_frameworks.torch.hpu habana_frameworks.torch.hpu.graphs habana_frameworks.torch.hpu.random habana_frameworks.torch.utils
+habana_frameworks.torch.hpu habana_frameworks.torch.hpu.graphs habana_frameworks.torch.hpu.hpu habana_frameworks.torch.hpu.random
+habana_frameworks.torch.utils
 habana_frameworks.torch.utils.debug habana_frameworks.torch.utils.library_loader""".split()
 
 
@@ -75,6 +77,24 @@ def test_what_there_is_not_is_an_import_error() -> None:
     with pytest.raises(ImportError, match="FusedRMSNorm"):
         exec("from habana_frameworks.torch.hpex.normalization import FusedRMSNorm")
     assert importlib.util.find_spec("habana_frameworks.mediapipe") is None
+
+
+@pytest.mark.usefixtures("shim")
+def test_the_names_of_the_loaders_are_there_while_lightning_habana_is_imported() -> None:
+    with modules.with_media():
+        from habana_dataloader import HabanaDataLoader
+        from habana_frameworks.mediapipe import fn
+        from habana_frameworks.mediapipe.media_types import dtype
+        from habana_frameworks.mediapipe.mediapipe import MediaPipe
+        from habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes import media_function
+        from habana_frameworks.mediapipe.plugins.iterator_pytorch import HPUResnetPytorchIterator
+    for name in ("habana_dataloader", "habana_frameworks.mediapipe"):
+        assert importlib.util.find_spec(name) is None and name not in sys.modules
+    assert not hasattr(sys.modules["habana_frameworks"], "mediapipe")
+    assert [batch.tolist() for batch in HabanaDataLoader(torch.arange(4), batch_size=2)] == [[0, 1], [2, 3]]
+    for use in (MediaPipe, media_function, HPUResnetPytorchIterator, lambda: fn.ImageDecoder, lambda: dtype.FLOAT32):
+        with pytest.raises(hmp.HmpError, match=r"mediapipe: \S+ decodes images on Gaudi, and there is none here; use torch's DataLoader"):
+            use()
 
 
 @pytest.mark.usefixtures("shim")

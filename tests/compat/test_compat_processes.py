@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,8 @@ from ddp_run import EPOCHS, Net, dataset, sgd
 
 HERE = Path(__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+HABANA = ("-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu")
+POLICY = ("-m", "hmp", "run", "--policy", "habana")
 
 
 def run(way: str, folder: Path, *launcher: str) -> list[dict]:
@@ -25,12 +28,25 @@ def run(way: str, folder: Path, *launcher: str) -> list[dict]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
     env |= {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder)]
-    done = subprocess.run(command, env=env, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    if way.endswith("two nodes"):
+        env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
+    nodes = [
+        subprocess.Popen(command, env={**env, **own}, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for own in ([{"NODE_RANK": "0"}, {"NODE_RANK": "1"}] if "MASTER_ADDR" in env else [{}])
+    ]
+    for node in nodes:
+        said = node.communicate(timeout=300)[0]
+        assert node.returncode == 0, said[-6000:]
     assert sorted(path.name for path in folder.glob("*.pt")) == ["0.pt", "1.pt"]
     found = [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     assert found[0]["process"] != found[1]["process"]
     return found
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
 
 
 def alone(policy: str | None) -> tuple[Net, list[float]]:
@@ -62,8 +78,10 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     ("way", "launcher"),
     [
         ("ddp", ()), ("ddp_spawn", ()), ("ddp", TORCHRUN), ("fabric", TORCHRUN), ("accelerate", TORCHRUN), ("torch", TORCHRUN),
+        ("hpu", HABANA), ("hpu", (*TORCHRUN, *HABANA)), ("hpu on two nodes", HABANA), ("policy", POLICY),
     ],
-    ids=["ddp", "ddp_spawn", "ddp under torchrun", "fabric under torchrun", "accelerate under torchrun", "torch under torchrun"],
+    ids=["ddp", "ddp_spawn", "ddp under torchrun", "fabric under torchrun", "accelerate under torchrun", "torch under torchrun",
+         "lightning_habana", "lightning_habana under torchrun", "lightning_habana on two nodes", "ddp under hmp run"],
 )  # fmt: skip
 def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_path: Path):
     one, other = run(way, tmp_path, *launcher)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import torch
 
 from ... import fork_safe
+from .. import lightning_habana
 from . import device_calls, device_map, factories, modules
 from .replacements import IN_PLACE
 from .said import forget_said, say_once
@@ -107,6 +108,7 @@ def _put_in_place(aside: bool) -> None:
     IN_PLACE.on_undo(functools.partial(sys.modules.pop, "torch.hpu", None))
     factories.install(IN_PLACE)
     device_calls.install(IN_PLACE)
+    lightning_habana.install(IN_PLACE)
 
 
 def _take_away() -> None:

@@ -42,7 +42,8 @@ def _on_mapped_device(original: Callable[..., Any]) -> Callable[..., Any]:
         given = kwargs.get("device_id")
         device = mapped(given)
         if device is not given:
-            kwargs["device_id"] = None if device.type == "cpu" else device
+            index = device.index if device.index is not None or device.type == "cpu" else torch.get_device_module(device).current_device()
+            kwargs["device_id"] = None if device.type == "cpu" else torch.device(device.type, index)
         return original(*args, **kwargs)
 
     return init_process_group

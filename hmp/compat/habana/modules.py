@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
@@ -25,11 +26,24 @@ _TREE = {
     "habana_frameworks.torch.hpex.normalization": f"{_HERE}.normalization",
     "habana_frameworks.torch.hpex.optimizers": f"{_HERE}.optimizers",
     "habana_frameworks.torch.hpu": f"{_HERE}.hpu",
+    "habana_frameworks.torch.hpu.hpu": f"{_HERE}.memory",
     "habana_frameworks.torch.hpu.graphs": f"{_HERE}.graphs",
     "habana_frameworks.torch.hpu.random": f"{_HERE}.random",
     "habana_frameworks.torch.utils": "",
     "habana_frameworks.torch.utils.debug": f"{_HERE}.debug",
     "habana_frameworks.torch.utils.library_loader": f"{_HERE}.library_loader",
+}
+# What lightning_habana itself cannot be imported without, and cannot use here. A script that looks whether it is there is to find nothing.
+_MEDIA = {
+    "habana_dataloader": f"{_HERE}.dataloader",
+    "habana_frameworks.mediapipe": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.media_types": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.mediapipe": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.operators": "",
+    "habana_frameworks.mediapipe.operators.cpu_nodes": "",
+    "habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes": f"{_HERE}.mediapipe",
+    "habana_frameworks.mediapipe.plugins": "",
+    "habana_frameworks.mediapipe.plugins.iterator_pytorch": f"{_HERE}.mediapipe",
 }
 # the one that newer releases of Habana's own package lack
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
@@ -58,7 +72,25 @@ def uninstall() -> None:
     """Makes them unimportable again, and forgets those that were imported."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    for name in sorted(_TREE, reverse=True):
+    _forget(_TREE)
+
+
+@contextlib.contextmanager
+def with_media() -> Iterator[None]:
+    """A stretch in which the names of Habana's data loaders can be imported too."""
+    _TREE.update(_MEDIA)
+    _finder.names |= _MEDIA.keys()
+    try:
+        yield
+    finally:
+        _forget(_MEDIA)
+        _finder.names -= _MEDIA.keys()
+        for name in _MEDIA:
+            del _TREE[name]
+
+
+def _forget(names: Iterable[str]) -> None:
+    for name in sorted(names, reverse=True):
         module = sys.modules.get(name)
         if module is None or not isinstance(getattr(module, "__loader__", None), _Filler):
             continue

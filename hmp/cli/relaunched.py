@@ -1,0 +1,49 @@
+"""Processes that Lightning starts by running the script's command line again are under hmp as well.
+
+Its launcher of subprocesses, which `strategy="ddp"` takes, writes that command anew from `sys.executable` and `sys.argv`.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+from ..compat.after_import import after_import
+
+__all__ = ["pass_on"]
+
+_LAUNCHERS = ("lightning.fabric.strategies.launchers.subprocess_script", "lightning_fabric.strategies.launchers.subprocess_script")
+
+
+def pass_on(values: dict[str, Any]) -> None:
+    """Has them run under ``hmp run`` with these options: names as in the parsed command line, None and False for those not given."""
+    options: list[str] = []
+    for name, value in values.items():
+        if value not in (None, False):
+            options.append("--" + name.replace("_", "-"))
+            options += [] if value is True else [str(value)]
+
+    def under_hmp(command: list[str]) -> list[str]:
+        return [command[0], "-m", "hmp", "run", *options, *command[1:]]
+
+    for name in _LAUNCHERS:
+        after_import(name, functools.partial(_replace, under_hmp))
+
+
+def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.ModuleType) -> None:
+    basic: Callable[..., list[str]] = launcher._basic_subprocess_cmd
+    hydra: Callable[..., tuple[list[str], Any]] = launcher._hydra_subprocess_cmd
+
+    @functools.wraps(basic)
+    def basic_command() -> list[str]:
+        return under_hmp(basic())
+
+    @functools.wraps(hydra)
+    def hydra_command(local_rank: int) -> tuple[list[str], Any]:
+        command, folder = hydra(local_rank=local_rank)
+        return under_hmp(command), folder
+
+    # Lightning's Trainer takes them from here by name when it is imported, which is after this
+    vars(launcher).update(_basic_subprocess_cmd=basic_command, _hydra_subprocess_cmd=hydra_command)

@@ -1,0 +1,113 @@
+"""lightning_habana 1.6 itself, over hmp's `habana_frameworks`: with the Lightning that it was made for, and where it does not import."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("lightning", reason="these tests run real Trainers")
+
+ROOT = Path(__file__).resolve().parents[2]
+MADE_FOR = ("lightning==2.3.3", "setuptools<81")  # that Lightning imports pkg_resources
+# The guide's lines, and a model whose forward is under autocast, in one process or in two.
+SCRIPT = """\
+import os, sys, warnings
+import torch
+from lightning import LightningModule, Trainer
+from lightning.pytorch.callbacks import DeviceStatsMonitor
+from lightning.pytorch.loggers import CSVLogger
+from lightning_habana.pytorch.accelerator import HPUAccelerator
+from lightning_habana.pytorch.plugins.precision import HPUPrecisionPlugin
+from lightning_habana.pytorch.strategies import HPUParallelStrategy, SingleHPUStrategy
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net, self.losses = torch.nn.Linear(8, 4), []
+
+    def forward(self, x):
+        with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
+            return self.net(x)
+
+    def training_step(self, batch, index):
+        out = self(batch)
+        assert out.dtype is torch.bfloat16
+        self.losses.append(out.float().square().mean())
+        return self.losses[-1]
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+quiet = dict(max_epochs=2, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+silent = dict(logger=False, **quiet)
+data = torch.utils.data.DataLoader(torch.ones(16, 8), batch_size=4)
+if "two" in sys.argv:
+    strategy = HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * 2)
+    trainer = Trainer(devices=2, num_nodes=1, accelerator=HPUAccelerator(), strategy=strategy, precision="bf16-mixed", **silent)
+    trainer.fit(model := Model(), data)
+    os.write(1, f"rank {trainer.global_rank} of {trainer.world_size} has {model.net.weight.sum().item()!r}\\n".encode())
+    sys.exit()
+made = [
+    Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed", **silent),
+    Trainer(devices=1, accelerator=HPUAccelerator(), plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")], **silent),
+    Trainer(accelerator="auto", devices="auto", strategy="auto", **silent),
+    Trainer(accelerator=HPUAccelerator(), devices="auto", **silent),
+    Trainer(accelerator="hpu", devices=1, **silent),
+    Trainer(accelerator=HPUAccelerator(), callbacks=[DeviceStatsMonitor()], logger=CSVLogger("."), log_every_n_steps=1, **quiet),
+]
+for trainer in made:
+    trainer.fit(model := Model(), data)
+    assert type(trainer.accelerator) is HPUAccelerator and type(trainer.strategy) is SingleHPUStrategy
+    assert model.losses[-1] < model.losses[0]
+with open("lightning_logs/version_0/metrics.csv") as log:
+    print(sorted({name.rpartition("/")[2] for name in next(log).strip().split(",") if "DeviceStats" in name}))
+print("from", HPUAccelerator.__module__)
+"""
+TEN = sorted(
+    "Limit InUse MaxInUse NumAllocs NumFrees ActiveAllocs MaxAllocSize TotalSystemAllocs TotalSystemFrees TotalActiveAllocs".split()
+)
+
+
+def environment(folder: Path, *packages: str) -> Path:
+    """A folder with those packages and without what they need, which is here; it goes before what is here."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "packages")]
+    done = subprocess.run([*pip, "lightning-habana==1.6.0", *packages], capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        pytest.skip(f"pip does not get lightning-habana 1.6.0: {done.stderr.strip().splitlines()[-1]}")
+    (folder / "script.py").write_text(SCRIPT)
+    return folder
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
+    env |= {"PYTHONPATH": os.pathsep.join([str(folder / "packages"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "script.py", *arguments]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_the_package_itself_runs_the_guides_lines_with_the_lightning_it_was_made_for(tmp_path: Path) -> None:
+    folder = environment(tmp_path, *MADE_FOR)
+    one = run(folder)
+    assert (one.returncode, one.stdout.splitlines()[-2:]) == (0, [str(TEN), "from lightning_habana.pytorch.accelerator"]), one.stderr
+    assert "does not import" not in one.stderr
+    two = run(folder, "two")
+    said = sorted(line for line in two.stdout.splitlines() if line.startswith("rank"))
+    assert two.returncode == 0 and [line[:11] for line in said] == ["rank 0 of 2", "rank 1 of 2"], two.stderr
+    assert said[0][11:] == said[1][11:], "both have the same weights"
+
+
+@pytest.mark.slow
+def test_where_it_does_not_import_the_stand_in_runs_them(tmp_path: Path) -> None:
+    done = run(environment(tmp_path))
+    ours = "from hmp.compat.lightning_habana.accelerator"
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [str(TEN), ours]), done.stderr
+    assert done.stderr.count("lightning_habana 1.6.0 is installed, and does not import here (ImportError: ") == 1
