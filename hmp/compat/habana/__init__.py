@@ -14,9 +14,10 @@ from collections.abc import Mapping
 import torch
 
 from ... import fork_safe
-from . import device_calls, device_map, factories, modules
+from . import device_calls, device_map, factories, gaudi_repairs, modules
 from .replacements import IN_PLACE
 from .said import forget_said, say_once
+from .stand_ins import STAND_INS
 
 __all__ = ["Shim", "install", "uninstall"]
 
@@ -97,6 +98,9 @@ def uninstall() -> None:
 
 
 def _put_in_place(aside: bool) -> None:
+    if not aside:
+        gaudi_repairs.install()
+        IN_PLACE.on_undo(gaudi_repairs.uninstall)
     modules.install(aside)
     if aside:
         return
@@ -105,6 +109,9 @@ def _put_in_place(aside: bool) -> None:
     # torch imports it by that name before it makes a tensor on "hpu"
     sys.modules["torch.hpu"] = hpu
     IN_PLACE.on_undo(functools.partial(sys.modules.pop, "torch.hpu", None))
+    for package in STAND_INS:
+        package.install()
+        IN_PLACE.on_undo(package.uninstall)
     factories.install(IN_PLACE)
     device_calls.install(IN_PLACE)
 
