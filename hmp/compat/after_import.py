@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec, SourceFileLoader
 
+from .import_finders import found_by_others
+
 __all__ = ["after_import"]
 
 
@@ -31,7 +33,7 @@ class _Finder(MetaPathFinder):
             sys.meta_path.remove(self)
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        spec = self._found_by_others(fullname, path, target) if fullname == self._name else None
+        spec = found_by_others(self, fullname, path, target) if fullname == self._name else None
         loader = spec.loader if spec is not None else None
         if not isinstance(loader, SourceFileLoader):
             return None
@@ -46,10 +48,3 @@ class _Finder(MetaPathFinder):
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
-
-    def _found_by_others(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
-        for finder in sys.meta_path[sys.meta_path.index(self) + 1 :]:  # another of these may be among them
-            spec = finder.find_spec(fullname, path, target)
-            if spec is not None:
-                return spec
-        return None

@@ -13,6 +13,7 @@ from importlib.machinery import ModuleSpec
 from typing import Any, NoReturn
 
 from .habana.said import say_once
+from .import_finders import found_by_others
 
 __all__ = ["StandIn"]
 
@@ -31,6 +32,7 @@ class StandIn(MetaPathFinder):
         trying: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self.root = next(iter(tree))
+        self._parents = [self.root[:at] for at, letter in enumerate(self.root) if letter == "."]
         self._tree = tree
         self._remedy = remedy
         self.trying = trying
@@ -48,7 +50,10 @@ class StandIn(MetaPathFinder):
             sys.meta_path.remove(self)
         if self._serves():
             self._forget()
-            del sys.modules[self.root]
+            self._forget_module(self.root)
+        for name in reversed(self._parents):
+            if isinstance(getattr(sys.modules.get(name), "__loader__", None), _Empty):
+                self._forget_module(name)
 
     def is_used(self) -> bool:
         """Whether hmp answers for the package, which is imported for that; ModuleNotFoundError where neither can be."""
@@ -64,6 +69,8 @@ class StandIn(MetaPathFinder):
             assert real.loader is not None
             real.loader = _Trying(self, real.loader)
             return real
+        if fullname in self._parents and found_by_others(self, fullname, path, target) is None:
+            return ModuleSpec(fullname, _Empty(), origin=__name__, is_package=True)
         if not fullname.startswith(f"{self.root}.") or not self._serves():
             return None
         if fullname not in self._tree:
@@ -115,11 +122,8 @@ class StandIn(MetaPathFinder):
 
     def _real(self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None) -> ModuleSpec | None:
         """The spec of the package itself; None where it is not installed."""
-        for finder in sys.meta_path:
-            found = None if finder is self else finder.find_spec(fullname, path, target)
-            if found is not None and found.origin is not None:  # a folder of that name is no package
-                return found
-        return None
+        found = found_by_others(self, fullname, path, target)
+        return None if found is None or found.origin is None else found  # a folder of that name is no package
 
     def _serves(self) -> bool:
         return isinstance(getattr(sys.modules.get(self.root), "__loader__", None), _Own)
@@ -127,6 +131,22 @@ class StandIn(MetaPathFinder):
     def _forget(self) -> None:
         for name in [name for name in sys.modules if name.startswith(f"{self.root}.")]:
             del sys.modules[name]
+
+    def _forget_module(self, name: str) -> None:
+        module = sys.modules.pop(name)
+        parent, _, child = name.rpartition(".")
+        if vars(sys.modules.get(parent, module)).get(child) is module:
+            delattr(sys.modules[parent], child)
+
+
+class _Empty(Loader):
+    """Makes a package above the stand-in's that is not installed either."""
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        pass
 
 
 class _Own(Loader):

@@ -33,16 +33,17 @@ class HMPCallback(TrainerCallback, ExportableState):
 
     Every call of the model runs under the policy, in training, evaluation and prediction, and gives its floating tensors in float32;
     the optimizer, and whatever is called outside the model, runs without casts. `policy` is a Policy, a preset's name, a folder, or what
-    `Policy.to_dict()` gave. The model stays so after the Trainer, until `detach()`.
+    `Policy.to_dict()` gave; `verbose` logs it and every distinct cast once. The model stays so after the Trainer, until `detach()`.
 
     Checkpoints hold the policy, in trainer_state.json and for people in hmp_policy.json; a run that goes on from one under another policy
     says so in the log.
     """
 
-    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "habana") -> None:
+    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "habana", *, verbose: bool = False) -> None:
         if isinstance(policy, Mapping):
             policy = Policy.from_dict(policy)
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        self._verbose = verbose
         self._model: torch.nn.Module | None = None
         self._hook: Any = None
 
@@ -50,7 +51,7 @@ class HMPCallback(TrainerCallback, ExportableState):
         """Has every call of `model` run under the policy from now on. A Trainer that is given the callback does this."""
         if self._model is not None and self._model is not model:
             self.detach()
-        hmp.apply(model, self.policy)
+        hmp.apply(model, self.policy, verbose=self._verbose)
         for key in [key for key, hook in model._forward_hooks.items() if hook is _in_float32]:
             del model._forward_hooks[key]  # another callback's
         self._model, self._hook = model, model.register_forward_hook(_in_float32)
@@ -63,7 +64,7 @@ class HMPCallback(TrainerCallback, ExportableState):
         self._model = self._hook = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
-        return HMPCallback(copy.deepcopy(self.policy, memo))
+        return HMPCallback(copy.deepcopy(self.policy, memo), verbose=self._verbose)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callback: the policy."""

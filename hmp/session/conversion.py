@@ -215,22 +215,24 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if imported is None or patches.installed() else imported.disable(function)
 
 
-def apply(model: M, policy: Policy | str | Path = DEFAULT) -> M:
+def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
     """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
     that the model holds now; their calls follow them inside calls of the model. A deep copy of the model is applied to as well;
-    a pickle of it takes no policy along. `hmp.remove(model)` undoes it; the patches, doing nothing elsewhere, stay
-    until `hmp.revert()`.
+    a pickle of it takes no policy along. `verbose` logs the policy and every distinct decision once. `hmp.remove(model)` undoes it;
+    the patches, doing nothing elsewhere, stay until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
     chosen = as_policy(policy)
     _module(model, "apply()")
     with _lock:
-        casts = _resolved(chosen, model, None) if chosen.scoped else compiled_policies.compile_policy(chosen)
+        casts = _resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(model)
         module_calls.mark(model, _specialised(casts))
+    if verbose:
+        announce(chosen)
     return model
 
 

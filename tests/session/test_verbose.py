@@ -50,6 +50,21 @@ def test_verbose_says_op_place_inputs_and_casts(caplog: pytest.LogCaptureFixture
     assert "float32 -> bfloat16" in said
 
 
+def test_a_module_that_a_policy_is_applied_to_tells_of_its_own_calls(caplog: pytest.LogCaptureFixture) -> None:
+    model = torch.nn.Linear(2, 2)
+    with caplog.at_level(logging.INFO, logger="hmp"):
+        assert hmp.apply(model, "bert", verbose=True) is model
+        assert "policy 'bert'" in caplog.text
+        for _ in range(2):
+            model(torch.ones(1, 2))
+        (said,) = decisions(caplog)
+        hmp.apply(model, "bert")
+        model(torch.ones(1, 2).bfloat16())
+    assert said.startswith("linear (bf16)")
+    assert said.endswith("float32 -> bfloat16")
+    assert decisions(caplog) == [said]
+
+
 def test_verbose_says_a_decision_once_and_another_anew(caplog: pytest.LogCaptureFixture) -> None:
     a = torch.randn(2, 2)
     with caplog.at_level(logging.INFO, logger="hmp"):

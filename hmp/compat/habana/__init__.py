@@ -14,8 +14,8 @@ from collections.abc import Mapping
 import torch
 
 from ... import fork_safe
-from .. import lightning_habana
-from . import device_calls, device_map, factories, modules
+from .. import lightning_habana, optimum_habana
+from . import device_calls, device_map, factories, gaudi_repairs, modules
 from .replacements import IN_PLACE
 from .said import forget_said, say_once
 
@@ -98,6 +98,8 @@ def uninstall() -> None:
 
 
 def _put_in_place(aside: bool) -> None:
+    if not aside:
+        gaudi_repairs.install(IN_PLACE)
     modules.install(aside)
     if aside:
         return
@@ -109,6 +111,7 @@ def _put_in_place(aside: bool) -> None:
     factories.install(IN_PLACE)
     device_calls.install(IN_PLACE)
     lightning_habana.install(IN_PLACE)
+    optimum_habana.install(IN_PLACE)
 
 
 def _take_away() -> None:

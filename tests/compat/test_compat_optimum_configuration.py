@@ -1,0 +1,131 @@
+"""What a Gaudi configuration and Gaudi's training arguments hold, take, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from transformers import HfArgumentParser
+
+import hmp
+from hmp.compat import habana
+from hmp.compat.optimum_habana.arguments import GaudiTrainingArguments
+from hmp.compat.optimum_habana.configuration import GaudiConfig
+
+# As Habana published them for BERT.
+BF16 = "add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split()
+FP32 = ["embedding", "nll_loss", "log_softmax"]
+CONFIGS = sorted((Path(__file__).resolve().parents[3] / "shared" / "corpus" / "gaudi-configs").glob("*.json"))
+
+
+@pytest.fixture
+def shim() -> Iterator[None]:
+    with habana.install("cpu"):
+        yield
+
+
+def test_a_configuration_without_values_is_off_and_holds_berts_lists() -> None:
+    config = GaudiConfig()
+    assert (set(config.hmp_bf16_ops), set(config.hmp_fp32_ops), config.hmp_opt_level) == (set(BF16), set(FP32), "O1")
+    switches = ("use_habana_mixed_precision", "hmp_is_verbose", "use_fused_adam", "use_fused_clip_norm", "use_torch_autocast")
+    assert [getattr(config, name) for name in switches] == [False] * 5
+    assert config.policy is None
+    policy = GaudiConfig(use_habana_mixed_precision=True).policy
+    assert policy is not None
+    assert (policy.bf16, policy.fp32) == (set(BF16), set(FP32))
+
+
+def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
+    values = {"use_habana_mixed_precision": True, "hmp_bf16_ops": ["linear"], "hmp_fp32_ops": ["softmax"], "use_fused_adam": True}
+    (tmp_path / "gaudi_config.json").write_text(json.dumps(values))
+    (tmp_path / "other.json").write_text(json.dumps({"use_fused_clip_norm": True}))
+    config = GaudiConfig.from_pretrained(tmp_path, cache_dir=None, revision="main", use_auth_token=None, use_fused_adam=False)
+    assert (config.hmp_bf16_ops, config.use_habana_mixed_precision, config.use_fused_adam) == (["linear"], True, False)
+    assert config.policy is not None
+    assert (config.policy.bf16, config.policy.fp32) == ({"linear"}, {"softmax"})
+    other = GaudiConfig.from_pretrained(str(tmp_path / "other.json"))
+    assert (other.use_fused_clip_norm, other.policy) == (True, None)
+    config.save_pretrained(tmp_path / "made" / "here")
+    again = GaudiConfig.from_pretrained(tmp_path / "made" / "here")
+    assert again == config != other
+    assert GaudiConfig.from_dict(again.to_dict()) == again
+    assert '"use_fused_adam": false' in repr(again)
+
+
+@pytest.mark.skipif(not CONFIGS, reason="the published configurations are not beside this checkout")
+@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
+def test_published_configurations_are_read_as_they_stand(file: Path) -> None:
+    values = json.loads(file.read_text())
+    config = GaudiConfig.from_pretrained(file)
+    assert {name: getattr(config, name) for name in values} == values
+    assert config.policy is not None
+    assert config.policy.bf16 == set(values["hmp_bf16_ops"])
+
+
+def test_a_name_on_the_hub_is_known_or_an_error_with_what_to_give() -> None:
+    known = GaudiConfig.from_pretrained("Habana/bert-base-uncased")
+    assert known.policy == GaudiConfig(use_habana_mixed_precision=True).policy
+    assert known.use_fused_adam and known.use_fused_clip_norm
+    albert = [file for file in CONFIGS if file.stem == "albert-large-v2"]
+    for file in albert:
+        published, ours = GaudiConfig.from_pretrained(file), GaudiConfig.from_pretrained("Habana/albert-large-v2")
+        assert published.policy == ours.policy
+        assert (published.use_fused_adam, published.use_fused_clip_norm) == (ours.use_fused_adam, ours.use_fused_clip_norm)
+    with pytest.raises(
+        hmp.HmpError,
+        match=r"'Habana/gpt2': there is no such file or folder .* nothing is downloaded; give the path .* Habana/bert-base-uncased",
+    ):
+        GaudiConfig.from_pretrained("Habana/gpt2")
+
+
+def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "gaudi_config.json").write_text("{")
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON"):
+        GaudiConfig.from_pretrained(tmp_path)
+    (tmp_path / "gaudi_config.json").write_text("[]")
+    with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON object"):
+        GaudiConfig.from_pretrained(tmp_path)
+    with pytest.raises(hmp.HmpError, match="are both set"):
+        _ = GaudiConfig(use_habana_mixed_precision=True, use_torch_autocast=True).policy
+    with caplog.at_level(logging.WARNING, "hmp"):
+        assert GaudiConfig(use_magic=3).policy is None
+    assert "unknown Gaudi configuration keys: use_magic" in caplog.text
+
+
+@pytest.mark.usefixtures("shim")
+def test_the_arguments_place_the_training_on_the_mapped_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # earlier releases of transformers write it
+    monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
+    arguments = GaudiTrainingArguments(str(tmp_path), use_habana=True, ddp_backend="hccl", torch_compile_backend="hpu_backend")
+    assert (arguments.device.type, arguments.use_cpu, arguments.ddp_backend) == ("cpu", True, None)
+    assert arguments.torch_compile_backend == "inductor"
+    assert GaudiTrainingArguments(str(tmp_path), use_habana=True, torch_compile=True).torch_compile_backend == "inductor"
+    defaults = GaudiTrainingArguments(str(tmp_path), use_habana=True)
+    found = (defaults.adam_epsilon, defaults.ddp_bucket_cap_mb, defaults.ddp_find_unused_parameters, defaults.logging_nan_inf_filter)
+    assert found == (1e-6, 230, False, False)
+
+
+@pytest.mark.usefixtures("shim")
+def test_the_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
+    line = f"--output_dir {tmp_path} --use_habana --use_lazy_mode --gaudi_config_name here --throughput_warmup_steps 2"
+    (arguments,) = HfArgumentParser((GaudiTrainingArguments,)).parse_args_into_dataclasses(line.split())
+    assert arguments.use_habana and arguments.use_lazy_mode
+    assert (arguments.gaudi_config_name, arguments.throughput_warmup_steps) == ("here", 2)
+
+
+@pytest.mark.usefixtures("shim")
+def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="use_lazy_mode, gaudi_config_name cannot be used without use_habana; give"):
+        GaudiTrainingArguments(str(tmp_path), use_lazy_mode=True, gaudi_config_name="here")
+    with pytest.raises(ValueError, match="takes no bf16 or fp16; set use_habana_mixed_precision in the Gaudi configuration"):
+        GaudiTrainingArguments(str(tmp_path), use_habana=True, bf16=True)
+    with pytest.raises(ValueError, match="throughput_warmup_steps is -1; it must be 0 or more"):
+        GaudiTrainingArguments(str(tmp_path), use_habana=True, throughput_warmup_steps=-1)
+
+
+def test_without_a_device_that_stands_for_hpu_training_is_refused(tmp_path: Path) -> None:
+    with habana.install(None), pytest.raises(hmp.HmpError, match='nothing stands for the device "hpu" here'):
+        GaudiTrainingArguments(str(tmp_path), use_habana=True)

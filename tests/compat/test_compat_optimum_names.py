@@ -1,0 +1,205 @@
+"""`optimum.habana` is importable with the shim and gone after it; a real one wins where it imports; what there is not is told."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hmp
+from hmp.compat import habana
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
+optimum.habana.transformers.trainer_seq2seq optimum.habana.transformers.training_args optimum.habana.transformers.training_args_seq2seq
+optimum.habana.utils""".split()
+
+
+@pytest.fixture
+def shim() -> Iterator[habana.Shim]:
+    with habana.install("cpu") as shim:
+        yield shim
+
+
+def imported() -> list[str]:
+    return sorted(name for name in sys.modules if name.split(".")[0] == "optimum")
+
+
+def packages(folder: Path, files: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.syspath_prepend(folder)
+
+
+@pytest.fixture(autouse=True)
+def forgotten() -> Iterator[None]:
+    assert imported() == []
+    yield
+    for name in imported():
+        del sys.modules[name]
+
+
+def test_every_name_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
+    assert imported() == []
+    for name in NAMES:
+        assert importlib.import_module(name).__name__ == name
+    assert imported() == sorted([*NAMES, "optimum"])
+    shim.uninstall()
+    assert imported() == []
+    assert importlib.util.find_spec("optimum") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("optimum.habana")
+
+
+@pytest.mark.usefixtures("shim")
+def test_the_idioms_of_scripts_find_what_they_ask_for() -> None:
+    import optimum.habana
+    import optimum.habana.transformers
+    import transformers
+    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments, GaudiTrainer, GaudiTrainingArguments
+    from optimum.habana.transformers import GaudiTrainer as Again
+    from optimum.habana.transformers.gaudi_configuration import GAUDI_CONFIG_NAME
+    from optimum.habana.transformers.trainer import GaudiTrainer as Once_more
+    from optimum.habana.utils import get_hpu_memory_stats, set_seed
+
+    assert GaudiTrainer is Again is Once_more is optimum.habana.transformers.GaudiTrainer
+    assert issubclass(GaudiTrainer, transformers.Trainer) and issubclass(GaudiSeq2SeqTrainer, transformers.Seq2SeqTrainer)
+    assert issubclass(GaudiTrainingArguments, transformers.TrainingArguments)
+    assert issubclass(GaudiSeq2SeqTrainingArguments, transformers.Seq2SeqTrainingArguments)
+    assert GAUDI_CONFIG_NAME == "gaudi_config.json"
+    assert GaudiConfig().use_fused_adam is False
+    assert get_hpu_memory_stats()["memory_allocated (GB)"] > 0
+    import random
+
+    import numpy
+    import torch
+
+    def drawn() -> tuple[float, float, float]:
+        set_seed(5)
+        return random.random(), float(numpy.random.rand()), torch.rand(1).item()
+
+    assert drawn() == drawn()
+
+
+@pytest.mark.usefixtures("shim")
+def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
+    with pytest.raises(ImportError, match=r"habana has no 'GaudiDDIMScheduler' in hmp's .* GaudiTrainer, .* install optimum-habana"):
+        exec("from optimum.habana import GaudiDDIMScheduler")
+    with pytest.raises(ImportError, match=r"habana\.utils has no 'to_device_dtype' in hmp's .* get_hpu_memory_stats, set_seed\. Take"):
+        exec("from optimum.habana.utils import to_device_dtype")
+    with pytest.raises(ModuleNotFoundError, match=r"has no module 'optimum\.habana\.diffusers' in .* optimum\.habana\.utils\. Take"):
+        importlib.import_module("optimum.habana.diffusers")
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'optimum\.neuron'"):
+        importlib.import_module("optimum.neuron")  # another's
+    import optimum.habana
+
+    assert not hasattr(optimum.habana, "__wrapped__")
+
+
+@pytest.mark.usefixtures("shim")
+def test_beside_a_real_optimum_without_habana_only_that_is_hmps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packages(tmp_path, {"optimum/onnx/__init__.py": "HERE = True\n", "optimum/habana/notes.txt": ""}, monkeypatch)
+    import optimum.onnx
+    from optimum.habana import GaudiConfig
+
+    assert optimum.onnx.HERE is True
+    assert list(optimum.__path__) == [str(tmp_path / "optimum")]
+    assert GaudiConfig.__module__ == "hmp.compat.optimum_habana.configuration"
+
+
+def test_a_real_one_wins_where_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = {"optimum/habana/__init__.py": "from .part import GaudiTrainer\n", "optimum/habana/part.py": "GaudiTrainer = 'real'\n"}
+    packages(tmp_path, files, monkeypatch)
+    with habana.install("cpu"):
+        import optimum.habana
+
+        assert optimum.habana.GaudiTrainer == "real"
+        assert optimum.habana.__file__ == str(tmp_path / "optimum" / "habana" / "__init__.py")
+        assert importlib.import_module("optimum.habana.part").GaudiTrainer == "real"
+        with pytest.raises(ImportError, match="cannot import name 'GaudiConfig'"):
+            exec("from optimum.habana import GaudiConfig")
+    assert imported() == ["optimum", "optimum.habana", "optimum.habana.part"]
+    assert importlib.reload(optimum.habana).GaudiTrainer == "real"
+
+
+def test_one_that_does_not_import_gives_way_and_that_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = {
+        "optimum/habana/__init__.py": "from .part import GaudiTrainer\nfrom transformers import not_there\n",
+        "optimum/habana/part.py": "GaudiTrainer = 'real'\n",
+    }
+    packages(tmp_path, files, monkeypatch)
+    with habana.install("cpu"), caplog.at_level(logging.WARNING, "hmp"):
+        from optimum.habana import GaudiTrainer
+        from optimum.habana.utils import set_seed
+
+        assert GaudiTrainer.__module__ == "hmp.compat.optimum_habana.trainer"
+        assert set_seed.__module__ == "hmp.compat.optimum_habana.statistics"
+        with pytest.raises(ModuleNotFoundError, match=r"optimum\.habana has no module 'optimum\.habana\.part'"):
+            importlib.import_module("optimum.habana.part")
+    assert "does not import here (ImportError: cannot import name 'not_there'" in caplog.text
+    assert "hmp's stand-in takes its place" in caplog.text
+    assert [name for name in imported() if name != "optimum"] == []
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(textwrap.dedent(script))
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "script.py"]
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_nothing_is_imported_before_the_script_asks_for_it(tmp_path: Path) -> None:
+    done = run(
+        """
+        import sys
+        found = [name for name in sys.modules if name.split(".")[0] in ("transformers", "accelerate", "optimum")]
+        assert not found, found
+        assert "hmp.compat.optimum_habana.trainer" not in sys.modules
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_transformers_puts_nothing_into_torch_because_of_the_shim(tmp_path: Path) -> None:
+    done = run(
+        """
+        import torch
+        from hmp.compat import habana
+        before = {name: getattr(torch, name) for name in ("gather", "scatter", "take_along_dim", "compile")}
+        cholesky = torch.linalg.cholesky
+        import transformers
+        from transformers.utils import is_torch_hpu_available
+        from optimum.habana import GaudiTrainer
+        assert is_torch_hpu_available() is True
+        assert {name: getattr(torch, name) for name in before} == before
+        assert torch.linalg.cholesky is cholesky
+        habana.uninstall()
+        assert is_torch_hpu_available() is False
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
+    done = run("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer", tmp_path)
+    assert done.returncode == 1
+    assert "pip install 'hmp-torch[transformers]'" in done.stderr
+
+
+def test_the_shim_off_leaves_hmp_as_it_is() -> None:
+    assert not hmp.is_converted()
+    with pytest.raises(ModuleNotFoundError, match="No module named 'optimum'"):
+        importlib.import_module("optimum.habana")

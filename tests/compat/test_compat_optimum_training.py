@@ -1,0 +1,322 @@
+"""GaudiTrainer beside transformers' own: the same numbers where the lists are torch's, the configuration's casts, optimizer and logs."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+import hmp
+from hmp.compat import habana
+from hmp.compat.habana.optimizers import FusedAdamW
+from hmp.compat.optimum_habana import throughput
+from optimum_kit import examples, losses, model, settings
+
+BF16, F32 = torch.bfloat16, torch.float32
+BERT = {"use_habana_mixed_precision": True}
+
+
+@pytest.fixture(autouse=True)
+def shim() -> Iterator[None]:
+    with habana.install("cpu"):
+        yield
+    hmp.revert()
+
+
+def gaudi(folder: Path, config: dict[str, Any], *callbacks: TrainerCallback, of: Any = None, kind: Any = None, **more: Any) -> Any:
+    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+
+    arguments = GaudiTrainingArguments(str(folder), use_habana=True, use_lazy_mode=True, **settings(**more))
+    return (kind or GaudiTrainer)(
+        model=of or model(),
+        gaudi_config=GaudiConfig(**config),
+        args=arguments,
+        train_dataset=examples(),
+        eval_dataset=examples(),
+        callbacks=list(callbacks),
+    )
+
+
+def plain(folder: Path, *, of: Any = None, **more: Any) -> Trainer:
+    arguments = TrainingArguments(str(folder), use_cpu=True, **settings(**more))
+    return Trainer(of or model(), arguments, train_dataset=examples(), eval_dataset=examples())
+
+
+def lists_of_torch() -> dict[str, Any]:
+    own = hmp.Policy.load("torch-cpu")
+    return {"use_habana_mixed_precision": True, "hmp_bf16_ops": own.entries("bf16"), "hmp_fp32_ops": own.entries("fp32")}
+
+
+def outputs_of(trainer: Any, place: str = "bert.encoder.layer.0.attention.self.query") -> list[torch.dtype]:
+    seen: list[torch.dtype] = []
+    trainer.model.get_submodule(place).register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    return seen
+
+
+def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit(tmp_path: Path) -> None:
+    ours = gaudi(tmp_path, lists_of_torch())
+    ours.train()
+    own = plain(tmp_path, bf16=True)
+    own.train()
+    exact = plain(tmp_path)
+    exact.train()
+    assert losses(ours) == losses(own) != losses(exact)
+    for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
+        assert mine.dtype is F32
+        assert torch.equal(mine, theirs)
+    assert ours.evaluate()["eval_loss"] == own.evaluate()["eval_loss"]
+
+
+def test_use_habana_false_is_transformers_own_trainer(tmp_path: Path) -> None:
+    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+
+    arguments = GaudiTrainingArguments(str(tmp_path), use_cpu=True, **settings())
+    config = GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True)
+    ours = GaudiTrainer(model(), config, arguments, train_dataset=examples())
+    seen = outputs_of(ours)
+    ours.train()
+    own = plain(tmp_path)
+    own.train()
+    assert losses(ours) == losses(own)
+    assert set(seen) == {F32}
+    assert not isinstance(ours.optimizer.optimizer, FusedAdamW)
+    assert not any("GB" in name for entry in ours.state.log_history for name in entry)
+
+
+def test_the_lists_are_those_of_berts_configuration_without_any(tmp_path: Path) -> None:
+    trainer = gaudi(tmp_path, BERT)
+    query, words = outputs_of(trainer), outputs_of(trainer, "bert.embeddings.word_embeddings")
+    normed = outputs_of(trainer, "bert.embeddings.LayerNorm")
+    logits: list[torch.dtype] = []
+    trainer.model.register_forward_hook(lambda module, args, out: logits.append(out.logits.dtype))
+    trainer.train()
+    trainer.evaluate()
+    trainer.predict(examples())
+    assert (set(query), set(words), set(normed), set(logits)) == ({BF16}, {F32}, {BF16}, {F32})
+
+
+def test_o2_is_products_in_bfloat16_and_all_else_in_float32(tmp_path: Path) -> None:
+    trainer = gaudi(tmp_path, {**BERT, "hmp_opt_level": "O2"})
+    query, normed = outputs_of(trainer), outputs_of(trainer, "bert.embeddings.LayerNorm")
+    trainer.train()
+    assert (set(query), set(normed)) == ({BF16}, {F32})
+
+
+def test_a_loss_that_is_computed_outside_the_model_is_cast_and_the_optimizers_step_is_not(tmp_path: Path) -> None:
+    from optimum.habana import GaudiTrainer
+
+    class Own(GaudiTrainer):
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+            labels = inputs.pop("labels")
+            outputs = model(**inputs)
+            inside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+            loss = F.cross_entropy(outputs.logits, labels)
+            return (loss, outputs) if return_outputs else loss
+
+    class Step(TrainerCallback):
+        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+            enabled.append(hmp.casts_enabled())
+
+    inside: list[torch.dtype] = []
+    outside: list[torch.dtype] = []
+    enabled: list[bool] = []
+    gaudi(tmp_path, BERT, Step(), kind=Own).train()
+    assert (inside, outside, enabled) == ([BF16] * 4, [F32] * 4, [False] * 4)
+
+
+def test_gradient_checkpointing_gives_the_same_losses(tmp_path: Path) -> None:
+    stored = gaudi(tmp_path, BERT)
+    stored.train()
+    again = gaudi(tmp_path, BERT, of=model())
+    again.model.gradient_checkpointing_enable()
+    again.train()
+    assert losses(again) == losses(stored)
+
+
+def test_lines_for_some_modules_hold_in_those(tmp_path: Path) -> None:
+    ops = ["linear @ bert.encoder.layer.0.*"]
+    trainer = gaudi(tmp_path, {**BERT, "hmp_bf16_ops": ops, "hmp_fp32_ops": []})
+    first, second = outputs_of(trainer), outputs_of(trainer, "bert.encoder.layer.1.attention.self.query")
+    trainer.train()
+    assert (set(first), set(second)) == ({BF16}, {F32})
+
+
+def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) -> None:
+    from optimum.habana import GaudiTrainingArguments
+
+    assert GaudiTrainingArguments(str(tmp_path), use_cpu=True).adam_epsilon == 1e-6
+    ours = gaudi(tmp_path, {"use_fused_adam": True, "use_fused_clip_norm": True}, weight_decay=0.1, max_grad_norm=0.05)
+    before = copy.deepcopy(ours.model)
+    ours.train()
+    used = ours.optimizer.optimizer
+    assert isinstance(used, FusedAdamW)
+    assert {group["eps"] for group in used.param_groups} == {1e-6}
+    assert [group["weight_decay"] for group in used.param_groups] == [0.1, 0.0]
+    # transformers' own, in plain float32: the same parameters decay, the same norm is clipped
+    own = plain(tmp_path, of=before, weight_decay=0.1, max_grad_norm=0.05)
+    own.train()
+    for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+    norms = [entry["grad_norm"] for entry in ours.state.log_history if "grad_norm" in entry]
+    assert norms == pytest.approx([entry["grad_norm"] for entry in own.state.log_history if "grad_norm" in entry], rel=1e-4)
+
+
+def test_the_memory_is_logged_every_logging_steps(tmp_path: Path) -> None:
+    trainer = gaudi(tmp_path, BERT, logging_steps=2)
+    trainer.train()
+    at = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert [entry["step"] for entry in at] == [2, 4]
+    for entry in at:
+        used, most, total = (entry[name] for name in ("memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"))
+        # the process that runs torch holds a tenth of a gigabyte at least
+        assert 0.1 < used <= most <= total
+        assert round(used, 2) == used
+
+
+class Clock:
+    """Says how late it is: 100 seconds a step in the first two of a training, one second in the others."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.steps = 0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Steps(TrainerCallback):
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+
+    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+        self.clock.steps += 1
+        self.clock.now += 100 if self.clock.steps <= 2 else 1
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 6}, {"max_steps": -1, "num_train_epochs": 2}])
+def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: dict[str, int]) -> None:
+    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
+    trainer = gaudi(tmp_path, BERT, Steps(clock), throughput_warmup_steps=2, **length)
+    trainer.train_dataset = examples(14)  # four batches an epoch, the last of two
+    metrics = trainer.train().metrics
+    assert metrics["train_steps_per_second"] == 1.0
+    per_step = 4 if length["max_steps"] > 0 else 28 / 8
+    assert metrics["train_samples_per_second"] == per_step
+    assert trainer.state.log_history[-1]["train_samples_per_second"] == per_step
+
+
+def test_the_throughput_of_a_run_that_goes_on_leaves_its_own_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gaudi(tmp_path, BERT, save_strategy="steps", save_steps=2).train()
+    monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
+    trainer = gaudi(tmp_path / "on", BERT, Steps(clock), throughput_warmup_steps=2, max_steps=8)
+    metrics = trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2")).metrics
+    assert (metrics["train_steps_per_second"], metrics["train_samples_per_second"]) == (1.0, 4.0)
+
+
+def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hmp"):
+        metrics = gaudi(tmp_path, BERT, throughput_warmup_steps=4).train().metrics
+    assert "throughput_warmup_steps is 4 and no step came after them: the speeds are those of all steps" in caplog.text
+    assert metrics["train_samples_per_second"] > 0
+
+
+def test_lazy_mode_is_nothing_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "hmp"):
+        for _ in range(2):
+            gaudi(tmp_path, BERT).train()
+    assert [record.getMessage() for record in caplog.records] == [
+        "use_lazy_mode does nothing without Habana's software: ops run when they are called. Said once"
+    ]
+
+
+def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "hmp"):
+        gaudi(tmp_path, {**BERT, "hmp_is_verbose": True}).train()
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("  bf16: add, addmm") for line in lines)
+    casts = [line for line in lines if line.startswith("linear (bf16) at ") and line.endswith("float32 -> bfloat16")]
+    assert len(casts) == len(set(casts)) >= 6  # query, key, value, the attention's output and the two of the feed-forward net
+
+
+def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    whole = gaudi(tmp_path / "whole", lists_of_torch(), save_strategy="steps", save_steps=2)
+    whole.train()
+    kept = tmp_path / "whole" / "checkpoint-2"
+    loaded = AutoModelForSequenceClassification.from_pretrained(kept)
+    assert {tensor.dtype for tensor in loaded.parameters()} == {F32}
+
+    # plain transformers goes on from it, and so does the stand-in from one of plain transformers: as if nothing had happened
+    on = plain(tmp_path / "plain", bf16=True, save_strategy="steps", save_steps=2)
+    on.train(resume_from_checkpoint=str(kept))
+    assert losses(on) == losses(whole)
+    own = plain(tmp_path / "own", bf16=True, save_strategy="steps", save_steps=2)
+    own.train()
+    back = gaudi(tmp_path / "back", lists_of_torch())
+    back.train(resume_from_checkpoint=str(tmp_path / "own" / "checkpoint-2"))
+    assert losses(back) == losses(own)
+    for mine, theirs in zip(back.model.parameters(), on.model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_configuration_by_name_a_tokenizer_and_the_old_word_for_evaluation(tmp_path: Path) -> None:
+    from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
+
+    GaudiConfig(use_habana_mixed_precision=True, use_fused_adam=True).save_pretrained(tmp_path / "config")
+    arguments = GaudiTrainingArguments(
+        str(tmp_path / "out"),
+        use_habana=True,
+        gaudi_config_name=str(tmp_path / "config"),
+        evaluation_strategy="steps",
+        eval_steps=2,
+        **settings(),
+    )
+    tokenizer = object.__new__(type("Tokenizer", (), {}))
+    trainer = GaudiTrainer(model=model(), args=arguments, train_dataset=examples(), eval_dataset=examples(), tokenizer=tokenizer)
+    assert trainer.processing_class is tokenizer
+    seen = outputs_of(trainer)
+    trainer.train()
+    assert trainer.gaudi_config.use_fused_adam is True
+    assert set(seen) == {BF16}
+    assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2, 4]
+
+
+def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
+    from optimum.habana import GaudiTrainer, GaudiTrainingArguments
+
+    with pytest.raises(hmp.HmpError, match=r"GaudiTrainer takes GaudiTrainingArguments, not TrainingArguments"):
+        GaudiTrainer(model=model(), args=TrainingArguments(str(tmp_path), use_cpu=True))
+    with pytest.raises(hmp.HmpError, match=r"without a Gaudi configuration; give the trainer gaudi_config=GaudiConfig\(\.\.\.\)"):
+        GaudiTrainer(model=model(), args=GaudiTrainingArguments(str(tmp_path), use_habana=True))
+
+
+def test_generation_is_cast_and_a_sequence_to_sequence_model_trains(tmp_path: Path) -> None:
+    from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    t5 = T5ForConditionalGeneration(
+        T5Config(vocab_size=50, d_model=16, d_kv=8, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0, pad_token_id=0)
+    )
+    data = [{"input_ids": torch.randint(1, 50, (6,)), "labels": torch.randint(1, 50, (5,))} for _ in range(8)]
+    arguments = GaudiSeq2SeqTrainingArguments(
+        str(tmp_path), use_habana=True, predict_with_generate=True, generation_max_length=4, **settings(max_steps=2)
+    )
+    trainer = GaudiSeq2SeqTrainer(t5, GaudiConfig(**BERT), arguments, train_dataset=data, eval_dataset=data)
+    seen = outputs_of(trainer, "decoder.block.0.layer.0.SelfAttention.q")
+    trainer.train()
+    trained, _ = len(seen), seen.clear()
+    found = trainer.predict(data)
+    assert trained == 2
+    assert len(seen) > 2
+    assert set(seen) == {BF16}
+    assert found.predictions.shape[0] == 8
