@@ -6,6 +6,11 @@ from pathlib import Path
 from typing import Any
 
 
+def to_install(extra: str) -> str:
+    """The commands that add an extra: hmp is on no index yet, and the `hmp` that the index has is something else."""
+    return f"pip install -e '.[{extra}]' in hmp's checkout, or pip install 'hmp-torch[{extra}]' once it is released"
+
+
 class HmpError(Exception):
     """Anything that hmp refuses to do."""
 

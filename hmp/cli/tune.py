@@ -13,6 +13,7 @@ import torch
 
 import hmp
 
+from ..errors import to_install
 from .output import check_folder
 
 __all__ = ["add", "run"]
@@ -50,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
-    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with hmp-torch[report])")
+    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with the extra report)")
     parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
     parser.set_defaults(run=run)
 
@@ -124,11 +125,11 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
     if importlib.util.find_spec("scipy") is None:
-        raise hmp.HmpError("needs scipy, not installed here: pip install 'hmp-torch[tune]'")
+        raise hmp.HmpError(f"needs scipy, not installed here: {to_install('tune')}")
     if options.html is not None:
         check_folder(options.html)
         if _missing():
-            raise hmp.HmpError(f"--html needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+            raise hmp.HmpError(f"--html needs {_missing()}, not installed here: {to_install('report')}")
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
@@ -155,7 +156,7 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
     if html is None and _missing():
-        print(f"no page: it needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+        print(f"no page: it needs {_missing()}, not installed here: {to_install('report')}")
         return
     print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
 

@@ -19,6 +19,8 @@ import torch
 
 import hmp
 
+from ..errors import to_install
+
 __all__ = ["DeviceStats", "HMPPrecision"]
 
 
@@ -43,7 +45,7 @@ def _homes() -> list[_Home]:
             found.append(_Home(for_trainer, for_fabric, pytorch.LightningModule, pytorch.Callback))
     if not found:
         raise ModuleNotFoundError(
-            "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch[lightning]"
+            f"hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed: {to_install('lightning')}"
         )
     return found
 

@@ -14,13 +14,14 @@ import torch
 import hmp
 
 from .. import HmpError, Policy
+from ..errors import to_install
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
-    raise ImportError("hmp.compat.transformers needs transformers and accelerate: pip install 'hmp-torch[transformers]'") from error
+    raise ImportError(f"hmp.compat.transformers needs transformers and accelerate: {to_install('transformers')}") from error
 
 log = logging.getLogger("hmp")
 

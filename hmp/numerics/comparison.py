@@ -99,7 +99,7 @@ class Comparison:
         return target
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `hmp-torch[report]`."""
+        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
         from .page import comparison_page
 
         target = Path(path)

@@ -221,7 +221,7 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
 
-        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `hmp-torch[report]`.
+        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
         """
         from .page import report_page
 

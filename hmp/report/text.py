@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from ..errors import to_install
+
 try:
     from rich.console import Console, Group
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("a report's tables need rich: pip install 'hmp-torch[report]'") from error
+    raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
 from .rows import entry

@@ -78,7 +78,7 @@ class TuneResult:
         return target
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs `hmp-torch[report]`."""
+        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
         from .page import tuning_page
 
         target = Path(path)

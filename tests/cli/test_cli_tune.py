@@ -17,6 +17,7 @@ import tune_result_kit
 from hmp.cli import main
 from hmp.cli.init import RECIPE
 from hmp.tune.result import TuneResult
+from process_kit import to_install
 
 TINY = """\
 import torch
@@ -116,15 +117,15 @@ def test_without_the_report_extra_there_is_a_line_in_place_of_the_page(
 ) -> None:
     without(monkeypatch, "jinja2")
     assert main(["tune", "recipe.py"]) == 0
-    assert capsys.readouterr().out.endswith("no page: it needs jinja2, not installed here: pip install 'hmp-torch[report]'\n")
+    assert capsys.readouterr().out.endswith(f"no page: it needs jinja2, not installed here: {to_install('report')}\n")
     assert main(["tune", "recipe.py", "--html", "page.html"]) == 2
-    assert capsys.readouterr().err == "hmp tune: --html needs jinja2, not installed here: pip install 'hmp-torch[report]'\n"
+    assert capsys.readouterr().err == f"hmp tune: --html needs jinja2, not installed here: {to_install('report')}\n"
 
 
 def test_without_scipy_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     without(monkeypatch, "scipy")
     assert main(["tune", "recipe.py"]) == 2
-    assert capsys.readouterr().err == "hmp tune: needs scipy, not installed here: pip install 'hmp-torch[tune]'\n"
+    assert capsys.readouterr().err == f"hmp tune: needs scipy, not installed here: {to_install('tune')}\n"
 
 
 def lists_of_ones_own() -> None:

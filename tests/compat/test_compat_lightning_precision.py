@@ -29,6 +29,7 @@ from lightning_kit import (
     train_by_hand,
     trainer,
 )
+from process_kit import to_install
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -239,8 +240,8 @@ def test_importing_it_without_lightning_names_the_command_that_installs_it():
     code = 'import sys; sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None; import hmp.compat.lightning'
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed; "
-        "pip install hmp-torch[lightning]"
+        "ModuleNotFoundError: hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed: "
+        f"{to_install('lightning')}"
     )
 
 

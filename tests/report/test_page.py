@@ -20,6 +20,7 @@ from hmp.report.page import advice, charts, model, report_page
 from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
 from hmp.tune.result import result_of
+from process_kit import to_install
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
 VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
@@ -313,5 +314,5 @@ def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
         "    del sys.modules[name]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(hmp.__file__).parent.parent, capture_output=True, text=True)
-    said = [f"a report's page needs {name}: pip install 'hmp-torch[report]'" for name in ("jinja2", "matplotlib")]
+    said = [f"a report's page needs {name}: {to_install('report')}" for name in ("jinja2", "matplotlib")]
     assert done.stdout.splitlines() == said, done.stderr

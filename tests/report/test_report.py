@@ -15,6 +15,7 @@ from rich.console import Console
 
 import hmp
 from hmp.report.rows import Row
+from process_kit import to_install
 from trap_kit import policy
 
 GOLDEN = Path(__file__).parents[1] / "support" / "golden"
@@ -182,4 +183,4 @@ def test_without_rich_the_command_that_brings_it_is_named() -> None:
     script = "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 1
-    assert "pip install 'hmp-torch[report]'" in ran.stderr
+    assert f"{to_install('report')}" in ran.stderr

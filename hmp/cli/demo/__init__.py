@@ -7,6 +7,8 @@ import importlib.util
 import sys
 from typing import Any
 
+from ...errors import to_install
+
 __all__ = ["add", "run"]
 
 _NEEDED = ("numpy", "rich", "sklearn")
@@ -30,7 +32,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"hmp demo needs {', '.join(missing)}, not installed here: pip install 'hmp-torch[demo]'", file=sys.stderr)
+        print(f"hmp demo needs {', '.join(missing)}, not installed here: {to_install('demo')}", file=sys.stderr)
         return 2
     from . import show  # after the question above: it imports what may be missing
 
