@@ -9,6 +9,7 @@ import sys
 import hmp
 
 from ..diagnostics import check_lists
+from ..formatting import count
 from .output import say
 
 __all__ = ["add", "run"]
@@ -46,6 +47,10 @@ def run(options: argparse.Namespace) -> int:
     for each in found:
         if each.level != "ok" or not options.problems:
             say(f"{each.level:5}  {each}", _STYLES[each.level])
+    for path in options.files:
+        for cast in check_lists.missing_of(path):
+            say(f"note   {path}: no {cast}.txt: the {cast} list is empty", _STYLES["note"])
     notes = sum(each.level == "note" for each in found)
-    say(f"{len(found)} findings: {errors} errors, {notes} notes", "bold red" if errors else "bold green")
+    told = f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}"
+    say(told, "bold red" if errors else "bold green")
     return 1 if errors else 0

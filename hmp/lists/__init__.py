@@ -2,7 +2,7 @@
 
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
-from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
+from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy, list_files
 from .presets import policies
 from .scopes import exactness, plain_path
 from .spelling import resolve
@@ -19,6 +19,7 @@ __all__ = [
     "as_policy",
     "conflicts",
     "exactness",
+    "list_files",
     "parse_list",
     "plain_path",
     "policies",

@@ -84,22 +84,16 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt.
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt, or any of these.
 
-        A missing promote.txt means the default promote list. The low dtype is bfloat16 unless dtype.txt says "float16".
+        A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16".
         OpListError where there is no such preset or folder.
         """
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
-        if not (folder / "bf16.txt").is_file() and not (folder / "fp32.txt").is_file():
-            if folder.is_dir():
-                raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
-            raise OpListError(f"{str(policy)!r} is no policy; presets are {', '.join(policies())}, or name a folder of list files")
-        rules: list[ListEntry] = []
-        for cast in CASTS:
-            file = folder / f"{cast}.txt"
-            if cast == "promote" and not file.is_file():
-                file = presets.folder(DEFAULT) / "promote.txt"
-            rules += read_list(file, cast)
+        if not folder.is_dir():
+            raise OpListError(presets.unknown(str(policy)))
+        found = list_files(folder)
+        rules = [rule for cast, file in found.items() for rule in read_list(file, cast)]
         return cls._from_rules(folder.name, rules, _read_dtype(folder / DTYPE_FILE))
 
     @classmethod
@@ -286,6 +280,14 @@ class Policy:
             folded = "" if len(names) > 40 else " open"
             parts.append(html.Html(f"<details{folded}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
         return html.box(*parts)
+
+
+def list_files(folder: Path) -> dict[ListName, Path]:
+    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in CASTS if (folder / f"{cast}.txt").is_file()}
+    if not found:
+        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in CASTS)}; a policy's folder holds one or more", folder)
+    return found
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from pathlib import Path
 
@@ -15,6 +16,13 @@ _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
 _OF_THIS_DEVICE = "autocast"
 # The devices that autocast has other lists for than for the CPU, and those lists. XPU's are CUDA's but for cuDNN's own ops.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that is neither a preset nor a folder: the nearest presets, and all."""
+    near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"{name!r} is no policy; {meant}presets are {', '.join(policies())}, or name a folder of list files"
 
 
 def home() -> Path:

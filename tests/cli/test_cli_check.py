@@ -41,7 +41,7 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: no torch op")
     assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
     assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
-    assert lines[9] == "9 findings: 4 errors, 1 notes"
+    assert lines[9] == "9 findings: 4 errors, 1 note"
 
 
 def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,6 +72,38 @@ def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.
         assert main(["check", "--problems", str(tmp_path / preset)]) == 0
 
 
+def test_check_counts_one_thing_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bf16.txt").write_text("liner\n")
+    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 finding: 1 error, 0 notes"
+
+
+def test_a_folder_with_one_list_is_a_policy_whose_other_lists_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cast in ("bf16", "fp32", "promote"):
+        folder = tmp_path / cast
+        folder.mkdir()
+        (folder / f"{cast}.txt").write_text("linear\n")
+        empty = [each for each in ("bf16", "fp32", "promote") if each != cast]
+        assert main(["check", str(folder)]) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")] == [
+            f"note   {folder}: no {each}.txt: the {each} list is empty" for each in empty
+        ]
+        loaded = hmp.Policy.load(folder)
+        assert {each: getattr(loaded, each) for each in ("bf16", "fp32", "promote")} == {
+            cast: {"linear"},
+            **{each: set() for each in empty},
+        }
+    a, b = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    with hmp.casts(hmp.Policy.load(tmp_path / "bf16")):
+        assert torch.equal(a(b), F.linear(b.bfloat16(), a.weight.bfloat16(), a.bias.bfloat16()))
+
+
+@pytest.mark.parametrize("command", [["lists"], ["explain", "mul", "--policy"], ["diff", "bert"]], ids=" ".join)
+def test_a_misspelt_preset_gets_a_suggestion(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "habanna"]) == 2
+    assert "'habanna' is no policy; did you mean 'habana'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("name", "given"), [("ops.txt", []), ("bf16_and_fp32.txt", [])], ids=["neither", "both"])
 def test_check_asks_which_list_a_file_is(tmp_path: Path, name: str, given: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / name
@@ -84,8 +116,10 @@ def test_check_asks_which_list_a_file_is(tmp_path: Path, name: str, given: list[
 def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert "no such file" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "missing.txt")]) == 2
+    assert capsys.readouterr().err == f"hmp check: {tmp_path}/missing.txt: no such file; give a list file or a policy's folder\n"
     assert main(["check", str(tmp_path)]) == 2
-    assert "holds none of bf16.txt, fp32.txt and promote.txt" in capsys.readouterr().err
+    assert "holds none of bf16.txt, fp32.txt, promote.txt; a policy's folder holds one or more" in capsys.readouterr().err
     (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
