@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class TuneResult:
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
     float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
-    that may not go on from each other's tune.json.
+    that may not go on from each other's tune.json, part by part.
     """
 
     policy: Policy
@@ -42,7 +42,7 @@ class TuneResult:
     torch: str
     notes: tuple[str, ...] = ()
     folder: str | None = None
-    key: str = ""
+    key: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
