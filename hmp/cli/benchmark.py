@@ -15,8 +15,6 @@ from .output import check_folder
 
 __all__ = ["add", "run"]
 
-_DEFAULT = "float32,autocast,habana"
-
 
 def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Declare the subcommand's options."""
@@ -31,9 +29,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
     parser.add_argument(
         "--policies",
-        default=_DEFAULT,
         metavar="A,B,...",
-        help=f"float32, autocast (torch.autocast), presets, folders of list files (default {_DEFAULT})",
+        help="float32, autocast (torch.autocast), presets, folders of list files (default: float32, autocast and hmp with the lists of the "
+        "same, such as torch-cpu)",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, metavar="S", help="time for all of it, at least three rounds (default 30)"
@@ -56,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         step = recipe.load(options.recipe).make_step()
         result = hmp.benchmark(
             step.run,
-            [name.strip() for name in options.policies.split(",") if name.strip()],
+            options.policies and [name.strip() for name in options.policies.split(",") if name.strip()],
             model=step.model,
             optimizer=step.optimizer,
             state=step.state,

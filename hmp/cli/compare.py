@@ -25,7 +25,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "Exit status 0 done, 1 if the step failed, 2 for wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
-    parser.add_argument("--policy", default="habana", metavar="NAME", help="a preset's name or a folder of list files (default habana)")
+    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     parser.add_argument("--json", metavar="FILE", help="also write every row, as JSON")
     parser.add_argument("--html", metavar="FILE", help="also write a page")

@@ -20,7 +20,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Prints the list that the op is on, why, its synonyms, and every place where it can be called.",
     )
     parser.add_argument("op", metavar="OP", help="a name as list files spell it")
-    parser.add_argument("--policy", default="habana", metavar="NAME", help="a preset's name or a folder of list files (default habana)")
+    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     parser.add_argument("--json", action="store_true", help="print it as JSON")
     parser.set_defaults(run=run)
 

@@ -43,7 +43,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
     )
     parser.add_argument("--budget", type=_budget, metavar="B", help='most time or trials: seconds, "10 min", "2 h", "30 evaluations"')
-    parser.add_argument("--start", default="habana", metavar="NAME", help="preset or folder to begin with (default habana)")
+    parser.add_argument("--start", default="autocast", metavar="NAME", help="preset or folder to begin with (default autocast)")
     parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
     parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
     parser.add_argument("--objective", choices=("time", "memory"), default="time", help="what is made small (default time)")
@@ -151,7 +151,7 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
     if result.policy.scoped:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}"), for lines of single modules hold inside a model')
     else:
-        print(f'use them: hmp run --policy {folder} script.py, or hmp.convert(policy="{folder.as_posix()}")')
+        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or for a whole script hmp run --policy {folder} script.py')
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:

@@ -60,7 +60,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     """A precision plugin that runs the model under an hmp policy: `Trainer(plugins=[HMPPrecision()])`, `Fabric(plugins=[...])`.
 
     `policy` is an hmp.Policy, a preset's name or a folder. Without one it is what LOWER_LIST and FP32_LIST name
-    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "habana" where
+    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "autocast" where
     they are unset.
 
     Casts are in force where `precision="bf16-mixed"` has torch.autocast: in the training, validation, test and predict step,
@@ -76,7 +76,8 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
 
     def __init__(self, policy: hmp.Policy | str | Path | None = None, *, scaler: torch.amp.GradScaler | None = None) -> None:
         if policy is None:
-            policy = hmp.Policy.from_env()
+            named = hmp.Policy.from_env()
+            policy = named if named.name == "environment" else "autocast"
         self.policy: hmp.Policy = policy if isinstance(policy, hmp.Policy) else hmp.Policy.load(policy)
         self._module: Any = None  # the LightningModule that the Trainer runs
         self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region

@@ -40,7 +40,7 @@ class HMPCallback(TrainerCallback, ExportableState):
     says so in the log.
     """
 
-    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "habana") -> None:
+    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "autocast") -> None:
         if isinstance(policy, Mapping):
             policy = Policy.from_dict(policy)
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)

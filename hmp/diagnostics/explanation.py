@@ -71,8 +71,8 @@ class Rule:
 def explain(name: str, policy: Policy | str | None = None) -> Rule:
     """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
 
-    Without a policy: the one in force here, else Habana's default. Raises OpListError with the nearest real names for an
-    unknown op.
+    Without a policy: the one in force here, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the nearest real
+    names for an unknown op.
     """
     chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))

@@ -2,8 +2,8 @@
 
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
-from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy, list_files
-from .presets import policies
+from .policy import DEFAULT, DTYPE_FILE, HABANA, Policy, as_policy, list_files
+from .presets import device_preset, policies
 from .scopes import exactness, plain_path
 from .spelling import resolve
 
@@ -13,11 +13,13 @@ __all__ = [
     "DEFAULT",
     "DTYPE_FILE",
     "EVERY_OP",
+    "HABANA",
     "ListEntry",
     "ListName",
     "Policy",
     "as_policy",
     "conflicts",
+    "device_preset",
     "exactness",
     "list_files",
     "parse_list",

@@ -22,7 +22,8 @@ from . import conflicts, presets, spelling
 from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
 from .presets import policies
 
-DEFAULT = "habana"
+DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
+HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
 DTYPE_FILE = "dtype.txt"
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _GAUDI_KEYS = frozenset(
@@ -116,7 +117,7 @@ class Policy:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
         defaults = [cast for cast in CASTS if not str(files[cast])]
-        return cls._over_defaults(name if given else DEFAULT, given, defaults, dtype)
+        return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
 
     @classmethod
     def _over_defaults(cls, name: str, given: list[ListEntry], defaults: Iterable[ListName], dtype: Any = torch.bfloat16) -> Policy:
@@ -129,7 +130,7 @@ class Policy:
                         taken.setdefault(relative, rule)
         rules = list(given)
         for cast in defaults:
-            for rule in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
+            for rule in read_list(presets.folder(HABANA) / f"{cast}.txt", cast):
                 winner = next((taken[op] for op in spelling.resolve(rule) if op in taken), None)
                 if winner is None or cast == "promote":
                     rules.append(rule)
@@ -161,7 +162,7 @@ class Policy:
         given += [rule for rule in fp32 or () if conflicts.same_op(spelling.resolve(rule), low.get(rule.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, rules in lists.items() if rules is None]
-        return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
+        return cls._over_defaults("environment" if given else HABANA, given, defaults)
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:

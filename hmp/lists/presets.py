@@ -39,8 +39,13 @@ def policies() -> list[str]:
 def meaning(preset: str) -> str:
     """The preset that a name stands for here: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
     if preset == _OF_THIS_DEVICE:
-        preset = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
+        preset = device_preset()
     return _frozen(preset, torch.__version__) if preset in _OF_THIS_TORCH else preset
+
+
+def device_preset() -> str:
+    """What "autocast" stands for on the device in use: "torch-cuda", "gaudi", or "torch-cpu" without an accelerator."""
+    return next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
 
 
 def folder(preset: str) -> Path:

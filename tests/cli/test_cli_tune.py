@@ -70,7 +70,7 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None
     assert len(given["batches"]) == 16
     assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
     names = "tolerance budget start per_module ops objective steps seed resume".split()
-    assert [given[name] for name in names] == [0.01, None, "habana", False, None, "time", None, 0, True]
+    assert [given[name] for name in names] == [0.01, None, "autocast", False, None, "time", None, 0, True]
     command = (
         "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
         "--objective memory --steps 40 --seed 3 --no-resume"
@@ -91,7 +91,7 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     assert printed.out == (
         f"{given['result']}\n\n"
         "lists, with the reasons: tuned/bf16.txt, tuned/fp32.txt, tuned/promote.txt\n"
-        'use them: hmp run --policy tuned script.py, or hmp.convert(policy="tuned")\n'
+        'use them: hmp.apply(model, "tuned"), or for a whole script hmp run --policy tuned script.py\n'
         "all that was tried: tuned/tune.html\n"
     )
     assert "<html" in Path("tuned/tune.html").read_text(encoding="utf-8")
@@ -260,7 +260,7 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     assert main(arguments) == 0
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
     assert main(arguments) == 2
-    assert "is of a search with another model, data" in capsys.readouterr().err
+    assert "is of a search with another loss; name another folder" in capsys.readouterr().err
 
 
 def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:

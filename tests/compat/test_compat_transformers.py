@@ -165,7 +165,7 @@ def test_a_restored_callback_goes_on_under_the_checkpoints_policy(tmp_path: Path
     second = trainer(tmp_path / "second", HMPCallback("bert"), restore_callback_states_from_checkpoint=True)
     second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     (callback,) = [c for c in second.callback_handler.callbacks if isinstance(c, HMPCallback)]
-    assert callback.policy == hmp.Policy.load("habana")
+    assert callback.policy == hmp.Policy.load("autocast")
     assert losses(second) == losses(first)
 
 

@@ -174,7 +174,7 @@ def test_published_gaudi_configs_load() -> None:
 
 
 def test_explain_says_list_place_sites_and_synonyms() -> None:
-    rule = hmp.explain("truediv")
+    rule = hmp.explain("truediv", "habana")
     assert rule.cast == "fp32"
     assert rule.path is not None
     assert Path(rule.path).name == "fp32.txt"
@@ -210,4 +210,6 @@ def test_explain_offers_the_nearest_name() -> None:
 def test_explain_asks_the_policy_in_force() -> None:
     with hmp.casts("bert"):
         assert hmp.explain("softmax").cast == "bf16"
-    assert hmp.explain("softmax").cast == "fp32"
+    with hmp.convert():
+        assert hmp.explain("softmax").cast == "fp32"
+    assert hmp.explain("softmax") == hmp.explain("softmax", "autocast")
