@@ -3,7 +3,7 @@
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
 from .policy import DEFAULT, DTYPE_FILE, HABANA, Policy, as_policy, list_files
-from .presets import device_preset, policies
+from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path
 from .spelling import resolve
 
@@ -21,6 +21,7 @@ __all__ = [
     "conflicts",
     "device_preset",
     "exactness",
+    "home",
     "list_files",
     "parse_list",
     "plain_path",

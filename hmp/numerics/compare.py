@@ -26,6 +26,7 @@ from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
+LEAST_SHARE = 0.005  # an op with less of the error is not worth a line in a list
 
 
 def compare(
@@ -149,7 +150,8 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     for row in rows:
         if row.listed != "fp32" and row.share > 0:
             shares[row.op] = shares.get(row.op, 0.0) + row.share
-    return tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
+    worth = {op: share for op, share in shares.items() if share >= LEAST_SHARE}
+    return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _total(pairs: Any) -> float | None:

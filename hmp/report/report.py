@@ -13,7 +13,7 @@ import torch
 
 from ..errors import HmpError
 from ..formatting import count, dtype_name
-from .rows import FIELDS, UNLISTED, Row, grouped
+from .rows import FIELDS, UNLISTED, Row, grouped, in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,7 +132,7 @@ class Report:
             raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
         wrong = [row for row in rows if row.compute != wanted]
         if wrong:
-            lines = [f"  {row.calls} in {row.compute} (rule {row.rule}) in {row.place}" for row in wrong]
+            lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
 
     def diff(self, other: Report) -> list[str]:

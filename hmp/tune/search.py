@@ -65,24 +65,8 @@ def run(  # noqa: PLR0913
     target = None if folder is None else Path(folder)
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
-    key = identity.of_search(
-        {
-            "model": identity.of_model(model),
-            "data": identity.of_tensors(each_tensor(task.batches)),
-            **{name: identity.of_function(given) for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer))},
-            "choice of ops": sorted(decisions.ops),
-        },
-        {
-            "tolerance": bounds,
-            "objective": objective,
-            "steps": task.steps,
-            "seed": seed,
-            "start": f"{begin.name} {begin.fingerprint}",
-            "per_module": per_module,
-            "torch": torch.__version__,
-            "device": task.device,
-        },
-    )
+    functions = {"loss": loss, "metric": metric, "optimizer": optimizer}
+    key = _key_of(task, decisions, functions, {"tolerance": bounds, "objective": objective, "seed": seed, "per_module": per_module})
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
@@ -100,6 +84,16 @@ def run(  # noqa: PLR0913
         return search.end(stopped)
     finally:
         shows.close()
+
+
+def _key_of(task: Task, decisions: Decisions, functions: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """What tells this search from others."""
+    start = decisions.start
+    hashed = {"model": identity.of_model(task.model), "data": identity.of_tensors(each_tensor(task.batches))}
+    hashed |= {name: identity.of_function(given) for name, given in functions.items()}
+    shown = {**settings, "steps": task.steps, "start": f"{start.name} {start.fingerprint}"}
+    shown |= {"torch": torch.__version__, "device": task.device}
+    return identity.of_search(hashed | {"choice of ops": sorted(decisions.ops)}, shown)
 
 
 def _written(result: TuneResult, folder: Path) -> TuneResult:

@@ -149,6 +149,16 @@ def test_the_policy_in_force_is_the_default_policy_of_a_comparison():
         assert hmp.compare(model, x).policy == "bert"
 
 
+def test_what_rounds_less_than_half_a_percent_of_it_is_no_advice():
+    comparison = hmp.compare(net(), torch.randn(6, 8), "habana", loss=squares)
+    shares = {}
+    for row in comparison.rows:
+        shares[row.op] = shares.get(row.op, 0.0) + (row.share if row.listed != "fp32" else 0.0)
+    assert dict(comparison.advice) == {op: pytest.approx(share) for op, share in shares.items() if share >= 0.005}
+    assert min(shares.values()) < 0.005, "nothing to leave out"
+    assert "(0%)" not in str(comparison)
+
+
 def test_an_applied_policy_is_the_policy_of_a_comparison():
     model = hmp.apply(net(), "bert")
     assert hmp.compare(model, torch.randn(6, 8)).policy == "bert"

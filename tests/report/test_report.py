@@ -47,6 +47,13 @@ def by_hand() -> hmp.Report:
     return hmp.Report(ROWS, **ABOUT)
 
 
+def test_names_that_were_never_called_are_all_said_or_counted() -> None:
+    for count, said in ((3, "Listed and never called: op0, op1, op2."), (170, "170 names, which report.never_called holds.")):
+        text = str(hmp.Report(ROWS, **{**ABOUT, "never_called": [f"op{number}" for number in range(count)]}))
+        assert said in text
+        assert " more" not in text
+
+
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_golden(form: str, tmp_path: Path) -> None:
     report = by_hand()
@@ -110,7 +117,7 @@ def test_assert_dtype_says_where_it_was_otherwise() -> None:
     report.assert_dtype("linear", torch.bfloat16)
     with pytest.raises(
         AssertionError,
-        match=r"(?s)linear did not compute in float32 in 20 calls:.*10 in bfloat16 \(rule bf16\) in encoder.0 at model",
+        match=r"(?s)linear did not compute in float32 in 20 calls:.*10 in bfloat16 \(rule: bf16\) in encoder.0 at model",
     ):
         report.assert_dtype("linear", torch.float32)
     with pytest.raises(AssertionError, match=r"gelu was not called with a floating tensor; called were linalg\.solve, linear"):

@@ -36,6 +36,16 @@ def test_the_lists_are_within_the_tolerance_in_a_run_of_the_users() -> None:
     assert result.best.saved_bytes < result["float32"].saved_bytes
 
 
+def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
+    """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    result = hmp.tune(
+        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="4 evaluations", start="torch-cpu"
+    )
+    assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
+
+
 def test_a_gain_below_a_floor_is_no_gain() -> None:
     """The logits are 4 KiB in float32; the linear layers keep a thousand, of which the low dtype saves about half."""
     torch.manual_seed(0)
