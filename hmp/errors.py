@@ -11,6 +11,15 @@ def to_install(extra: str) -> str:
     return f"pip install -e '.[{extra}]' in hmp's checkout, or pip install 'hmp-torch[{extra}]' once it is released"
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is what ended it: what was being imported or called may have made another error of it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class HmpError(Exception):
     """Anything that hmp refuses to do."""
 

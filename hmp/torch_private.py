@@ -182,6 +182,8 @@ class CopyOnWrite(NamedTuple):
 # All of it or nothing: with None no memory is marked, and no copy is kept.
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
+# A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
+scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # Dynamo's guards, which compare much of a tensor in one call. Without them each question is asked by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 

@@ -9,22 +9,22 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import hmp
 
 from ..errors import to_install
-from .output import check_folder
+from .output import check_folder, check_page, missing_for_a_page
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "tune",
+        example='hmp tune recipe.py --tolerance 0.01 --budget "10 min"',
         help="write op lists for your own model",
         description="Searches for the cheapest lists that keep a recipe's loss or metric within a tolerance of float32's, and writes them "
         "into a folder, each name with the reason beside it. A recipe is a Python file that defines model(), batches() (the first 16 are "
@@ -70,6 +70,8 @@ class _Loss:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
+    import torch
+
     from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
@@ -96,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             folder=folder,
             resume=not options.no_resume,
+            progress=True,
         )
     except KeyboardInterrupt:
         print(_interrupted(folder), file=sys.stderr)
@@ -128,16 +131,11 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
         raise hmp.HmpError(f"needs scipy, not installed here: {to_install('tune')}")
     if options.html is not None:
         check_folder(options.html)
-        if _missing():
-            raise hmp.HmpError(f"--html needs {_missing()}, not installed here: {to_install('report')}")
+        check_page(options.html, "--html ")
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
         raise hmp.HmpError(f"{folder}: holds lists that hmp tune did not write; name another folder with --out")
-
-
-def _missing() -> str:
-    return ", ".join(name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None)
 
 
 def _interrupted(folder: Path) -> str:
@@ -155,8 +153,8 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and _missing():
-        print(f"no page: it needs {_missing()}, not installed here: {to_install('report')}")
+    if html is None and missing_for_a_page():
+        print(f"no page: it needs {missing_for_a_page()}, not installed here: {to_install('report')}")
         return
     print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
 

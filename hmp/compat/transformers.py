@@ -15,6 +15,7 @@ import hmp
 
 from .. import HmpError, Policy
 from ..errors import to_install
+from ..formatting import versioned
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -100,7 +101,7 @@ class HMPCallback(TrainerCallback, ExportableState):
         """A checkpoint was written: the policy is put beside it."""
         folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if args.should_save and folder.is_dir():
-            (folder / POLICY_FILE).write_text(json.dumps(self.policy.to_dict(), indent=1) + "\n", encoding="utf-8")
+            (folder / POLICY_FILE).write_text(json.dumps(versioned(self.policy.to_dict()), indent=1) + "\n", encoding="utf-8")
 
 
 def _policy_in(state: TrainerState) -> Policy | None:

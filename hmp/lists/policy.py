@@ -205,7 +205,7 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
-        unknown = sorted(set(values) - {"name", "dtype", "fingerprint", *CASTS})
+        unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *CASTS})
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote")
         return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), *(values.get(c, ()) for c in CASTS))

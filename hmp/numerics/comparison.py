@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import aligned, json_values
+from ..formatting import SCHEMA_VERSION, aligned, json_values
 from .attribution import Direction
 from .distance import Distance
 
@@ -86,6 +86,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         return {
+            "schema_version": SCHEMA_VERSION,
             **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),

@@ -59,9 +59,10 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        from ..formatting import json_values
+        from ..formatting import SCHEMA_VERSION, json_values
 
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
+        values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        values |= {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
         values["best"] = self.best.name
         values["tolerance"] = asdict(self.tolerance)
@@ -96,7 +97,7 @@ def result_of(values: Mapping[str, Any]) -> TuneResult:
     """The result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
     fields = {
-        **{name: value for name, value in values.items() if name not in _NESTED},
+        **{name: value for name, value in values.items() if name not in (*_NESTED, "schema_version")},
         "policy": Policy.from_dict(values["policy"]),
         "best": next(trial for trial in trials if trial.name == values["best"]),
         "trials": trials,

@@ -8,16 +8,18 @@ import sys
 from typing import Any
 
 from ...errors import to_install
+from ..parser import Parser
 
 __all__ = ["add", "run"]
 
 _NEEDED = ("numpy", "rich", "sklearn")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "demo",
+        example="hmp demo --epochs 3",
         help="train two small models in three precisions and show what ran where",
         description="Trains a convolutional network and a transformer on scikit-learn's handwritten digits in "
         "float32, under torch.autocast and under hmp, prints one table, and fails if an op that the policy names "
