@@ -1,6 +1,7 @@
 """Mixed precision that you decide, op by op, from text files: Habana's op-casting model for PyTorch on any device."""
 
 import importlib
+import importlib.util
 import sys
 import types
 from typing import TYPE_CHECKING, Any
@@ -103,14 +104,25 @@ hmp.__class__ = _BeforeItsNames
 
 def __getattr__(name: str) -> Any:
     module = _HOME_OF.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    for each in _TOGETHER if module in _TOGETHER else (module,):
-        found = importlib.import_module(each, __name__)
-        globals().update({public: getattr(found, public) for public in (_TOGETHER | _ALONE)[each].split()})
-    if module in _TOGETHER:
+    if module is None:  # a subpackage, as `from .. import fork_safe` asks for one
+        if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f".{name}", __name__)
+    if module in _ALONE:
+        _import(module)
+    elif type(hmp) is types.ModuleType:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r} any more")
+    else:
+        for each in _TOGETHER:
+            _import(each)
         hmp.__class__ = types.ModuleType
-    return globals()[name]
+    return getattr(hmp, name)
+
+
+def _import(module: str) -> None:
+    """Imports the module and binds its public names here."""
+    found = importlib.import_module(module, __name__)
+    globals().update({name: getattr(found, name) for name in (_TOGETHER | _ALONE)[module].split()})
 
 
 def __dir__() -> list[str]:

@@ -52,7 +52,15 @@ def check_page(file: str | Path | None, option: str = "") -> None:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Declare --json, which means the same for every subcommand."""
-    parser.add_argument("--json", metavar="FILE", help="also write the result to FILE as JSON; - prints it in place of the text")
+    help = "also write the result to FILE as JSON, a file that ends in .json; - prints it in place of the text"
+    parser.add_argument("--json", type=_json_file, metavar="FILE", help=help)
+
+
+def _json_file(text: str) -> str:
+    """The name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
+    if text != "-" and not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text}: give a file that ends in .json, or - to print it in place of the text")
+    return text
 
 
 def give_json(file: str | None, values: Mapping[str, Any]) -> bool:

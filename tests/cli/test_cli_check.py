@@ -55,12 +55,18 @@ def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--json", *lists]) == 1
-    found = json.loads(capsys.readouterr().out)
+    assert main(["check", "--json", "-", *lists]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
     assert [(each["line"], each["name"], each["level"]) for each in found if each["path"] == lists[1]] == [
         (1, "softmax", "ok"),
         (2, "mm", "error"),
     ]
+
+
+def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", *lists]) == 2
+    assert "give a file that ends in .json, or - to print it in place of the text" in capsys.readouterr().err
+    assert Path(lists[0]).read_text() == BF16
 
 
 def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,7 +144,7 @@ def test_colour_is_for_terminals_only(lists: tuple[str, str]) -> None:
 def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "truediv"]) == 0
     assert capsys.readouterr().out == f"{hmp.explain('truediv', 'autocast')}\n"
-    assert main(["explain", "truediv", "--policy", "bert", "--json"]) == 0
+    assert main(["explain", "truediv", "--policy", "bert", "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["cast"], told["policy"]) == ("truediv", "bf16", "bert")
     assert main(["explain", "truedif"]) == 2
@@ -146,10 +152,10 @@ def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixtur
 
 
 def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lists", "habana", "--json"]) == 0
+    assert main(["lists", "habana", "--json", "-"]) == 0
     assert hmp.Policy.from_dict(json.loads(capsys.readouterr().out)) == hmp.Policy.load("habana")
-    assert main(["lists", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(hmp.policies())
+    assert main(["lists", "--json", "-"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["policies"]) == set(hmp.policies())
 
 
 def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +169,7 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
     assert capsys.readouterr().out == f"every op ran in {files[0]} as in {files[0]}\n"
     assert main(["diff", *files]) == 1
     assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 ops ran otherwise", "  linear: bfloat16 -> float32"]
-    assert main(["diff", "--json", *files]) == 1
-    assert json.loads(capsys.readouterr().out) == ["linear: bfloat16 -> float32"]
+    assert main(["diff", "--json", "-", *files]) == 1
+    assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err

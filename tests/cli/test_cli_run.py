@@ -90,7 +90,7 @@ COMMANDS = [
 
 @pytest.mark.parametrize(
     "command",
-    [["probe.py", "--policy", "-h", "--", "raise"], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)],
+    [["probe.py", "--own", "-h", "--", "raise"], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)],
     ids=" ".join,
 )
 def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[str], scripts: Path) -> None:
