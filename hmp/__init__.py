@@ -1,24 +1,26 @@
 """Mixed precision that you decide, op by op, from text files: Habana's op-casting model for PyTorch on any device."""
 
 import importlib
+import importlib.util
 import sys
+import types
 from typing import TYPE_CHECKING, Any
 
-from .benchmark import benchmark
-from .caches import cache_info, clear_cache, set_cache_limit
-from .context import casts_enabled, disable_casts, enable_casts
-from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
-from .dispatch import bf16_function, fp32_function, promote_function
-from .errors import HmpError, NonFiniteError, OpListError
-from .lists import Policy, policies
-from .report.record import record
-from .report.report import Report
-from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
-from .tune import tune
-
 if TYPE_CHECKING:
+    from .benchmark import benchmark
+    from .caches import cache_info, clear_cache, set_cache_limit
+    from .context import casts_enabled, disable_casts, enable_casts
+    from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
+    from .dispatch import bf16_function, fp32_function, promote_function
+    from .errors import HmpError, NonFiniteError, OpListError
+    from .lists import Policy, policies
     from .numerics.compare import compare
     from .numerics.nonfinite import detect_nonfinite
+    from .numerics.summary import summary
+    from .report.record import record
+    from .report.report import Report
+    from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
+    from .tune import tune
 
 __version__ = "0.1.0"
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "remove",
     "revert",
     "set_cache_limit",
+    "summary",
     "tune",
     "unreachable",
 ]
@@ -62,15 +65,64 @@ __all__ = [
 # Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same
 hmp = sys.modules[__name__]
 
-# imported when they are first asked for: scripts that look at no numbers do not wait for them
-_LATER = {"compare": ".numerics.compare", "detect_nonfinite": ".numerics.nonfinite"}
+# Where the names are. Nothing of this is imported before a name is asked for, so that `hmp -h` and pytest need not wait for torch; the
+# first name brings all others but those that stand alone.
+_TOGETHER = {
+    ".benchmark": "benchmark",
+    ".caches": "cache_info clear_cache set_cache_limit",
+    ".context": "casts_enabled disable_casts enable_casts",
+    ".diagnostics": "Rule Unreachable explain fallbacks memory_stats unreachable",
+    ".dispatch": "bf16_function fp32_function promote_function",
+    ".lists": "Policy policies",
+    ".report.record": "record",
+    ".report.report": "Report",
+    ".session": "Handle apply casts convert is_converted register remove revert",
+    ".tune": "tune",
+}
+_ALONE = {
+    ".errors": "HmpError NonFiniteError OpListError",
+    ".numerics.compare": "compare",
+    ".numerics.nonfinite": "detect_nonfinite",
+    ".numerics.summary": "summary",
+}
+_HOME_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
+
+
+class _BeforeItsNames(types.ModuleType):
+    """hmp until its names are there. Importing hmp.tune or hmp.benchmark binds the package here: the name stays the function's."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        taken = isinstance(value, types.ModuleType) and _HOME_OF.get(name) == f".{name}"
+        super().__setattr__(name, getattr(value, name) if taken else value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return importlib.import_module, (self.__name__,)  # what pickles modules by their type does not know this one
+
+
+hmp.__class__ = _BeforeItsNames
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _LATER:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(importlib.import_module(_LATER[name], __name__), name)
-    return found
+    module = _HOME_OF.get(name)
+    if module is None:  # a subpackage, as `from .. import fork_safe` asks for one
+        if name.startswith("__") or importlib.util.find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return importlib.import_module(f".{name}", __name__)
+    if module in _ALONE:
+        _import(module)
+    elif type(hmp) is types.ModuleType:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r} any more")
+    else:
+        for each in _TOGETHER:
+            _import(each)
+        hmp.__class__ = types.ModuleType
+    return getattr(hmp, name)
+
+
+def _import(module: str) -> None:
+    """Imports the module and binds its public names here."""
+    found = importlib.import_module(module, __name__)
+    globals().update({name: getattr(found, name) for name in (_TOGETHER | _ALONE)[module].split()})
 
 
 def __dir__() -> list[str]:

@@ -6,6 +6,20 @@ from pathlib import Path
 from typing import Any
 
 
+def to_install(extra: str) -> str:
+    """The commands that add an extra: hmp is on no index yet, and the `hmp` that the index has is something else."""
+    return f"pip install -e '.[{extra}]' in hmp's checkout, or pip install 'hmp-torch[{extra}]' once it is released"
+
+
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is what ended it: what was being imported or called may have made another error of it."""
+    while error is not None:
+        if isinstance(error, KeyboardInterrupt):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 class HmpError(Exception):
     """The base class of hmp's exceptions; itself raised for wrong arguments and for calls that are not possible now."""
 

@@ -185,6 +185,8 @@ class CopyOnWrite(NamedTuple):
 # None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
+# A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
+scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 

@@ -8,7 +8,7 @@ from typing import Any
 from .results import Found
 from .stats import paired_ratio
 
-HINT = "no plots: matplotlib is missing (pip install 'hmp-torch[bench]')"
+HINT = "no plots: matplotlib is missing (pip install -e '.[bench]')"
 _COLOURS = {
     "training": "#1b6ca8", "no_grad": "#d1495b", "inference_mode": "#edae49", "no_grad, one": "#8f2d56",
     "inference_mode, one": "#c98a1b", "hmp": "#1b6ca8", "autocast": "#d1495b",

@@ -217,5 +217,5 @@ def available(names: list[str]) -> tuple[list[str], str]:
     if importlib.util.find_spec("transformers") is not None:
         return names, ""
     missing = [name for name in names if MODELS[name].transformers]
-    hint = f"without {', '.join(missing)}: they need transformers (pip install 'hmp-torch[bench]')" if missing else ""
+    hint = f"without {', '.join(missing)}: they need transformers (pip install -e '.[bench]')" if missing else ""
     return [name for name in names if name not in missing], hint

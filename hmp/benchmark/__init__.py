@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def benchmark(  # noqa: PLR0913
     step: Callable[[], Any],
-    policies: Iterable[str | Path | Policy] = ("float32", "autocast", "habana"),
+    policies: Iterable[str | Path | Policy] | None = None,
     *,
     model: torch.nn.Module | None = None,
     optimizer: Any = None,
@@ -36,7 +36,8 @@ def benchmark(  # noqa: PLR0913
     `step` returns the loss, a number or a tensor of one element, the table shows it. "float32" is torch without casts, "autocast" is
     `torch.autocast` of the device in its default dtype; every other entry is an hmp policy: a preset's name, a folder or an
     `hmp.Policy`, in force as by `hmp.convert()`, backward included. (The preset `autocast` is `hmp.Policy.load("autocast")`.) Scoped
-    lines of a policy speak of the modules of `model`.
+    lines of a policy speak of the modules of `model`. By default "float32", "autocast" and hmp with the lists that the preset `autocast`
+    stands for here, such as "torch-cpu".
 
     Interleaved: a round takes one sample of each policy, in an order that rotates. A sample is `warmup` untimed steps (one in
     ten of the timed ones if that is more) and then `steps` timed ones, by default as many as fill a fifth of a second. Rounds go

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..formatting import json_values
+from ..formatting import SCHEMA_VERSION, json_values
 from .row import Row
 
 
@@ -59,7 +59,7 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
-        values: dict[str, Any] = json_values(asdict(self))
+        values: dict[str, Any] = json_values({"schema_version": SCHEMA_VERSION, **asdict(self)})
         return values
 
     def to_json(self, path: str | Path) -> Path:

@@ -23,7 +23,7 @@ from .row import Row
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
 from .timing import ratios
-from .variants import FLOAT32, variants
+from .variants import FLOAT32, default_names, variants
 
 # Two runs of one step from one state differ by less, also where a device adds in no fixed order.
 _SAME_LOSS = 1e-3
@@ -31,7 +31,7 @@ _SAME_LOSS = 1e-3
 
 def run(  # noqa: PLR0913
     step: Callable[[], Any],
-    policies: Iterable[str | Path | Policy],
+    policies: Iterable[str | Path | Policy] | None,
     *,
     model: torch.nn.Module | None,
     optimizer: Any,
@@ -52,7 +52,7 @@ def run(  # noqa: PLR0913
     where = _device(device, model)
     untouched = not is_in_place()
     with disable_casts(), random_state_kept(where):
-        compared = variants(policies, where, model)
+        compared = variants(default_names() if policies is None else policies, where, model)
         before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
         meters = meter(where, snapshot.tensors, allocated(where) - before)

@@ -23,7 +23,7 @@ class SavedBytes:
     @contextmanager
     def watch(self) -> Iterator[SavedBytes]:
         """A stretch in which saved tensors are counted."""
-        with saved_tensors_hooks(self._keep, lambda tensor: tensor):
+        with saved_tensors_hooks(self.keep, lambda tensor: tensor):
             yield self
 
     @property
@@ -31,7 +31,8 @@ class SavedBytes:
         """What has been saved."""
         return sum(storage.nbytes() for storage in self._kept.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
 
-    def _keep(self, tensor: torch.Tensor) -> torch.Tensor:
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Counts a tensor that is saved, and gives it back."""
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
             return tensor

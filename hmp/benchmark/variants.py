@@ -14,11 +14,16 @@ import torch
 from ..context import PROCESS, Region
 from ..errors import HmpError, OpListError
 from ..formatting import dtype_name
-from ..lists import Policy, as_policy, scopes
+from ..lists import Policy, as_policy, device_preset, scopes
 from ..session import convert
 
 FLOAT32 = "float32"
 AUTOCAST = "autocast"
+
+
+def default_names() -> tuple[str, str, str]:
+    """Plain torch, torch.autocast, and hmp with the lists of the same."""
+    return FLOAT32, AUTOCAST, device_preset()
 
 
 @dataclass(frozen=True)

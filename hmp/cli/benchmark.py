@@ -7,21 +7,19 @@ import math
 import sys
 import traceback
 
-import torch
-
 import hmp
 
-from .output import check_folder
+from .output import add_json, check_folder, give_json
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
-_DEFAULT = "float32,autocast,habana"
 
-
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "benchmark",
+        example="hmp benchmark recipe.py --policies float32,autocast,habana --seconds 10",
         help="time your own step in several precisions",
         description="Runs the step of a recipe under each policy, interleaved, and prints time, spread, memory and loss as one table. "
         "A recipe is a Python file that defines model() -> a torch.nn.Module, batches() -> an iterable (the first 16 are used), "
@@ -31,9 +29,9 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
     parser.add_argument(
         "--policies",
-        default=_DEFAULT,
         metavar="A,B,...",
-        help=f"float32, autocast (torch.autocast), presets, folders of list files (default {_DEFAULT})",
+        help="float32, autocast (torch.autocast), presets, folders of list files (default: float32, autocast and hmp with the lists of the "
+        "same, such as torch-cpu)",
     )
     parser.add_argument(
         "--seconds", type=_positive, default=30.0, metavar="S", help="time for all of it, at least three rounds (default 30)"
@@ -41,12 +39,14 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--steps", type=int, metavar="N", help="timed steps in each sample (default: as many as fill a fifth of a second)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every sample (default 0)")
     parser.add_argument("--device", metavar="NAME", help="where the step computes (default: the model's device, else the accelerator)")
-    parser.add_argument("--json", metavar="FILE", help="also write every sample, as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if every policy ran, 1 if the step failed under one, 2 if recipe, policies or options cannot be used."""
+    import torch
+
     from ..benchmark.result import StepError
     from ..tune import recipe  # here, with what it imports: other subcommands do without
 
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         step = recipe.load(options.recipe).make_step()
         result = hmp.benchmark(
             step.run,
-            [name.strip() for name in options.policies.split(",") if name.strip()],
+            options.policies and [name.strip() for name in options.policies.split(",") if name.strip()],
             model=step.model,
             optimizer=step.optimizer,
             state=step.state,
@@ -71,9 +71,8 @@ def run(options: argparse.Namespace) -> int:
             traceback.print_exception(error.__cause__, file=sys.stderr)
         print(f"hmp benchmark: {error if failed else error.__cause__ if isinstance(error, StepError) else error}", file=sys.stderr)
         return 1 if failed else 2
-    print(result)
-    if options.json is not None:
-        result.to_json(options.json)
+    if give_json(options.json, result.to_dict()):
+        print(result)
     return 1 if any(row.error is not None for row in result) else 0
 
 

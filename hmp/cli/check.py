@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import hmp
 
-from ..diagnostics import check_lists
-from .output import say
+from .output import add_json, check_folder, give_json, say
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 _STYLES = {"ok": "", "note": "yellow", "error": "bold red"}
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "check",
+        example="hmp check my_lists/\nhmp check --list bf16 ops.txt",
         help="explain every name in list files, and every problem",
         description="Prints a line for each name with what it does, and for each problem. Files that are given together are one "
         "policy: a name on two of its lists is a problem. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
@@ -27,25 +27,32 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("files", metavar="FILE", nargs="+", help="a list file, or a policy's folder")
     parser.add_argument("--list", choices=("bf16", "fp32", "promote"), help="which list the files are (default: what their names say)")
     parser.add_argument("--problems", action="store_true", help="print problems and notes only")
-    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the lists can be used, 1 if they cannot, 2 if it is not clear which lists they are."""
+    from ..diagnostics import check_lists
+    from ..formatting import count
+
     try:
+        check_folder(options.json, "--json ")
         files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
-    except hmp.OpListError as error:
+    except hmp.HmpError as error:
         print(f"hmp check: {error}", file=sys.stderr)
         return 2
     found = check_lists.check(files)
     errors = sum(each.level == "error" for each in found)
-    if options.json:
-        print(json.dumps([each._asdict() for each in found], indent=1))
+    if not give_json(options.json, {"findings": [each._asdict() for each in found]}):
         return 1 if errors else 0
     for each in found:
         if each.level != "ok" or not options.problems:
             say(f"{each.level:5}  {each}", _STYLES[each.level])
+    for path in options.files:
+        for cast in check_lists.missing_of(path):
+            say(f"note   {path}: no {cast}.txt: the {cast} list is empty", _STYLES["note"])
     notes = sum(each.level == "note" for each in found)
-    say(f"{len(found)} findings: {errors} errors, {notes} notes", "bold red" if errors else "bold green")
+    told = f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}"
+    say(told, "bold red" if errors else "bold green")
     return 1 if errors else 0

@@ -4,53 +4,44 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
-
-import torch
 
 import hmp
 
-from .output import check_folder
+from .output import add_json, check_folder, check_page, give_json
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "compare",
+        example="hmp compare recipe.py --policy autocast --html comparison.html",
         help="compare every op of your model with float32",
         description="Runs forward and backward of a recipe's first batch under a policy and prints, by op and by module, the error of "
         "each op alone and of all that came before. A recipe is a Python file that defines model(), batches() and loss(model, batch). "
         "Exit status 0 done, 1 if the step failed, 2 for wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
-    parser.add_argument("--policy", default="habana", metavar="NAME", help="a preset's name or a folder of list files (default habana)")
+    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
-    parser.add_argument("--json", metavar="FILE", help="also write every row, as JSON")
+    add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write a page")
     parser.set_defaults(run=run)
 
 
-class _Step(torch.nn.Module):
-    """The recipe's loss as a module: the model is called by the recipe."""
-
-    def __init__(self, model: torch.nn.Module, loss: Any) -> None:
-        super().__init__()
-        self.model = model
-        self._loss = loss
-
-    def forward(self, batch: Any) -> Any:
-        return self._loss(self.model, batch)
-
-
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
+    import torch
+
     from ..tune import recipe  # here, with what it imports: other subcommands do without
+    from ..tune.recipe import LossAsModel
 
     try:
         check_folder(options.json)
         check_folder(options.html)
+        check_page(options.html, "--html ")
         torch.manual_seed(options.seed)
         policy = hmp.Policy.load(options.policy)
         found = recipe.load(options.recipe)
@@ -64,13 +55,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 2
     try:
-        result = hmp.compare(_Step(step.model, found.loss), (step.batches[0],), policy, loss=lambda loss: loss)
+        result = hmp.compare(LossAsModel(step.model, found.loss), (step.batches[0],), policy, loss=lambda loss: loss)
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1
-    print(result)
-    if options.json is not None:
-        result.to_json(options.json)
+    if give_json(options.json, result.to_dict()):
+        print(result)
     if options.html is not None:
         result.to_html(options.html)
     return 0

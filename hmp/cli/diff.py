@@ -3,35 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import hmp
 
-from ..formatting import count, dtype_name
+from .output import add_json, check_folder, give_json
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "diff",
+        example="hmp diff habana autocast\nhmp diff before.json after.json",
         help="show the ops that two policies, or two recordings, treat differently",
         description="Prints each op that is on another list in policy B than in policy A; of two files that Report.to_json() wrote, each "
         "op that ran in other dtypes in B. Exit status 0 if there is none and the low dtype is the same, 1 if there is a difference.",
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, or a report's JSON file")
     parser.add_argument("b", metavar="B", help="another one")
-    parser.add_argument("--json", action="store_true", help="print the differences as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the two policies are the same, 1 if they differ, 2 if one of them cannot be read."""
+    from ..formatting import count, dtype_name
+
     if options.a.endswith(".json") and options.b.endswith(".json"):
         return _of_reports(options)
     try:
+        check_folder(options.json, "--json ")
         one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
     except hmp.HmpError as error:
         print(f"hmp diff: {error}", file=sys.stderr)
@@ -39,8 +43,7 @@ def run(options: argparse.Namespace) -> int:
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
     if one.dtype is not other.dtype:
         changes = {"(low dtype)": (dtype_name(one.dtype), dtype_name(other.dtype)), **changes}
-    if options.json:
-        print(json.dumps(changes, indent=1))
+    if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if not changes:
         print(f"{_called(options.a, one)} and {_called(options.b, other)} are the same")
@@ -54,13 +57,14 @@ def run(options: argparse.Namespace) -> int:
 
 def _of_reports(options: argparse.Namespace) -> int:
     try:
+        check_folder(options.json, "--json ")
         changes = hmp.Report.load(options.a).diff(hmp.Report.load(options.b))
     except hmp.HmpError as error:
         print(f"hmp diff: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        print(json.dumps(changes, indent=1))
-    elif changes:
+    if not give_json(options.json, {"changes": changes}):
+        return 1 if changes else 0
+    if changes:
         print(f"{options.a} -> {options.b}: {len(changes)} ops ran otherwise", *changes, sep="\n  ")
     else:
         print(f"every op ran in {options.b} as in {options.a}")

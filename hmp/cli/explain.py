@@ -3,34 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from dataclasses import asdict
 
 import hmp
 
+from .output import add_json, check_folder, give_json
+from .parser import Parser
+
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "explain",
+        example="hmp explain softmax --policy habana",
         help="say what a policy does with an op, and why",
         description="Prints the list that the op is on, why, its synonyms, and every place where it can be called.",
     )
     parser.add_argument("op", metavar="OP", help="a name as list files spell it")
-    parser.add_argument("--policy", default="habana", metavar="NAME", help="a preset's name or a folder of list files (default habana)")
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
+    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if there is no such op or policy."""
     try:
+        check_folder(options.json, "--json ")
         rule = hmp.explain(options.op, hmp.Policy.load(options.policy))
     except hmp.HmpError as error:
         print(f"hmp explain: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(asdict(rule), indent=1) if options.json else rule)
+    if give_json(options.json, asdict(rule)):
+        print(rule)
     return 0

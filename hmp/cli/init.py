@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from .parser import Parser
+
 __all__ = ["RECIPE", "add", "run"]
 
 RECIPE = '''\
@@ -87,10 +89,11 @@ def metric(model):
 '''
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "init",
+        example="hmp init recipe.py",
         help="write a recipe to begin with",
         description="Writes a recipe, a Python file that defines model(), batches(), loss(model, batch), optimizer(model) and "
         "metric(model), with a small model that runs as it is and says what to change. hmp benchmark, hmp compare and hmp tune take it. "

@@ -3,44 +3,44 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 
 import hmp
 
-from ..formatting import dtype_name
-from ..lists import CASTS
+from .output import add_json, check_folder, give_json
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "lists",
+        example="hmp lists\nhmp lists habana",
         help="show the presets, or the lists of one policy",
         description="Prints a line for each preset, with its low dtype and the lengths of its lists; with a policy, its lists.",
     )
     parser.add_argument("policy", metavar="POLICY", nargs="?", help="a preset's name or a folder of list files")
-    parser.add_argument("--json", action="store_true", help="print the policy, or all presets, as JSON")
+    add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if the policy cannot be read."""
-    if options.policy is None:
-        if options.json:
-            print(json.dumps({name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}, indent=1))
-        else:
-            _presets()
-        return 0
+    from ..lists import CASTS
+
     try:
+        check_folder(options.json, "--json ")
+        if options.policy is None:
+            if give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}}):
+                _presets()
+            return 0
         policy = hmp.Policy.load(options.policy)
     except hmp.HmpError as error:
         print(f"hmp lists: {error}", file=sys.stderr)
         return 2
-    if options.json:
-        print(json.dumps(policy.to_dict(), indent=1))
+    if not give_json(options.json, policy.to_dict()):
         return 0
     print(policy)
     for cast in CASTS:
@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _presets() -> None:
+    from ..formatting import dtype_name
+
     names = hmp.policies()
     width = max(map(len, names))
     print(f"{'preset':{width}}  low dtype  bf16  fp32  promote")

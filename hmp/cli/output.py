@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import hmp
 
-__all__ = ["check_folder", "say"]
+from ..errors import to_install
+
+__all__ = ["add_json", "check_folder", "check_page", "give_json", "missing_for_a_page", "say"]
 
 _consoles: dict[Any, Any] = {}
 
@@ -30,5 +34,43 @@ def say(text: str, style: str = "") -> None:
 
 def check_folder(file: str | Path | None, option: str = "") -> None:
     """HmpError, which begins with `option`, where `file` has no folder to be written to: better now than when the work is done."""
-    if file is not None and not Path(file).absolute().parent.is_dir():
+    if file is not None and file != "-" and not Path(file).absolute().parent.is_dir():
         raise hmp.HmpError(f"{option}{file}: there is no such folder; make it first")
+
+
+def missing_for_a_page() -> str:
+    """What a page needs and is not installed, "" for nothing."""
+    return ", ".join(name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None)
+
+
+def check_page(file: str | Path | None, option: str = "") -> None:
+    """HmpError, which begins with `option`, where the page `file` could not be made: better now than when the work is done."""
+    missing = missing_for_a_page() if file is not None else ""
+    if missing:
+        raise hmp.HmpError(f"{option}needs {missing}, not installed here: {to_install('report')}")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare --json, which means the same for every subcommand."""
+    help = "also write the result to FILE as JSON, a file that ends in .json; - prints it in place of the text"
+    parser.add_argument("--json", type=_json_file, metavar="FILE", help=help)
+
+
+def _json_file(text: str) -> str:
+    """The name of a file for JSON: anything else may be one of the user's lists, which must not be written over."""
+    if text != "-" and not text.endswith(".json"):
+        raise argparse.ArgumentTypeError(f"{text}: give a file that ends in .json, or - to print it in place of the text")
+    return text
+
+
+def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
+    """Writes `values` as --json asks for. Whether the text is left to print."""
+    if file is None:
+        return True
+    from ..formatting import json_text
+
+    if file == "-":
+        print(json_text(values))
+        return False
+    Path(file).write_text(json_text(values) + "\n", encoding="utf-8")
+    return True

@@ -22,8 +22,9 @@ from typing import Any
 
 import hmp
 
-from . import relaunched
-from .output import check_folder
+from . import relaunched, run_options
+from .output import check_folder, check_page
+from .parser import Parser
 
 __all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
 
@@ -31,15 +32,19 @@ __all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
 OF_PARENT = "HMP_RUN"
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "run",
+        example="hmp run --policy autocast train.py --epochs 3\nhmp run --detect-nonfinite -m my_package.train",
         help="run an unmodified script under hmp",
-        usage="hmp run [OPTION ...] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
+        usage="hmp run [OPTION ...] [--] SCRIPT [ARGUMENT ...]\n       hmp run [OPTION ...] -m MODULE [ARGUMENT ...]",
         description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
         "are its own. With --policy, --bf16, --fp32 or --opt-level its ops are cast as by hmp.convert(), which the script may call "
-        "itself: the later call counts. Exit status 2 if the options or the script cannot be used.",
+        "itself: the later call counts. Without one of these and without the environment variable HMP_POLICY, which names a policy as "
+        "--policy does, nothing is cast but what the script itself asks for. Options stand before the script; what stands behind it is the "
+        "script's, and an option of this command there is an error unless -- stands before the script. Exit status 2 if the options or the "
+        "script cannot be used.",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as in python -m")
     parser.add_argument("--policy", metavar="NAME", help="cast by a preset, or by a folder of list files")
@@ -52,6 +57,13 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar="FILE",
         help="record what ran in which precision, and write it when the script ends: a page (.html), JSON (.json) or text; "
         "ranks other than 0 write FILE.rank1.html and so on",
+    )
+    parser.add_argument("--html", metavar="FILE", help="record as with --report, and write a page, whatever the file is called")
+    parser.add_argument(
+        "--detect-nonfinite", action="store_const", const="raise", help="stop at the first op that makes NaN or Inf of finite numbers"
+    )
+    parser.add_argument(
+        "--detect-nonfinite=log", dest="detect_nonfinite", action="store_const", const="log", help="log all such ops, and go on"
     )
     parser.add_argument(
         "--habana",
@@ -68,16 +80,20 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 where the script ended without one of its own, 2 if the options or the script cannot be used."""
-    script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
+    is_marked = options.command[0] == "--"
+    script, *arguments = options.command[1:] if is_marked else options.command
     try:
         _check(script, options.is_module)
+        if not is_marked:
+            run_options.refuse_behind(options, script, arguments)
+        run_options.from_environment(options)
         prepare(options)
         pass_on(options)
     except hmp.HmpError as error:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with _recorded(options.report):
+        with _recorded(options.report, options.html), _watched(options.detect_nonfinite):
             _launch(script, arguments, options.is_module)
     except SystemExit:
         raise
@@ -85,6 +101,7 @@ def run(options: argparse.Namespace) -> int:
         is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
         _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
         raise  # python itself prints it, and ends as it does after it
+    run_options.say_where_nothing_was_cast(script)
     return 0
 
 
@@ -145,6 +162,9 @@ def prepare(options: argparse.Namespace) -> None:
         raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
     if options.report is not None:
         _check_report(Path(options.report))
+    if options.html is not None:
+        check_folder(options.html, "--html ")
+        check_page(options.html, "--html ")
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
             from ..compat import habana  # here: other runs do without
@@ -167,24 +187,36 @@ def _check_report(target: Path) -> None:
 
 
 @contextlib.contextmanager
-def _recorded(name: str | None) -> Iterator[None]:
+def _recorded(name: str | None, page: str | None) -> Iterator[None]:
     """Records while the script runs, and writes the report however it ends."""
-    if name is None:
+    if name is None and page is None:
         yield
         return
     with hmp.record() as report:
         try:
             yield
         finally:
-            target, rank = Path(name), os.environ.get("RANK", "0")
-            if rank != "0":
-                target = target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
-            if target.suffix == ".html":
-                report.to_html(target)
-            elif target.suffix == ".json":
-                report.to_json(target)
-            else:
-                target.write_text(f"{report}\n", encoding="utf-8")
+            if name is not None:
+                target = _of_rank(name)
+                if target.suffix == ".html":
+                    report.to_html(target)
+                elif target.suffix == ".json":
+                    report.to_json(target)
+                else:
+                    target.write_text(f"{report}\n", encoding="utf-8")
+            if page is not None:
+                report.to_html(_of_rank(page))
+
+
+def _of_rank(name: str) -> Path:
+    """The file of this process, where several run the script."""
+    target, rank = Path(name), os.environ.get("RANK", "0")
+    return target if rank == "0" else target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
+
+
+def _watched(on_find: Any) -> contextlib.AbstractContextManager[Any]:
+    """Looks for NaN and Inf while the script runs, where that is asked for."""
+    return contextlib.nullcontext() if on_find is None else hmp.detect_nonfinite(on_find)
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

@@ -19,7 +19,7 @@ def run_as_parent_would() -> dict[str, Any]:
 
     values = json.loads(os.environ[run.OF_PARENT])
     name, path = values.pop("init_main_from_name", None), values.pop("init_main_from_path", None)
-    options = argparse.Namespace(report=None, **values)  # the report is of the process that was started
+    options = argparse.Namespace(report=None, html=None, **values)  # the report is of the process that was started
     run.prepare(options)
     run.pass_on(options)
     if name is not None and name.rpartition(".")[2] != "__main__":  # as multiprocessing has it

@@ -9,21 +9,22 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import hmp
 
-from .output import check_folder
+from ..errors import to_install
+from .output import check_folder, check_page, missing_for_a_page
+from .parser import Parser
 
 __all__ = ["add", "run"]
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "tune",
+        example='hmp tune recipe.py --tolerance 0.01 --budget "10 min"',
         help="write op lists for your own model",
         description="Searches for the cheapest lists that keep a recipe's loss or metric within a tolerance of float32's, and writes them "
         "into a folder, each name with the reason beside it. A recipe is a Python file that defines model(), batches() (the first 16 are "
@@ -42,7 +43,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "(default 0.01); or bounds by name: loss=0.01,metric=0.005,gradient=0.99, the last being the least cosine",
     )
     parser.add_argument("--budget", type=_budget, metavar="B", help='most time or trials: seconds, "10 min", "2 h", "30 evaluations"')
-    parser.add_argument("--start", default="habana", metavar="NAME", help="preset or folder to begin with (default habana)")
+    parser.add_argument("--start", default="autocast", metavar="NAME", help="preset or folder to begin with (default autocast)")
     parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
     parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
     parser.add_argument("--objective", choices=("time", "memory"), default="time", help="what is made small (default time)")
@@ -50,7 +51,7 @@ def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
-    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with hmp-torch[report])")
+    parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with the extra report)")
     parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
     parser.set_defaults(run=run)
 
@@ -69,6 +70,8 @@ class _Loss:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if nothing was within the tolerance or a step failed, 2 if something given cannot be used, 130 after Ctrl-C."""
+    import torch
+
     from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     folder = Path(options.out)
@@ -95,6 +98,7 @@ def run(options: argparse.Namespace) -> int:
             seed=options.seed,
             folder=folder,
             resume=not options.no_resume,
+            progress=True,
         )
     except KeyboardInterrupt:
         print(_interrupted(folder), file=sys.stderr)
@@ -124,19 +128,14 @@ def run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
     if importlib.util.find_spec("scipy") is None:
-        raise hmp.HmpError("needs scipy, not installed here: pip install 'hmp-torch[tune]'")
+        raise hmp.HmpError(f"needs scipy, not installed here: {to_install('tune')}")
     if options.html is not None:
         check_folder(options.html)
-        if _missing():
-            raise hmp.HmpError(f"--html needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+        check_page(options.html, "--html ")
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
         raise hmp.HmpError(f"{folder}: holds lists that hmp tune did not write; name another folder with --out")
-
-
-def _missing() -> str:
-    return ", ".join(name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None)
 
 
 def _interrupted(folder: Path) -> str:
@@ -150,12 +149,12 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
     if result.policy.scoped:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}"), for lines of single modules hold inside a model')
     else:
-        print(f'use them: hmp run --policy {folder} script.py, or hmp.convert(policy="{folder.as_posix()}")')
+        print(f'use them: hmp.apply(model, "{folder.as_posix()}"), or for a whole script hmp run --policy {folder} script.py')
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and _missing():
-        print(f"no page: it needs {_missing()}, not installed here: pip install 'hmp-torch[report]'")
+    if html is None and missing_for_a_page():
+        print(f"no page: it needs {missing_for_a_page()}, not installed here: {to_install('report')}")
         return
     print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
 

@@ -19,6 +19,8 @@ import torch
 
 import hmp
 
+from ..errors import to_install
+
 __all__ = ["DeviceStats", "HMPPrecision"]
 
 
@@ -43,7 +45,7 @@ def _homes() -> list[_Home]:
             found.append(_Home(for_trainer, for_fabric, pytorch.LightningModule, pytorch.Callback))
     if not found:
         raise ModuleNotFoundError(
-            "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch[lightning]"
+            f"hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed: {to_install('lightning')}"
         )
     return found
 
@@ -59,7 +61,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
 
     `policy` is an hmp.Policy, a preset's name or a folder. Without one it is what LOWER_LIST and FP32_LIST name
     (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "habana" where
-    they are unset.
+    they are unset: it takes the place of Habana's HPUPrecisionPlugin.
 
     Casts are in force where `precision="bf16-mixed"` has torch.autocast: in the training, validation, test and predict step,
     and in the calls of a module that Fabric has set up, whose outputs become float32. They are not in optimizer steps,

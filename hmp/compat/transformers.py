@@ -14,13 +14,15 @@ import torch
 import hmp
 
 from .. import HmpError, Policy
+from ..errors import to_install
+from ..formatting import versioned
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 except ImportError as error:
-    raise ImportError("hmp.compat.transformers needs transformers and accelerate: pip install 'hmp-torch[transformers]'") from error
+    raise ImportError(f"hmp.compat.transformers needs transformers and accelerate: {to_install('transformers')}") from error
 
 log = logging.getLogger("hmp")
 
@@ -39,7 +41,7 @@ class HMPCallback(TrainerCallback, ExportableState):
     says so in the log.
     """
 
-    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "habana", *, verbose: bool = False) -> None:
+    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "autocast", *, verbose: bool = False) -> None:
         if isinstance(policy, Mapping):
             policy = Policy.from_dict(policy)
         self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
@@ -100,7 +102,7 @@ class HMPCallback(TrainerCallback, ExportableState):
         """A checkpoint was written: the policy is put beside it."""
         folder = Path(str(args.output_dir)) / f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         if args.should_save and folder.is_dir():
-            (folder / POLICY_FILE).write_text(json.dumps(self.policy.to_dict(), indent=1) + "\n", encoding="utf-8")
+            (folder / POLICY_FILE).write_text(json.dumps(versioned(self.policy.to_dict()), indent=1) + "\n", encoding="utf-8")
 
 
 def _policy_in(state: TrainerState) -> Policy | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from ..errors import OpListError
-from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, conflicts, parse_list, read_list, scopes, spelling
+from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, conflicts, list_files, parse_list, read_list, scopes, spelling
 from ..ops import op_facts, sites
 from .explanation import explain
 
@@ -47,16 +47,20 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     """
     file = Path(path)
     if file.is_dir():
-        found: list[tuple[Path, ListName]] = [(file / f"{each}.txt", each) for each in CASTS if (file / f"{each}.txt").is_file()]
-        if not found:
-            raise OpListError("holds none of bf16.txt, fp32.txt and promote.txt", file)
-        return found
+        return [(path, each) for each, path in list_files(file).items()]
     if cast is None:
         said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
+        if len(said) != 1 and not file.exists():
+            raise OpListError("no such file; give a list file or a policy's folder", file)
         if len(said) != 1:
             raise OpListError("its name does not say which list it is; name it with --list bf16, fp32 or promote", file)
         (cast,) = said
     return [(file, cast)]
+
+
+def missing_of(path: str | Path) -> list[ListName]:
+    """The lists that have no file in a policy's folder, and are empty; none for what is no folder."""
+    return [cast for cast in CASTS if cast not in list_files(Path(path))] if Path(path).is_dir() else []
 
 
 def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:

@@ -74,7 +74,8 @@ class Rule:
 def explain(name: str, policy: Policy | str | None = None) -> Rule:
     """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
 
-    Without `policy`: the one in force in this thread, else Habana's default. Raises OpListError with the nearest names for an unknown op.
+    Without `policy`: the one in force in this thread, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the
+    nearest names for an unknown op.
     """
     chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))

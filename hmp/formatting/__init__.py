@@ -1,19 +1,22 @@
 """Numbers, tables, JSON and HTML as text, for reports and messages."""
 
 from . import html
-from .as_json import json_values
+from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
 __all__ = [
     "NOTHING",
+    "SCHEMA_VERSION",
     "aligned",
     "count",
     "dtype_name",
     "duration",
     "html",
+    "json_text",
     "json_values",
     "share",
     "size",
     "typeset_duration",
+    "versioned",
 ]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from typing import Any
+
+SCHEMA_VERSION = 1
 
 
 def json_values(value: Any) -> Any:
@@ -13,3 +17,13 @@ def json_values(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_values(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values` after the version of their form: every JSON that hmp writes says it first."""
+    return {"schema_version": SCHEMA_VERSION, **values}
+
+
+def json_text(values: Mapping[str, Any]) -> str:
+    """`values` as JSON, with their version."""
+    return json.dumps({**versioned(values), **json_values(dict(values))}, indent=1, allow_nan=False)

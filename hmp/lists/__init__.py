@@ -3,8 +3,8 @@
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
-from .policy import DEFAULT, DTYPE_FILE, Policy, as_policy
-from .presets import policies
+from .policy import DEFAULT, DTYPE_FILE, HABANA, Policy, as_policy, list_files
+from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path
 from .spelling import resolve
 
@@ -14,13 +14,17 @@ __all__ = [
     "DEFAULT",
     "DTYPE_FILE",
     "EVERY_OP",
+    "HABANA",
     "ListEntry",
     "ListName",
     "Listed",
     "Policy",
     "as_policy",
     "conflicts",
+    "device_preset",
     "exactness",
+    "home",
+    "list_files",
     "parse_list",
     "plain_path",
     "policies",

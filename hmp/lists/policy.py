@@ -22,7 +22,8 @@ from . import conflicts, presets, spelling
 from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
 from .presets import policies
 
-DEFAULT = "habana"
+DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
+HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
 DTYPE_FILE = "dtype.txt"
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _GAUDI_KEYS = frozenset(
@@ -84,22 +85,16 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder with bf16.txt, fp32.txt and promote.txt.
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt, or any of these.
 
-        Without promote.txt the promote list is the default one. The low dtype is bfloat16 unless dtype.txt says "float16".
+        A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16".
         OpListError where there is no such preset or folder.
         """
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
-        if not (folder / "bf16.txt").is_file() and not (folder / "fp32.txt").is_file():
-            if folder.is_dir():
-                raise OpListError("holds neither bf16.txt nor fp32.txt; a policy's folder holds both, and promote.txt", folder)
-            raise OpListError(f"{str(policy)!r} is no policy; presets are {', '.join(policies())}, or name a folder of list files")
-        entries: list[ListEntry] = []
-        for cast in CASTS:
-            file = folder / f"{cast}.txt"
-            if cast == "promote" and not file.is_file():
-                file = presets.folder(DEFAULT) / "promote.txt"
-            entries += read_list(file, cast)
+        if not folder.is_dir():
+            raise OpListError(presets.unknown(str(policy)))
+        found = list_files(folder)
+        entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
         return cls._from_entries(folder.name, entries, _read_dtype(folder / DTYPE_FILE))
 
     @classmethod
@@ -122,7 +117,7 @@ class Policy:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
         defaults = [cast for cast in CASTS if not str(files[cast])]
-        return cls._over_defaults(name if given else DEFAULT, given, defaults, dtype)
+        return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
 
     @classmethod
     def _over_defaults(cls, name: str, given: list[ListEntry], defaults: Iterable[ListName], dtype: Any = torch.bfloat16) -> Policy:
@@ -135,7 +130,7 @@ class Policy:
                         taken.setdefault(relative, entry)
         entries = list(given)
         for cast in defaults:
-            for entry in read_list(presets.folder(DEFAULT) / f"{cast}.txt", cast):
+            for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast):
                 winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
                 if winner is None or cast == "promote":
                     entries.append(entry)
@@ -167,7 +162,7 @@ class Policy:
         given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, entries in lists.items() if entries is None]
-        return cls._over_defaults("environment" if given else DEFAULT, given, defaults)
+        return cls._over_defaults("environment" if given else HABANA, given, defaults)
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
@@ -210,7 +205,7 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
-        unknown = sorted(set(values) - {"name", "dtype", "fingerprint", *CASTS})
+        unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *CASTS})
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote")
         return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), *(values.get(c, ()) for c in CASTS))
@@ -284,6 +279,14 @@ class Policy:
             folded = "" if len(names) > 40 else " open"
             parts.append(html.Html(f"<details{folded}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
         return html.box(*parts)
+
+
+def list_files(folder: Path) -> dict[ListName, Path]:
+    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
+    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in CASTS if (folder / f"{cast}.txt").is_file()}
+    if not found:
+        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in CASTS)}; a policy's folder holds one or more", folder)
+    return found
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:

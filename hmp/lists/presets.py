@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import functools
 from pathlib import Path
 
@@ -15,6 +16,13 @@ _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
 _OF_THIS_DEVICE = "autocast"
 # The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
+
+
+def unknown(name: str) -> str:
+    """What to say of a name that is neither a preset nor a folder: the nearest presets, and all."""
+    near = difflib.get_close_matches(name, policies(), n=3, cutoff=0.6)
+    meant = f"did you mean {' or '.join(map(repr, near))}? " if near else ""
+    return f"{name!r} is no policy; {meant}presets are {', '.join(policies())}, or name a folder of list files"
 
 
 def home() -> Path:
@@ -31,8 +39,13 @@ def policies() -> list[str]:
 def meaning(preset: str) -> str:
     """The preset's folder for this torch and device: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
     if preset == _OF_THIS_DEVICE:
-        preset = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
+        preset = device_preset()
     return _frozen(preset, torch.__version__) if preset in _OF_THIS_TORCH else preset
+
+
+def device_preset() -> str:
+    """What "autocast" stands for on the device in use: "torch-cuda", "gaudi", or "torch-cpu" without an accelerator."""
+    return next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
 
 
 def folder(preset: str) -> Path:

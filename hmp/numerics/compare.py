@@ -26,6 +26,7 @@ from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
+LEAST_SHARE = 0.005  # an op with less of the error is not worth a line in a list
 
 
 def compare(
@@ -35,8 +36,8 @@ def compare(
 
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
-    there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else Habana's
-    default, or what hmp.apply() gave the model; it is in force for the loss too.
+    there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
+    "autocast", or what hmp.apply() gave the model; it is in force for the loss too.
 
     Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
     float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor
@@ -149,7 +150,8 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     for row in rows:
         if row.listed != "fp32" and row.share > 0:
             shares[row.op] = shares.get(row.op, 0.0) + row.share
-    return tuple(sorted(shares.items(), key=lambda item: (-item[1], item[0])))
+    worth = {op: share for op, share in shares.items() if share >= LEAST_SHARE}
+    return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _total(pairs: Any) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import aligned, json_values
+from ..formatting import SCHEMA_VERSION, aligned, json_values
 from .attribution import Direction
 from .distance import Distance
 
@@ -62,7 +62,7 @@ class Comparison:
     errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
     independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
-    share first: what to put on the FP32 list first.
+    share first, those with half a percent or more: what to put on the FP32 list first.
     """
 
     policy: str
@@ -86,6 +86,7 @@ class Comparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         return {
+            "schema_version": SCHEMA_VERSION,
             **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
@@ -99,7 +100,7 @@ class Comparison:
         return target
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `hmp-torch[report]`."""
+        """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
         from .page import comparison_page
 
         target = Path(path)
@@ -126,7 +127,7 @@ class Comparison:
                 table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
             lines += ["", *(f"  {line}" for line in aligned(table))]
             if len(groups) > 20:
-                lines.append(f"  and {len(groups) - 20} more")
+                lines.append(f"  and {len(groups) - 20} with less: the page and .by_{title}() have them all")
         lines.append("")
         if self.advice:
             ops = ", ".join(f"{op} ({share:.0%})" for op, share in self.advice[:5])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import torch
@@ -11,6 +13,7 @@ import torch
 from ..diagnostics import Rule, explain
 from ..errors import OpListError
 from ..formatting import dtype_name
+from ..lists import EVERY_OP, Listed, Policy, as_policy, home, policies
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 
@@ -146,10 +149,33 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
         return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
     if explained is None:
         return "run the line inside hmp.disable_casts(), in float32"
-    wider = "; bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
+    wider = "bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
     if explained.cast == "fp32":
-        return f"`{op}` is on the FP32 list: what overflowed is the cast of its result; put the op that asked for the cast there too{wider}"
-    if explained.cast == "bf16":
-        place = f"{explained.path}:{explained.line}" if explained.path else "the BF16 list"
-        return f"write `{explained.listed_as}` in fp32.txt and take it off {place}{wider}"
-    return f"write `{explained.name}` in fp32.txt{wider}"
+        said = f"`{op}` is on the FP32 list: what overflowed is the cast of its result; put the op that asked for the cast there too"
+        return "; ".join(filter(None, (said, wider)))
+    return _moved(explained, owner.policy, wider)
+
+
+def _moved(explained: Rule, policy: Policy, wider: str) -> str:
+    """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
+    listed = explained.listed_as if explained.cast == "bf16" and explained.listed_as != EVERY_OP else None
+    name = listed or explained.name
+    if explained.path is not None and not Path(explained.path).is_relative_to(home()):
+        off = f" and take it off {explained.path}:{explained.line}" if listed else ""
+        return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
+    names, left = [], policy
+    while (source := Listed(left).source(explained.name)) is not None and source.cast == "bf16":
+        names.append(source.name)  # its own name, and those that it would follow then
+        left = left.replace(bf16=left.bf16 - {source.name})
+    changes = [f"bf16=policy.bf16 - {_set(names)}"] if names else []
+    changes.append(f"fp32=policy.fp32 | {_set([name])}")
+    begin = ""
+    if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:
+        begin = f'policy = hmp.Policy.load("{policy.name}"); '
+        if as_policy(policy.name).dtype is not policy.dtype:
+            changes.append(f'dtype="{dtype_name(policy.dtype)}"')
+    return f"{begin}policy = policy.replace({', '.join(changes)})" + (f"  # {wider}" if wider else "")
+
+
+def _set(names: Iterable[str]) -> str:
+    return "{" + ", ".join(f'"{name}"' for name in names) + "}"

@@ -21,7 +21,8 @@ from ..observing import Modules
 from ..ops import op_facts, sites
 from ..session import Op, OpRule
 from ..torch_private import is_profiled, variable_functions
-from .rows import UNLISTED, Row, grouped
+from .rows import UNLISTED, Row, grouped, in_words
+from .trace import Slices
 
 Key = tuple[Any, ...]
 _RULES = {
@@ -57,6 +58,7 @@ class Recorder:
         self.policies: dict[Policy, None] = {}  # as they were given
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self.uncast = 0
+        self.slices = Slices()
         self._counts: dict[Key, list[Any]] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
@@ -79,8 +81,10 @@ class Recorder:
                     copy = caster(tensor, dtype)
             else:
                 copy = caster(tensor, dtype)
-            call.cast_seconds += self._now() - started
+            seconds = self._now() - started
+            call.cast_seconds += seconds
             if casts_saved() == hits:
+                self.slices.add(f"cast {_short[tensor.dtype]} to {_short[dtype]}", "cast", started, seconds)
                 call.casts += 1
                 call.bytes += tensor.nbytes
             else:
@@ -121,17 +125,21 @@ class Recorder:
             call = threads.call = _Call()
             result: Any = None
             raised = 1
+            began = self._now()
             try:
                 result = wrapper(*args, **kwargs)
                 raised = 0
                 return result
             finally:
                 threads.call = None
+                seconds = self._now() - began
                 output = "" if raised else _dtypes((result,))
                 lacked = fallbacks().get(rule.op, 0) - lacking
                 if said == UNLISTED and not lacked:
                     call.compute = _computed(inputs, output)
                 self._note(here, (rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
+                if here.policy is not None:
+                    self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
         return observed
 
@@ -162,6 +170,7 @@ class Recorder:
         call.compute = _computed(inputs, output)
         if inputs or output:
             self._note(here, (name, UNLISTED, inputs, call.compute, output), call, 0, 0)
+            self.slices.add(name, "op", started, call.op_seconds, rule=UNLISTED, computes=call.compute, module=self.modules.path)
         return result
 
     observed = 0  # calls noted so far

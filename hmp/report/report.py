@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import count, dtype_name
-from .rows import FIELDS, UNLISTED, Row, grouped
+from ..formatting import SCHEMA_VERSION, count, dtype_name
+from .rows import FIELDS, UNLISTED, Row, grouped, in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from .recorder import Recorder
+    from .trace import Slices
 
 FORMAT = 1
 
@@ -31,6 +32,7 @@ class Report:
 
     def __init__(self, rows: Iterable[Row] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
+        self._slices: Slices | None = None
         self._rows = tuple(rows)
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
@@ -119,7 +121,7 @@ class Report:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
             self._rows = tuple(recorder.rows())
             self._about |= {**told, "seconds": seconds}
-            self._recorder = None
+            self._slices, self._recorder = recorder.slices, None
 
     # --- checks ---
 
@@ -132,7 +134,7 @@ class Report:
             raise AssertionError(f"{op} was not called with a floating tensor; called were {called}")
         wrong = [row for row in rows if row.compute != wanted]
         if wrong:
-            lines = [f"  {row.calls} in {row.compute} (rule {row.rule}) in {row.place}" for row in wrong]
+            lines = [f"  {row.calls} in {row.compute} (rule: {in_words(row.rule)}) in {row.place}" for row in wrong]
             raise AssertionError("\n".join([f"{op} did not compute in {wanted} in {sum(r.calls for r in wrong)} calls:", *lines]))
 
     def diff(self, other: Report) -> list[str]:
@@ -183,6 +185,7 @@ class Report:
         """The report as plain JSON values; times in seconds."""
         about = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
         return {
+            "schema_version": SCHEMA_VERSION,
             "hmp_report": FORMAT,
             **self._about,
             **about,
@@ -195,7 +198,7 @@ class Report:
         """The report that `to_dict()` described. HmpError for something else."""
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        about = {name: value for name, value in values.items() if name not in ("hmp_report", "rows", "notes")}
+        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "rows", "notes")}
         return cls((Row(**row) for row in values["rows"]), **about)
 
     def to_json(self, path: str | Path) -> Path:
@@ -221,13 +224,26 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
 
-        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `hmp-torch[report]`.
+        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
         """
         from .page import report_page
 
         target = Path(path)
         target.write_text(report_page(self), encoding="utf-8")
         return target
+
+    def to_trace(self, path: str | Path) -> Path:
+        """Writes each call and each cast as a slice into the file `path`, which is returned, for chrome://tracing and Perfetto.
+
+        Of a recording, in the process that made it: what is loaded, merged or gathered holds sums alone, and raises HmpError. The first
+        200,000 slices are kept, and the file says how many were not.
+        """
+        from . import trace
+
+        slices = self._slices if self._recorder is None else self._recorder.slices
+        if slices is None:
+            raise HmpError("a report that was loaded, merged or gathered holds no single calls; call to_trace() on what record() gave")
+        return trace.write(path, list(slices.kept), slices.left_out, {name: self._about[name] for name in ("device", "torch")})
 
     def to_tensorboard(self, writer: Any, step: int = 0) -> None:
         """Adds sums to a `SummaryWriter`, or anything with `add_scalar(name, value, step)`: hmp/calls/<op>/<dtype>, hmp/cast_seconds, …"""

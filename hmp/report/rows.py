@@ -8,6 +8,8 @@ from typing import Any
 
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
+# A rule's number says nothing by itself.
+_WORDS = {"R5": "in place (R5)", "R7": "first input (R7)", "R12": "saturates (R12)"}
 # What is counted, and added up when rows are taken together.
 COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced")
 # What rows may be taken together by, with the fields that then tell them apart.
@@ -60,6 +62,11 @@ class Row:
         """`module at file:line`, what of it is known."""
         at = f"{self.file}:{self.line}" if self.file else ""
         return " at ".join(part for part in (self.module, at) if part)
+
+
+def in_words(rule: str) -> str:
+    """A row's rule with a word beside its number."""
+    return _WORDS.get(rule, rule)
 
 
 def entry(source: str) -> str:

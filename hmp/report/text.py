@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 from typing import TYPE_CHECKING
 
+from ..errors import to_install
+
 try:
     from rich.console import Console, Group
     from rich.table import Table
 except ImportError as error:
-    raise ImportError("a report's tables need rich: pip install 'hmp-torch[report]'") from error
+    raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
-from .rows import entry
+from .rows import entry, in_words
 
 if TYPE_CHECKING:
     from .report import Report
@@ -35,8 +37,8 @@ def text(report: Report) -> str:
         parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
     if report.never_called:
         names = report.never_called
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        parts += ["", "Listed and never called: " + ", ".join(names[:_SHOWN]) + more]
+        told = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} names, which report.never_called holds"
+        parts += ["", f"Listed and never called: {told}."]
     if report.uncast_calls:
         parts += ["", f"Where casts are off (disable_casts(), optimizer steps): {report.uncast_calls} calls."]
     parts += [line for note in report.notes for line in ("", note)]
@@ -54,7 +56,15 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
         made.add_column(name, justify="right", no_wrap=True)
     for row in report.grouped(by, sort, unlisted=False):
         listed = entry(row.source)
-        values = {"op": row.op, "rule": row.rule, "list entry": listed, "dtypes": row.dtypes, "module": row.module, "place": row.place}
+        rule = in_words(row.rule)
+        values = {
+            "op": row.op,
+            "rule": rule,
+            "list entry": listed,
+            "dtypes": row.dtypes,
+            "module": row.module,
+            "place": row.place,
+        }
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
     return made
 
@@ -68,7 +78,7 @@ def _unlisted(rows: list[Row]) -> Table:
     for row in rows[:_SHOWN]:
         made.add_row(row.op, row.dtypes, str(row.calls), duration(row.op_seconds))
     if len(rows) > _SHOWN:
-        made.add_row(f"... and {len(rows) - _SHOWN} more", "", "", "")
+        made.add_row(f"{len(rows) - _SHOWN} more, with less time: report.unlisted holds them", "", "", "")
     return made
 
 

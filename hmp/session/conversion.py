@@ -15,7 +15,7 @@ from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
 from ..dispatch import dispatchers, handed_out, placement, user_functions
 from ..errors import HmpError
-from ..lists import DEFAULT, ListName, Policy, as_policy, scopes
+from ..lists import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
 from ..torch_compile import bridge
 from ..torch_hooks import autocast, module_calls, never_cast
@@ -116,7 +116,7 @@ def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: 
     if opt_level == "O2":
         return as_policy("habana-o2")
     if not (str(bf16) or str(fp32) or str(promote)):
-        return as_policy(DEFAULT)
+        return as_policy(HABANA)
     return Policy.from_files(bf16, fp32, promote)
 
 
@@ -151,6 +151,8 @@ def any_applied() -> bool:
 
 def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
     """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
+
+    Without a policy: "autocast", torch.autocast's own lists for the device in use.
 
     `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. The
     patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
@@ -216,7 +218,8 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
-    """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast.
+    """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast. Without a policy it is
+    "autocast", torch.autocast's own lists for the device in use.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
     that the model holds now; their calls follow them inside calls of the model. A deep copy of the model is applied to as well;

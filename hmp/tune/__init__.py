@@ -24,7 +24,7 @@ def tune(  # noqa: PLR0913
     metric: Callable[[Any], Any] | None = None,
     optimizer: Callable[[Any], Any] | None = None,
     budget: float | str | None = None,
-    start: str | Path | Policy = "habana",
+    start: str | Path | Policy = "autocast",
     per_module: bool = False,
     ops: Collection[str] | None = None,
     objective: Literal["time", "memory"] = "time",

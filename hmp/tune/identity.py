@@ -6,12 +6,32 @@ import dis
 import functools
 import hashlib
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 _VALUES = (bool, int, float, complex, str, bytes, type(None))
+
+
+HASHED = ("model", "data", "loss", "metric", "optimizer", "choice of ops")
+
+
+def of_search(hashed: Mapping[str, Any], shown: Mapping[str, Any]) -> dict[str, str]:
+    """What tells a search from others, by name: twelve hexadecimal digits of each part of `hashed`, and the others as text."""
+    return {name: key_of(part) for name, part in hashed.items()} | {name: str(part) for name, part in shown.items()}
+
+
+def differences(key: Mapping[str, str], other: Mapping[str, str]) -> str:
+    """The parts of a search in which it is not `other`, with what they are in both where that can be read."""
+    names = [name for name in key if key[name] != other.get(name)]
+    told = [name if name in HASHED else f"{name} ({other.get(name)} there, {key[name]} here)" for name in names]
+    return " and ".join(filter(None, (", ".join(told[:-1]), *told[-1:])))
+
+
+def key_of(*parts: Any) -> str:
+    """Twelve hexadecimal digits: the same for the same parts, told by their text."""
+    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
 def of_tensors(tensors: Iterable[torch.Tensor]) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
-from typing import Any
 
 from ..errors import HmpError
 from ..lists import Policy
 from .files import JSON_FILE
+from .identity import differences
 from .result import TuneResult, result_of
 from .trial import Flow, Trial, Unit, trial_of, unit_of
 
@@ -20,7 +19,7 @@ class Journal:
     HmpError where the folder holds those of another task, and for a file that is none of hmp's.
     """
 
-    def __init__(self, folder: Path | None, key: str, resume: bool) -> None:
+    def __init__(self, folder: Path | None, key: dict[str, str], resume: bool) -> None:
         self.trials: dict[str, Trial] = {}
         self.units: tuple[Unit, ...] = ()
         self.flows: tuple[Flow, ...] = ()
@@ -30,10 +29,12 @@ class Journal:
             return
         try:
             values = json.loads(file.read_text(encoding="utf-8"))
-            if values["key"] != key:
+            known = values["key"]
+            if known != key:
+                # what an older hmp wrote tells no parts
+                another = differences(key, known) if isinstance(known, dict) else "release of hmp"
                 raise HmpError(
-                    f"{file}: is of a search with another model, data, tolerance or torch; name another folder, "
-                    "or give resume=False (--no-resume) to start anew"
+                    f"{file}: is of a search with another {another}; name another folder, or give resume=False (--no-resume) to start anew"
                 )
             self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
             self.units = tuple(map(unit_of, values["units"]))
@@ -52,8 +53,3 @@ class Journal:
 
 def _id(name: str, policy: Policy) -> str:
     return name if name == "float32" else policy.fingerprint  # float32 runs without hmp
-
-
-def key_of(*parts: Any) -> str:
-    """Twelve hexadecimal digits for a search: the same for the same parts, told by their text."""
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]

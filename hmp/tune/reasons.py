@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, count, dtype_name, duration, size
-from .trial import Objective, Trial, Unit
+from .trial import LEAST_GAIN, Objective, Trial, Unit, least_gain
 
 if TYPE_CHECKING:
     from .result import TuneResult
@@ -75,9 +75,18 @@ def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
         found.append(f"{less} in {low}")
     found += [note.partition(": ")[2] for unit in units for note in result.notes if note.startswith(f"{unit.name}: ")]
     found = found or _beyond(units, result) or _no_cheaper(units, result)
+    if not found and _is_little(units, result):
+        found = [f"gains less than {LEAST_GAIN:.1%} of float32's {'bytes' if objective == 'memory' else 'time'}"]
     if not found:
         found = [f"not chosen: gain {amount(gained, objective)} a step by itself, loss {percent(loss)}"]
     return f"{'; '.join(found)}, {_calls(units)}"
+
+
+def _is_little(units: Sequence[Unit], result: TuneResult) -> bool:
+    """Whether the ops of these units gain too little in all modules together."""
+    ops = {unit.op for unit in units}
+    gained = sum(max(gain(unit, result.objective), 0.0) for unit in result.units if unit.op in ops)
+    return bool(result.trials) and gained < least_gain(result.trials[0], result.objective)
 
 
 def _beyond(units: Sequence[Unit], result: TuneResult) -> list[str]:
@@ -92,6 +101,8 @@ def _no_cheaper(units: Sequence[Unit], result: TuneResult) -> list[str]:
     if trial is None:
         return []
     if result.objective == "memory":
+        if trial.saved_bytes < result.best.saved_bytes:
+            return []
         return [f"with it{others}: {size(trial.saved_bytes)} kept, {size(result.best.saved_bytes)} as chosen"]
     if trial.ratio is None or result.best.ratio is None:
         return []

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..errors import HmpError
+from ..errors import HmpError, is_interrupt
 
 FORM = (
     "a recipe defines model() -> a torch.nn.Module, batches() -> an iterable, loss(model, batch) -> a scalar tensor and, if it is "
@@ -79,6 +79,8 @@ class Recipe:
         try:
             return function(*arguments)
         except Exception as error:
+            if is_interrupt(error):
+                raise KeyboardInterrupt from error
             raise RecipeError(f"{_place(self.path, error)}: {_listed([name])} raised {type(error).__name__}: {error}") from error
 
 
@@ -91,6 +93,19 @@ class Step:
     optimizer: Any = None
     state: tuple[Any, ...] = ()
     batches: Sequence[Any] = ()
+
+
+class LossAsModel(torch.nn.Module):
+    """A recipe's loss as a module: the model is called by the recipe."""
+
+    def __init__(self, model: torch.nn.Module, loss: Any) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> Any:
+        """The loss of the batch."""
+        return self._loss(self.model, batch)
 
 
 def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
@@ -162,6 +177,8 @@ def _run(file: Path) -> types.ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
+        if is_interrupt(error):  # Ctrl-C in an import comes out as an ImportError
+            raise KeyboardInterrupt from error
         cause = f"{type(error).__name__}: {error}"
         raise RecipeError(f"{_place(file, error)}: cannot be run, {cause}; it must run by itself: python {file}") from error
     return module

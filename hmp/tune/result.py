@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ class TuneResult:
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
     float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
-    that may not go on from each other's tune.json.
+    that may not go on from each other's tune.json, part by part.
     """
 
     policy: Policy
@@ -42,7 +42,7 @@ class TuneResult:
     torch: str
     notes: tuple[str, ...] = ()
     folder: str | None = None
-    key: str = ""
+    key: Mapping[str, str] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
@@ -59,9 +59,10 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        from ..formatting import json_values
+        from ..formatting import SCHEMA_VERSION, json_values
 
-        values = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
+        values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
+        values |= {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
         values["best"] = self.best.name
         values["tolerance"] = asdict(self.tolerance)
@@ -78,7 +79,7 @@ class TuneResult:
         return target
 
     def to_html(self, path: str | Path) -> Path:
-        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs `hmp-torch[report]`."""
+        """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
         from .page import tuning_page
 
         target = Path(path)
@@ -96,7 +97,7 @@ def result_of(values: Mapping[str, Any]) -> TuneResult:
     """The result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
     fields = {
-        **{name: value for name, value in values.items() if name not in _NESTED},
+        **{name: value for name, value in values.items() if name not in (*_NESTED, "schema_version")},
         "policy": Policy.from_dict(values["policy"]),
         "best": next(trial for trial in trials if trial.name == values["best"]),
         "trials": trials,

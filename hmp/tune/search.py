@@ -18,7 +18,7 @@ from ..numerics.nonfinite import detect_nonfinite
 from . import files, identity
 from .budget import Budget, Over
 from .decisions import Decisions, Key
-from .journal import Journal, key_of
+from .journal import Journal
 from .probe import probe
 from .progress import Progress, shown
 from .result import TuneResult
@@ -65,9 +65,8 @@ def run(  # noqa: PLR0913
     target = None if folder is None else Path(folder)
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
-    of_data = (identity.of_tensors(each_tensor(task.batches)), *map(identity.of_function, (loss, metric, optimizer)))
-    how = (task.steps, seed, bounds, objective, begin.fingerprint, per_module, sorted(decisions.ops))
-    key = key_of(identity.of_model(model), of_data, how, torch.__version__, str(task.device))
+    functions = {"loss": loss, "metric": metric, "optimizer": optimizer}
+    key = _key_of(task, decisions, functions, {"tolerance": bounds, "objective": objective, "seed": seed, "per_module": per_module})
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
@@ -87,6 +86,16 @@ def run(  # noqa: PLR0913
         shows.close()
 
 
+def _key_of(task: Task, decisions: Decisions, functions: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
+    """What tells this search from others."""
+    start = decisions.start
+    hashed = {"model": identity.of_model(task.model), "data": identity.of_tensors(each_tensor(task.batches))}
+    hashed |= {name: identity.of_function(given) for name, given in functions.items()}
+    shown = {**settings, "steps": task.steps, "start": f"{start.name} {start.fingerprint}"}
+    shown |= {"torch": torch.__version__, "device": task.device}
+    return identity.of_search(hashed | {"choice of ops": sorted(decisions.ops)}, shown)
+
+
 def _written(result: TuneResult, folder: Path) -> TuneResult:
     files.write(result, folder)
     return result
@@ -102,7 +111,7 @@ class Search:
         trials: Trials,
         journal: Journal,
         progress: Progress,
-        key: str,
+        key: dict[str, str],
         folder: Path | None,
     ) -> None:
         self._task = task
@@ -193,8 +202,7 @@ class Search:
         by_name = {str(key): key for key in self._units}
         is_time = self._trials.objective == "time"
         self._model = Model(
-            # where nothing is gained float32 is the better choice
-            {key: _seconds(unit) if is_time else 1.0 - unit.saved_bytes for key, unit in self._units.items()},
+            _costs(self._units, self._trials.objective, self._trials.least_gain),
             {(by_name[f.source], by_name[f.target]): f.seconds for f in self._flows} if is_time else {},
             {key: unit.sensitivity for key, unit in self._units.items()},
         )
@@ -344,6 +352,18 @@ class Search:
             folder=None if self._folder is None else str(self._folder),
             key=self._key,
         )
+
+
+def _costs(units: Mapping[Key, Unit], objective: Objective, least: float) -> dict[Key, float]:
+    """What each unit costs in the low dtype beside float32. Where nothing is gained float32 is the better choice, and an op that gains
+    less than `least` in all modules together gains nothing."""
+    is_time = objective == "time"
+    costs = {key: _seconds(unit) if is_time else 1.0 - unit.saved_bytes for key, unit in units.items()}
+    by_op: dict[str, float] = {}
+    for key, cost in costs.items():
+        by_op[key.op] = by_op.get(key.op, 0.0) - min(cost, 0.0)
+    nothing = 1e-9 if is_time else 1.0
+    return {key: max(cost, nothing) if by_op[key.op] < least else cost for key, cost in costs.items()}
 
 
 def _seconds(unit: Unit) -> float:

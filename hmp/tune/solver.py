@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import HmpError
+from ..errors import HmpError, to_install
 from .decisions import Key
 
 
@@ -86,5 +86,5 @@ def scipy() -> tuple[Any, Any, Any]:
         import numpy
         from scipy import optimize, sparse
     except ImportError as error:
-        raise ImportError("hmp.tune needs scipy: pip install 'hmp-torch[tune]'") from error
+        raise ImportError(f"hmp.tune needs scipy: {to_install('tune')}") from error
     return optimize, sparse, numpy

@@ -35,7 +35,7 @@ def table(result: TuneResult) -> str:
         ranked, listed = by_gain(result), list_by_unit(result)
         lines += ["", *_ruled([_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in ranked[:_UNITS])], {0, 1})]
         if len(ranked) > _UNITS:
-            lines.append(f"and {len(ranked) - _UNITS} more")
+            lines.append(f"and {len(ranked) - _UNITS} that gain less: result.units has them all")
     return "\n".join([*lines, "", *_ended(result), *result.notes])
 
 

@@ -11,6 +11,8 @@ from .decisions import Key
 
 Objective = Literal["time", "memory"]
 Stopped = Literal["solved", "budget", "interrupted"]
+# Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
+LEAST_GAIN = 0.005
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ class Trial:
     def verdict(self) -> str:
         """Whether it is within the tolerance, and why not."""
         return "yes" if self.fits else f"no: {self.why}" if self.why else "no"
+
+
+def least_gain(reference: Trial, objective: Objective) -> float:
+    """The least that is a gain beside float32's trial, in bytes or seconds of a step."""
+    return LEAST_GAIN * (reference.saved_bytes if objective == "memory" else reference.seconds)
 
 
 def trial_values(trial: Trial) -> dict[str, Any]:

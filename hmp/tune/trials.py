@@ -18,7 +18,7 @@ from .decisions import Key
 from .journal import Journal
 from .task import Outcome, Task, cosine, failed
 from .tolerance import Tolerance
-from .trial import Objective, Trial
+from .trial import Objective, Trial, least_gain
 
 FLOAT32 = "float32"
 # A step that is less than this faster is taken to be as fast.
@@ -46,6 +46,11 @@ class Trials:
         reference = self._note(self._in_float32() if known is None else known)
         if self.objective == "memory" and not reference.saved_bytes:
             raise HmpError('a step keeps nothing for backward, or nobody may see it: there is nothing to make small; give objective="time"')
+
+    @property
+    def least_gain(self) -> float:
+        """What is less than this is no gain, in seconds or bytes of a step."""
+        return least_gain(self.made[FLOAT32], self.objective)
 
     def _in_float32(self) -> Trial:
         outcome = self._outcome(None)
@@ -85,7 +90,7 @@ class Trials:
             return self._note(trial)
         if self.objective == "time":
             return self._note(self._timed(trial))
-        return self._note(replace(trial, led=self.best is None or trial.saved_bytes < self.best.saved_bytes))
+        return self._note(replace(trial, led=self.best is None or trial.saved_bytes <= self.best.saved_bytes - self.least_gain))
 
     def _timed(self, trial: Trial) -> Trial:
         """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""

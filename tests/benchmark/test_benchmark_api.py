@@ -30,7 +30,7 @@ def seen() -> tuple[torch.dtype, torch.dtype]:
 def test_rounds_take_every_policy_once_in_an_order_that_rotates() -> None:
     names = {(FP32, FP32): "float32", (BF16, FP32): "autocast", (BF16, BF16): "habana"}
     ran: list[str] = []
-    result = hmp.benchmark(lambda: ran.append(names[seen()]), rounds=4, steps=2, warmup=1)
+    result = hmp.benchmark(lambda: ran.append(names[seen()]), ["float32", "autocast", "habana"], rounds=4, steps=2, warmup=1)
     f, a, h = (3 * [name] for name in ("float32", "autocast", "habana"))  # one untimed step, two timed ones
     assert ran[-36:] == [*f, *a, *h, *a, *h, *f, *h, *f, *a, *f, *a, *h]
     preparing = ran[:-36]

@@ -13,6 +13,7 @@ import torch
 
 import hmp
 from hmp.cli import main
+from process_kit import to_install
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -106,7 +107,7 @@ def test_demo_without_its_extra_names_the_command_to_install_it(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
     assert main(["demo"]) == 2
     error = capsys.readouterr().err
-    assert error == f"hmp demo needs {package}, not installed here: pip install 'hmp-torch[demo]'\n"
+    assert error == f"hmp demo needs {package}, not installed here: {to_install('demo')}\n"
 
 
 def test_importing_the_command_line_needs_no_extra() -> None:

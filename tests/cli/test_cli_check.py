@@ -41,7 +41,7 @@ def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str]
     assert lines[6].startswith(f"error  {bf16}:6: habana_matmul_v2: no torch op")
     assert lines[7].startswith(f"ok     {fp32}:1: softmax: its castable inputs become float32 (R2)")
     assert lines[8] == f"error  {fp32}:2: mm: is on the bf16 list too, as 'mm' ({bf16}:3); take it off one of them"
-    assert lines[9] == "9 findings: 4 errors, 1 notes"
+    assert lines[9] == "9 findings: 4 errors, 1 note"
 
 
 def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -55,12 +55,18 @@ def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--json", *lists]) == 1
-    found = json.loads(capsys.readouterr().out)
+    assert main(["check", "--json", "-", *lists]) == 1
+    found = json.loads(capsys.readouterr().out)["findings"]
     assert [(each["line"], each["name"], each["level"]) for each in found if each["path"] == lists[1]] == [
         (1, "softmax", "ok"),
         (2, "mm", "error"),
     ]
+
+
+def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "--json", *lists]) == 2
+    assert "give a file that ends in .json, or - to print it in place of the text" in capsys.readouterr().err
+    assert Path(lists[0]).read_text() == BF16
 
 
 def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,6 +76,36 @@ def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.
     for preset in ("bert", "resnet50"):
         hmp.Policy.load(preset).save(tmp_path / preset)
         assert main(["check", "--problems", str(tmp_path / preset)]) == 0
+
+
+def test_check_counts_one_thing_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bf16.txt").write_text("liner\n")
+    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
+    assert capsys.readouterr().out.splitlines()[-1] == "1 finding: 1 error, 0 notes"
+
+
+def test_a_folder_with_one_list_is_a_policy_whose_other_lists_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for cast in ("bf16", "fp32", "promote"):
+        folder = tmp_path / cast
+        folder.mkdir()
+        (folder / f"{cast}.txt").write_text("linear\n")
+        empty = [each for each in ("bf16", "fp32", "promote") if each != cast]
+        assert main(["check", str(folder)]) == 0
+        assert [line for line in capsys.readouterr().out.splitlines() if line.startswith("note")] == [
+            f"note   {folder}: no {each}.txt: the {each} list is empty" for each in empty
+        ]
+        loaded = hmp.Policy.load(folder)
+        lists = {each: getattr(loaded, each) for each in ("bf16", "fp32", "promote")}
+        assert lists == {cast: {"linear"}, **{each: set() for each in empty}}
+    a, b = torch.nn.Linear(3, 3), torch.randn(2, 3)
+    with hmp.casts(hmp.Policy.load(tmp_path / "bf16")):
+        assert torch.equal(a(b), F.linear(b.bfloat16(), a.weight.bfloat16(), a.bias.bfloat16()))
+
+
+@pytest.mark.parametrize("command", [["lists"], ["explain", "mul", "--policy"], ["diff", "bert"]], ids=" ".join)
+def test_a_misspelt_preset_gets_a_suggestion(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*command, "habanna"]) == 2
+    assert "'habanna' is no policy; did you mean 'habana'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "given"), [("ops.txt", []), ("bf16_and_fp32.txt", [])], ids=["neither", "both"])
@@ -84,8 +120,10 @@ def test_check_asks_which_list_a_file_is(tmp_path: Path, name: str, given: list[
 def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert "no such file" in capsys.readouterr().out
+    assert main(["check", str(tmp_path / "missing.txt")]) == 2
+    assert capsys.readouterr().err == f"hmp check: {tmp_path}/missing.txt: no such file; give a list file or a policy's folder\n"
     assert main(["check", str(tmp_path)]) == 2
-    assert "holds none of bf16.txt, fp32.txt and promote.txt" in capsys.readouterr().err
+    assert "holds none of bf16.txt, fp32.txt, promote.txt; a policy's folder holds one or more" in capsys.readouterr().err
     (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
@@ -105,8 +143,8 @@ def test_colour_is_for_terminals_only(lists: tuple[str, str]) -> None:
 
 def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "truediv"]) == 0
-    assert capsys.readouterr().out == f"{hmp.explain('truediv', 'habana')}\n"
-    assert main(["explain", "truediv", "--policy", "bert", "--json"]) == 0
+    assert capsys.readouterr().out == f"{hmp.explain('truediv', 'autocast')}\n"
+    assert main(["explain", "truediv", "--policy", "bert", "--json", "-"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["name"], told["cast"], told["policy"]) == ("truediv", "bf16", "bert")
     assert main(["explain", "truedif"]) == 2
@@ -114,10 +152,10 @@ def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixtur
 
 
 def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lists", "habana", "--json"]) == 0
+    assert main(["lists", "habana", "--json", "-"]) == 0
     assert hmp.Policy.from_dict(json.loads(capsys.readouterr().out)) == hmp.Policy.load("habana")
-    assert main(["lists", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)) == set(hmp.policies())
+    assert main(["lists", "--json", "-"]) == 0
+    assert set(json.loads(capsys.readouterr().out)["policies"]) == set(hmp.policies())
 
 
 def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +169,7 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
     assert capsys.readouterr().out == f"every op ran in {files[0]} as in {files[0]}\n"
     assert main(["diff", *files]) == 1
     assert capsys.readouterr().out.splitlines() == [f"{files[0]} -> {files[1]}: 1 ops ran otherwise", "  linear: bfloat16 -> float32"]
-    assert main(["diff", "--json", *files]) == 1
-    assert json.loads(capsys.readouterr().out) == ["linear: bfloat16 -> float32"]
+    assert main(["diff", "--json", "-", *files]) == 1
+    assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -75,7 +75,7 @@ def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE)
     files = tmp_path / "c.json", tmp_path / "c.html"
-    assert main(["compare", str(recipe), "--json", str(files[0]), "--html", str(files[1])]) == 0
+    assert main(["compare", str(recipe), "--policy", "habana", "--json", str(files[0]), "--html", str(files[1])]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("policy 'habana' against float32, forward and backward of the given loss")
     assert "to put on the FP32 list first: linear (" in shown

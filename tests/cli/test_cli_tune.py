@@ -17,6 +17,7 @@ import tune_result_kit
 from hmp.cli import main
 from hmp.cli.init import RECIPE
 from hmp.tune.result import TuneResult
+from process_kit import to_install
 
 TINY = """\
 import torch
@@ -69,7 +70,7 @@ def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None
     assert len(given["batches"]) == 16
     assert (given["optimizer"].__name__, given["metric"].__name__) == ("optimizer", "metric")
     names = "tolerance budget start per_module ops objective steps seed resume".split()
-    assert [given[name] for name in names] == [0.01, None, "habana", False, None, "time", None, 0, True]
+    assert [given[name] for name in names] == [0.01, None, "autocast", False, None, "time", None, 0, True]
     command = (
         "tune recipe.py --out there --tolerance loss=0.02,gradient=0.99 --start bert --per-module --ops linear,softmax "
         "--objective memory --steps 40 --seed 3 --no-resume"
@@ -90,7 +91,7 @@ def test_it_prints_the_result_and_how_to_use_the_lists(given: dict[str, Any], ca
     assert printed.out == (
         f"{given['result']}\n\n"
         "lists, with the reasons: tuned/bf16.txt, tuned/fp32.txt, tuned/promote.txt\n"
-        'use them: hmp run --policy tuned script.py, or hmp.convert(policy="tuned")\n'
+        'use them: hmp.apply(model, "tuned"), or for a whole script hmp run --policy tuned script.py\n'
         "all that was tried: tuned/tune.html\n"
     )
     assert "<html" in Path("tuned/tune.html").read_text(encoding="utf-8")
@@ -116,15 +117,15 @@ def test_without_the_report_extra_there_is_a_line_in_place_of_the_page(
 ) -> None:
     without(monkeypatch, "jinja2")
     assert main(["tune", "recipe.py"]) == 0
-    assert capsys.readouterr().out.endswith("no page: it needs jinja2, not installed here: pip install 'hmp-torch[report]'\n")
+    assert capsys.readouterr().out.endswith(f"no page: it needs jinja2, not installed here: {to_install('report')}\n")
     assert main(["tune", "recipe.py", "--html", "page.html"]) == 2
-    assert capsys.readouterr().err == "hmp tune: --html needs jinja2, not installed here: pip install 'hmp-torch[report]'\n"
+    assert capsys.readouterr().err == f"hmp tune: --html needs jinja2, not installed here: {to_install('report')}\n"
 
 
 def test_without_scipy_the_command_to_install_it_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     without(monkeypatch, "scipy")
     assert main(["tune", "recipe.py"]) == 2
-    assert capsys.readouterr().err == "hmp tune: needs scipy, not installed here: pip install 'hmp-torch[tune]'\n"
+    assert capsys.readouterr().err == f"hmp tune: needs scipy, not installed here: {to_install('tune')}\n"
 
 
 def lists_of_ones_own() -> None:
@@ -259,7 +260,7 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     assert main(arguments) == 0
     Path("recipe.py").write_text(TINY.replace("batch.sum(1)", "batch.sum(1).sin()"))
     assert main(arguments) == 2
-    assert "is of a search with another model, data" in capsys.readouterr().err
+    assert "is of a search with another loss; name another folder" in capsys.readouterr().err
 
 
 def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import itertools
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import nn
 
 import hmp
@@ -20,7 +23,8 @@ pytest.importorskip("sklearn")
 
 from hmp.cli.demo import check
 from hmp.cli.demo.models import MODELS, DemoModel
-from hmp.cli.demo.precisions import AUTOCAST, FLOAT32
+from hmp.cli.demo.precisions import AUTOCAST, FLOAT32, HMP
+from hmp.cli.demo.show import print_results
 from hmp.cli.demo.step_report import StepObserver, StepReport
 from hmp.cli.demo.training import Outcome
 
@@ -123,6 +127,28 @@ def test_check_covers_every_listed_op_that_a_model_calls(make: type[DemoModel]) 
     with observer.step(), observer.forward(), FLOAT32.around_forward():
         F.cross_entropy(model(batch), torch.zeros(8, dtype=torch.int64))
     assert check.op_failures("m", dict.fromkeys(wanted, FP32), observer.report()) == []
+
+
+# -- how it looks
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -> None:
+    ops = ["native_layer_norm", "nll_loss_forward", "max_pool2d_with_indices", "_log_softmax", "convolution", "native_batch_norm"]
+    outcomes = [
+        Outcome(model, precision, 98.2, 0.01234, StepReport(dict.fromkeys(itertools.product(ops, (BF16, FP32)), 1), 70, 104_550_596))
+        for model in MODELS
+        for precision in (FLOAT32.name, AUTOCAST.name, HMP.name)
+    ]
+    page = io.StringIO()
+    print_results(Console(file=page, width=width), outcomes)
+    lines = page.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert "…" not in page.getvalue()
+    rows = [line.split() for line in lines if "ms" in line]
+    assert [row[-7:] for row in rows] == [["98.2", "%", "12.3", "ms", "104,550,596", "B", "70"]] * 6
+    words = page.getvalue().replace(",", " ").split()
+    assert {op: words.count(op) for op in ops} == dict.fromkeys(ops, 12)
 
 
 # -- the whole of it, one epoch long; the accuracy means nothing then

@@ -29,6 +29,7 @@ from lightning_kit import (
     train_by_hand,
     trainer,
 )
+from process_kit import to_install
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -239,8 +240,8 @@ def test_importing_it_without_lightning_names_the_command_that_installs_it():
     code = 'import sys; sys.modules["lightning"] = sys.modules["pytorch_lightning"] = None; import hmp.compat.lightning'
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=False)
     assert done.stderr.splitlines()[-1] == (
-        "ModuleNotFoundError: hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed; "
-        "pip install hmp-torch[lightning]"
+        "ModuleNotFoundError: hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed: "
+        f"{to_install('lightning')}"
     )
 
 
@@ -252,6 +253,6 @@ def test_a_second_precision_beside_the_plugin_is_lightnings_own_error():
 def test_the_network_computes_otherwise_in_float32():
     # without this every comparison above could hold by accident
     x = torch.randn(4, 8)
-    with hmp.casts():
+    with hmp.casts("habana"):
         low = net()(x)
     assert low.dtype is FP32 and not torch.equal(low, net()(x)) and isinstance(net()[0], nn.Linear)

@@ -206,7 +206,7 @@ def test_the_gradients_are_float32(home: str):
 
 def test_the_loop_by_hand_and_the_optimizers_see_the_difference():
     # without these every comparison above could hold by accident
-    with hmp.casts():
+    with hmp.casts("habana"):
         weight = torch.full((1,), 1.01) * torch.tensor(-0.3)
     assert weight.dtype is torch.bfloat16
     assert train_by_hand()[0] != train_by_hand(forward=lambda network, x: network(x))[0]

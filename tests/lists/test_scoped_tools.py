@@ -92,7 +92,7 @@ def test_scope_lists_diff_and_explain_of_the_shell(folder: Path, capsys: pytest.
     other = hmp.Policy.load(folder).unscoped.save(folder.parent / "other")
     assert cli.main(["diff", str(folder), str(other)]) == 1
     assert "softmax @ decoder   fp32     -> unlisted" in capsys.readouterr().out
-    assert cli.main(["explain", "softmax", "--policy", str(folder), "--json"]) == 0
+    assert cli.main(["explain", "softmax", "--policy", str(folder), "--json", "-"]) == 0
     assert json.loads(capsys.readouterr().out)["scoped"][1].startswith("softmax @ decoder, on the fp32 list")
 
 

@@ -142,11 +142,21 @@ def test_a_cast_that_hmp_remembers_is_still_compared_with_its_weight():
 
 def test_the_policy_in_force_is_the_default_policy_of_a_comparison():
     model, x = net(), torch.randn(6, 8)
-    assert hmp.compare(model, x).policy == "habana"
+    assert hmp.compare(model, x).policy == hmp.Policy.load("autocast").name
     with hmp.casts("apex-o1"):
         assert hmp.compare(model, x).policy == "apex-o1"
     with hmp.convert(policy="bert"):
         assert hmp.compare(model, x).policy == "bert"
+
+
+def test_what_rounds_less_than_half_a_percent_of_it_is_no_advice():
+    comparison = hmp.compare(net(), torch.randn(6, 8), "habana", loss=squares)
+    shares = {}
+    for row in comparison.rows:
+        shares[row.op] = shares.get(row.op, 0.0) + (row.share if row.listed != "fp32" else 0.0)
+    assert dict(comparison.advice) == {op: pytest.approx(share) for op, share in shares.items() if share >= 0.005}
+    assert min(shares.values()) < 0.005, "nothing to leave out"
+    assert "(0%)" not in str(comparison)
 
 
 def test_an_applied_policy_is_the_policy_of_a_comparison():
@@ -216,7 +226,7 @@ def test_complex_weights_and_outputs_count_with_both_parts():
 
 
 def test_without_a_loss_only_forward_is_compared():
-    comparison = hmp.compare(net(), (torch.randn(6, 8),))
+    comparison = hmp.compare(net(), (torch.randn(6, 8),), "habana")
     assert comparison.loss is comparison.gradient is None
     assert {r.direction for r in comparison.rows} == {"forward"}
     assert str(comparison).startswith("policy 'habana' against float32, forward only: no loss was given, and the output has none\n")
@@ -239,7 +249,7 @@ def test_the_outputs_own_loss_is_taken_and_a_mapping_is_keywords():
 
 
 def test_json(tmp_path: Any):
-    comparison = hmp.compare(net(), torch.randn(6, 8), loss=squares)
+    comparison = hmp.compare(net(), torch.randn(6, 8), "habana", loss=squares)
     read = json.loads(comparison.to_json(tmp_path / "it.json").read_text())
     assert read["policy"] == "habana" and len(read["rows"]) == len(comparison.rows)
     assert read["advice"][0]["op"] == comparison.advice[0][0]

@@ -150,7 +150,7 @@ def check_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
     with hmp.casts(LISTS):
         finding = found(step)
     assert (finding.op, finding.direction, finding.line) == ("exp", "backward", line_of("asks"))
-    assert "on the bf16 list" in finding.rule and finding.remedy.startswith("write `exp` in fp32.txt")
+    assert "on the bf16 list" in finding.rule and finding.remedy.startswith("policy = policy.replace(")
 
 
 def check_data_is_told_apart() -> None:

@@ -64,4 +64,4 @@ def test_an_overflow_planted_in_a_real_model_is_found():
     finding = caught.value.finding
     assert (finding.op, finding.module) == ("linear", "bert.encoder.layer.1.intermediate.dense")
     assert finding.file.endswith("modeling_bert.py")
-    assert finding.remedy.startswith("write `linear` in fp32.txt and take it off ")
+    assert finding.remedy.startswith("policy = ")

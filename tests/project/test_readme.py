@@ -55,6 +55,14 @@ def table_of(output: str) -> list[str]:
     return re.sub(r"[\d.]+ (%|ms)", r"N \1", body).split()
 
 
+def test_each_search_of_the_readme_has_a_folder_of_its_own() -> None:
+    folders = [re.findall(r'"folder": "(\w+)"', text) for text in blocks("python")]
+    folders += [re.findall(r"--out (\w+)", line) or ["tuned"] for text in blocks("sh") for line in text.splitlines() if "hmp tune" in line]
+    found = [name for names in folders for name in names]
+    assert len(found) >= 2
+    assert len(set(found)) == len(found)
+
+
 def test_ci_calls_the_test_command() -> None:
     script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     (extraction,) = re.findall(r"^test_command=.*$", script, re.MULTILINE)

@@ -137,12 +137,13 @@ _WITHOUT = """
 """
 
 
-def test_a_torch_without_a_required_name_is_refused_at_import() -> None:
+def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked_for() -> None:
     code = """
     without("torch._C._len_torch_dispatch_stack")
     torch.__version__ = "9.1.0"
     try:
         import hmp
+        hmp.convert
     except Exception as error:
         print(type(error).__module__, type(error).__name__)
         print(error)

@@ -20,6 +20,7 @@ from hmp.report.page import advice, charts, model, report_page
 from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
 from hmp.tune.result import result_of
+from process_kit import to_install
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
 VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
@@ -274,7 +275,7 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
     for words in ("within the tolerance", "beyond it", "chosen", "1.00% allowed", "autocast", "float32", "time of a step, float32 = 1"):
         assert f">{words}</text>" in html  # in the figure
     assert "bf16.txt line why linear gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls" in text
-    assert "log not chosen: gain 50 µs a step by itself" in text and " us" not in text
+    assert "log gains less than 0.5% of float32's time" in text and " us" not in text
     assert "2 not decided conv2d mm" in text
     assert "all units 4 2.08 +4.00% 0.88 +3.30% 0.9700 19 ms 0.57 4.0 MiB no: loss +4.00%, 1.00% allowed" in text
     assert "exp all fp32 24 9 ms - 900 µs - - inf not finite gives NaN or Inf in bfloat16, 24 calls" in text
@@ -313,5 +314,5 @@ def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
         "    del sys.modules[name]\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(hmp.__file__).parent.parent, capture_output=True, text=True)
-    said = [f"a report's page needs {name}: pip install 'hmp-torch[report]'" for name in ("jinja2", "matplotlib")]
+    said = [f"a report's page needs {name}: {to_install('report')}" for name in ("jinja2", "matplotlib")]
     assert done.stdout.splitlines() == said, done.stderr

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import hmp
 from hmp.report.rows import Row
+from process_kit import to_install
 from trap_kit import policy
 
 GOLDEN = Path(__file__).parents[1] / "support" / "golden"
@@ -44,6 +45,13 @@ ABOUT = {
 
 def by_hand() -> hmp.Report:
     return hmp.Report(ROWS, **ABOUT)
+
+
+def test_names_that_were_never_called_are_all_said_or_counted() -> None:
+    for count, said in ((3, "Listed and never called: op0, op1, op2."), (170, "170 names, which report.never_called holds.")):
+        text = str(hmp.Report(ROWS, **{**ABOUT, "never_called": [f"op{number}" for number in range(count)]}))
+        assert said in text
+        assert " more" not in text
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
@@ -109,7 +117,7 @@ def test_assert_dtype_says_where_it_was_otherwise() -> None:
     report.assert_dtype("linear", torch.bfloat16)
     with pytest.raises(
         AssertionError,
-        match=r"(?s)linear did not compute in float32 in 20 calls:.*10 in bfloat16 \(rule bf16\) in encoder.0 at model",
+        match=r"(?s)linear did not compute in float32 in 20 calls:.*10 in bfloat16 \(rule: bf16\) in encoder.0 at model",
     ):
         report.assert_dtype("linear", torch.float32)
     with pytest.raises(AssertionError, match=r"gelu was not called with a floating tensor; called were linalg\.solve, linear"):
@@ -182,4 +190,4 @@ def test_without_rich_the_command_that_brings_it_is_named() -> None:
     script = "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())"
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode == 1
-    assert "pip install 'hmp-torch[report]'" in ran.stderr
+    assert f"{to_install('report')}" in ran.stderr

@@ -221,7 +221,7 @@ def r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() 
 
     block, seen = Block(), Seen()
     block.x.register_hook(seen.note)
-    hmp.apply(Model())(block.x).float().sum().backward()
+    hmp.apply(Model(), "habana")(block.x).float().sum().backward()
     assert block.runs == [(True, LOW, WIDE), (False, LOW, WIDE)], block.runs
     seen.assert_without_casts(1)
 

@@ -240,9 +240,10 @@ def test_r11_nothing_is_counted_where_casts_are_off() -> None:
 
 
 def test_r11_explain_says_where_an_op_has_no_kernel() -> None:
-    assert "without a kernel on any device in bfloat16 and float16, it runs in float32 there (R11)" in str(hmp.explain("linalg.inv"))
-    assert "without a kernel on cpu in bfloat16 and float16" in str(hmp.explain("avg_pool3d"))
-    assert "R11" not in str(hmp.explain("relu"))
+    anywhere = "without a kernel on any device in bfloat16 and float16, it runs in float32 there (R11)"
+    assert anywhere in str(hmp.explain("linalg.inv", "habana"))
+    assert "without a kernel on cpu in bfloat16 and float16" in str(hmp.explain("avg_pool3d", "habana"))
+    assert "R11" not in str(hmp.explain("relu", "habana"))
 
 
 # What an op of op_db lacks on the CPU for some of its samples only: these are tried, not known.

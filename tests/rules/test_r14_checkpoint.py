@@ -179,7 +179,7 @@ def test_r14_a_checkpoint_inside_an_applied_model(reentrant):
         def forward(self, x):
             return checkpoint(self.block, x, use_reentrant=reentrant)
 
-    model = hmp.apply(Model())
+    model = hmp.apply(Model(), "habana")
     loss = model(model.block.x).float().sum()
     loss.backward()
     assert model.block.runs == [(LOW, torch.float32)] * 2

@@ -35,3 +35,8 @@ def alone(tmp_path: Path, script: str) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "tests" / "support")]), "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=300, env=environment, check=False)
     assert done.stdout.strip() == "done", done.stderr
+
+
+def to_install(extra: str) -> str:
+    """How an error ends that misses an extra: what works in a checkout, and from an index."""
+    return f"pip install -e '.[{extra}]' in hmp's checkout, or pip install 'hmp-torch[{extra}]' once it is released"

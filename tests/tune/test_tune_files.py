@@ -35,7 +35,7 @@ def test_each_name_has_its_reason_beside_it_and_what_gains_most_is_first() -> No
         "mm      # not decided; as in habana\n",
         "fp32.txt": HEADING.format("in float32") + "softmax     # too sensitive: loss +3.20% in bfloat16, 2 calls\n"
         "gelu        # with it: loss +1.50%, 1.00% allowed, 24 calls\n"
-        "log         # not chosen: gain 50 us a step by itself, loss +0.01%, 24 calls\n"
+        "log         # gains less than 0.5% of float32's time, 24 calls\n"
         "layer_norm  # slower by 200 us a step in bfloat16, 24 calls\n"
         "cdist       # cannot run in bfloat16, 24 calls\n"
         "exp         # gives NaN or Inf in bfloat16, 24 calls\n"

@@ -36,6 +36,33 @@ def test_the_lists_are_within_the_tolerance_in_a_run_of_the_users() -> None:
     assert result.best.saved_bytes < result["float32"].saved_bytes
 
 
+def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
+    """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
+    torch.manual_seed(0)
+    model = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    result = hmp.tune(
+        model, [torch.randn(4, 3, 8)], loss=lambda m, x: m(x).square().mean(), objective="memory", budget="4 evaluations", start="torch-cpu"
+    )
+    assert {unit.op for unit in result.units} >= {"linear", "scaled_dot_product_attention"}
+
+
+def test_a_gain_below_a_floor_is_no_gain() -> None:
+    """The logits are 4 KiB in float32; the linear layers keep a thousand, of which the low dtype saves about half."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.Linear(512, 2))
+    batches = [(torch.randn(512, 64), torch.randint(2, (512,))) for _ in range(2)]
+    names = ["linear", "cross_entropy"]
+    result = hmp.tune(model, batches, loss=classified, tolerance=0.9, objective="memory", ops=names)
+    saved = {unit.op: unit.saved_bytes for unit in result.units}
+    assert 0 < saved["cross_entropy"] < 0.005 * result["float32"].saved_bytes < saved["linear"]
+    assert "linear" in result.policy.bf16
+    assert "cross_entropy" in result.policy.fp32
+
+
+def classified(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
 @pytest.mark.parametrize("tolerance", [0.02, 0.0005, 0.0001])
 def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
     """Beside all sixteen choices for four ops, each trained in a loop of its own and with its own count of the bytes."""
@@ -130,7 +157,16 @@ def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() ->
 
     model, batches = make()
     result = hmp.tune(
-        model, batches, loss=parity, optimizer=slowly, steps=60, tolerance=0.02, objective="memory", per_module=True, ops=["mul", "linear"]
+        model,
+        batches,
+        loss=parity,
+        optimizer=slowly,
+        steps=60,
+        tolerance=0.02,
+        objective="memory",
+        per_module=True,
+        ops=["mul", "linear"],
+        start="habana",
     )
     # whichever of the two is on the list for the others
     assert {(rule.text, rule.cast) for rule in result.policy.scoped} & {("mul @ rotary", "fp32"), ("mul @ gate", "bf16")}
@@ -185,7 +221,7 @@ def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
     model, batches = perceptron()
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, ops=["linear", "softmax"])
     fitting = [trial for trial in result.trials if trial.fits and trial.name != "float32"]
-    assert {"nothing low", "habana"} <= {trial.name for trial in fitting}
+    assert {"nothing low", hmp.Policy.load("autocast").name} <= {trial.name for trial in fitting}
     assert all(trial.ratio > 0 for trial in fitting)
     assert result.best in fitting
 

@@ -68,4 +68,4 @@ def test_units_beyond_thirty_are_counted() -> None:
     lines = str(tune_result_kit.result(units=units)).splitlines()
     first = next(at for at, line in enumerate(lines) if line.startswith("unit "))
     assert lines[first + 2].startswith("linear @ layer.00") and lines[first + 31].startswith("linear @ layer.29")
-    assert lines[first + 32] == "and 5 more"
+    assert lines[first + 32] == "and 5 that gain less: result.units has them all"

@@ -7,15 +7,19 @@ import importlib.util
 import sys
 from typing import Any
 
+from ...errors import to_install
+from ..parser import Parser
+
 __all__ = ["add", "run"]
 
 _NEEDED = ("numpy", "rich", "sklearn")
 
 
-def add(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "demo",
+        example="hmp demo --epochs 3",
         help="train two small models in three precisions and show what ran where",
         description="Trains a convolutional network and a transformer on scikit-learn's handwritten digits in "
         "float32, under torch.autocast and under hmp, prints one table, and fails if an op that the policy names "
@@ -30,7 +34,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing."""
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"hmp demo needs {', '.join(missing)}, not installed here: pip install 'hmp-torch[demo]'", file=sys.stderr)
+        print(f"hmp demo needs {', '.join(missing)}, not installed here: {to_install('demo')}", file=sys.stderr)
         return 2
     from . import show  # after the question above: it imports what may be missing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Sequence
 
 import torch
@@ -18,9 +19,9 @@ from .models import MODELS
 from .precisions import FLOAT32, HMP, POLICY, PRECISIONS
 from .training import Outcome, steps, train
 
-__all__ = ["demonstrate", "results_table"]
+__all__ = ["demonstrate", "print_results"]
 
-_PIPED_WIDTH = 118  # a pipe has no width of its own, and rich's 80 columns break most cells
+_PIPED_WIDTH = 80  # a pipe has no width of its own
 _SHOWN = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
@@ -29,7 +30,7 @@ def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     console.print(f"hmp demo: handwritten digits, torch {torch.__version__}, {torch.get_num_threads()} threads")
     outcomes = _train_all(console, epochs, seed)
-    console.print(results_table(list(outcomes.values())))
+    print_results(console, list(outcomes.values()))
     failures = _failures(outcomes)
     for failure in failures:
         console.print(f"check failed: {failure}", style="red", soft_wrap=True)
@@ -38,29 +39,33 @@ def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
     return 1 if failures else 0
 
 
-def results_table(outcomes: Sequence[Outcome]) -> Table:
-    """Return the table: one row for each model and precision."""
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    table.add_column("model", no_wrap=True)
-    table.add_column("precision", no_wrap=True)
+def print_results(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print the table, one row for each model and precision, and below it the ops by compute dtype; both fit into 60 columns."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column("model and\nprecision", no_wrap=True)
     for heading in ("test\naccuracy", "step\ntime", "saved for\nbackward", "casts\na step"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("ATen ops of the forward pass, by compute dtype", ratio=1)
     previous = None
     for outcome in outcomes:
-        if previous not in (None, outcome.model):
-            table.add_section()
+        if outcome.model != previous:
+            if previous is not None:
+                table.add_section()
+            table.add_row(outcome.model)
         table.add_row(
-            "" if outcome.model == previous else outcome.model,
-            outcome.precision,
+            f"  {outcome.precision}",
             f"{outcome.accuracy:.1f} %",
             f"{1000 * outcome.step_seconds:.1f} ms",
             f"{outcome.step.saved_bytes:,} B",
             str(outcome.step.casts),
-            _ran(outcome),
         )
         previous = outcome.model
-    return table
+    console.print(table)
+    console.print("ATen ops of the forward pass, by compute dtype:")
+    for outcome in outcomes:
+        console.print(f"  {outcome.model}, {outcome.precision}")
+        for line in _ran(outcome, console.width):
+            console.print(line, soft_wrap=True)
+    console.print()
 
 
 def _train_all(console: Console, epochs: int | None, seed: int) -> dict[tuple[str, str], Outcome]:
@@ -101,10 +106,12 @@ def _passed() -> str:
     )
 
 
-def _ran(outcome: Outcome) -> str:
-    lines = []
-    for dtype, label in _SHOWN.items():
-        ops = outcome.step.ops(dtype)
-        if ops:
-            lines.append(f"{label}: {', '.join(ops)}")
-    return "\n".join(lines)
+def _ran(outcome: Outcome, width: int) -> list[str]:
+    """The ops of each dtype, in lines of that width."""
+    ran = {label: outcome.step.ops(dtype) for dtype, label in _SHOWN.items()}
+    return [
+        line
+        for label, ops in ran.items()
+        if ops
+        for line in textwrap.wrap(f"    {label}: {', '.join(ops)}", width, subsequent_indent=" " * 10, break_long_words=False)
+    ]

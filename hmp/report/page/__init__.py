@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from ...errors import to_install
+
 try:
     import jinja2
     import markupsafe
 except ImportError as error:
-    raise ImportError("a report's page needs jinja2: pip install 'hmp-torch[report]'") from error
+    raise ImportError(f"a report's page needs jinja2: {to_install('report')}") from error
 
 from ...formatting import html, share, size, typeset_duration
 from ..rows import UNLISTED, Row, entry

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ...errors import to_install
+
 try:
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
 except ImportError as error:
-    raise ImportError("a report's page needs matplotlib: pip install 'hmp-torch[report]'") from error
+    raise ImportError(f"a report's page needs matplotlib: {to_install('report')}") from error
 
 from ...formatting import duration, typeset_duration
 from .model import OpBar

@@ -1,0 +1,164 @@
+"""``hmp doctor``: what there is to run with, and what stands in the way."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import sys
+from pathlib import Path
+from typing import Any
+
+import hmp
+
+from ..errors import to_install
+from .output import add_json, check_folder, give_json
+from .parser import Parser
+
+__all__ = ["add", "run"]
+
+# What each extra brings, as it is imported.
+_EXTRAS = {
+    "report": ("rich", "jinja2", "matplotlib"),
+    "demo": ("rich", "sklearn", "numpy"),
+    "tune": ("scipy", "rich"),
+    "lightning": ("lightning",),
+    "transformers": ("transformers", "accelerate"),
+}
+# The flags of /proc/cpuinfo that say how fast a low dtype is.
+_INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "doctor",
+        example="hmp doctor\nhmp doctor --json -",
+        help="say what there is to run with, and what stands in the way",
+        description="Prints versions, devices, which low dtypes have kernels, the processor's instructions for them, which extras are "
+        "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something stands in the way, 2 for wrong use.",
+    )
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0, 1 if something stands in the way, 2 if the JSON cannot be written."""
+    try:
+        check_folder(options.json, "--json ")
+    except hmp.HmpError as error:
+        print(f"hmp doctor: {error}", file=sys.stderr)
+        return 2
+    found = _found()
+    if give_json(options.json, found):
+        _say(found)
+    return 1 if found["problems"] else 0
+
+
+def _found() -> dict[str, Any]:
+    problems: list[str] = []
+    found: dict[str, Any] = {"hmp": hmp.__version__, "folder": str(_home()), "python": platform.python_version()}
+    try:
+        import torch
+    except ImportError as error:
+        problems.append(f"torch cannot be imported ({error}): install it first, see https://pytorch.org/get-started")
+        found |= {"torch": None}
+    else:
+        found |= _of_torch(torch, problems)
+    found["instructions"] = _instructions()
+    found["extras"] = {extra: [name for name in names if importlib.util.find_spec(name) is None] for extra, names in _EXTRAS.items()}
+    found["others"] = _others()
+    problems += [f"{other}: another hmp, which an import may find in this one's place; take it away" for other in found["others"]]
+    return {**found, "problems": problems}
+
+
+def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
+    devices = [torch.device("cpu")]
+    if torch.accelerator.is_available():
+        devices += [torch.device(torch.accelerator.current_accelerator().type, at) for at in range(torch.accelerator.device_count())]
+    found: dict[str, Any] = {
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "devices": {str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device)} for device in devices},
+    }
+    try:
+        found["autocast"] = hmp.Policy.load("autocast").name
+        found["converted"] = hmp.is_converted()
+    except Exception as error:  # a torch that lacks something
+        problems.append(f"hmp does not work with torch {torch.__version__}: {error}")
+    return found
+
+
+def _name(torch: Any, device: Any) -> str:
+    tell = getattr(getattr(torch, device.type, None), "get_device_name", None)
+    return platform.processor() or platform.machine() if tell is None or device.type == "cpu" else str(tell(device))
+
+
+def _kernels(torch: Any, device: Any) -> dict[str, bool]:
+    """Whether a product of matrices runs in each low dtype."""
+    from ..torch_private import scaled_mm
+
+    def product(dtype: Any) -> Any:
+        x = torch.ones(16, 16, device=device).to(dtype)
+        if dtype in (torch.bfloat16, torch.float16):
+            return x @ x
+        one = torch.ones((), device=device)
+        assert scaled_mm is not None
+        return scaled_mm(x, x.t(), one, one, out_dtype=torch.bfloat16)
+
+    found = {}
+    for name in ("bfloat16", "float16", "float8_e4m3fn"):
+        try:
+            with hmp.disable_casts():
+                found[name] = bool((product(getattr(torch, name)).float() == 16).all())
+        except Exception:  # torch refuses in as many ways as it has kernels
+            found[name] = False
+    return found
+
+
+def _instructions() -> list[str]:
+    """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    flags = {word for line in text.splitlines() if line.lower().startswith(("flags", "features")) for word in line.split()}
+    return [name for name in _INSTRUCTIONS if name in flags]
+
+
+def _home() -> Path:
+    return Path(hmp.__file__).resolve().parent
+
+
+def _others() -> list[str]:
+    """Folders and files on the path, and distributions, that are called hmp and are not this one."""
+    found = []
+    for entry in dict.fromkeys(os.path.realpath(each or os.getcwd()) for each in sys.path):
+        for place in (Path(entry) / "hmp", Path(entry) / "hmp.py"):
+            is_one = place.is_file() or (place / "__init__.py").is_file()
+            if is_one and place.resolve() != _home():
+                found.append(str(place))
+    return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
+
+
+def _say(found: dict[str, Any]) -> None:
+    print(f"hmp {found['hmp']} in {found['folder']}, Python {found['python']}, torch {found['torch'] or 'missing'}")
+    for device, told in found.get("devices", {}).items():
+        kernels = ", ".join(f"{name} {'yes' if runs else 'no'}" for name, runs in told["kernels"].items())
+        print(f"  {device}: {told['name']}; products in {kernels}")
+    if "threads" in found:
+        print(f"  threads: {found['threads']}")
+    print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")
+    if "autocast" in found:
+        print(f"  policy autocast is {found['autocast']} here; {'a' if found['converted'] else 'no'} policy is in force for the process")
+    for extra, missing in found["extras"].items():
+        print(f"  extra {extra}: {_extra(extra, missing)}")
+    for problem in found["problems"]:
+        print(f"problem: {problem}")
+    print(f"{len(found['problems'])} problems" if len(found["problems"]) != 1 else "1 problem")
+
+
+def _extra(extra: str, missing: list[str]) -> str:
+    return f"misses {', '.join(missing)}: {to_install(extra)}" if missing else "installed"

@@ -1,0 +1,58 @@
+"""``hmp summary recipe.py``: the model's layers, the dtype that each computes in, and what it saves for backward."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+import hmp
+
+from .output import add_json, check_folder, give_json
+from .parser import Parser
+
+__all__ = ["add", "run"]
+
+
+def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
+    """Declare the subcommand's options."""
+    parser = subparsers.add_parser(
+        "summary",
+        example="hmp summary recipe.py --policy habana",
+        help="show the layers of your model, with the dtype that each computes in",
+        description="Runs the forward pass of a recipe's first batch under a policy and prints the module tree: what each layer returns, "
+        "its parameters, the dtypes that it computes in, and what it saves for backward. A recipe is a Python file that defines model(), "
+        "batches() and loss(model, batch). Exit status 0 done, 1 if the forward pass failed, 2 for wrong use.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
+    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
+    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
+    add_json(parser)
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Return 0, 1 if the forward pass failed, 2 if recipe, policy or files cannot be used."""
+    import torch
+
+    from ..numerics.summary import of_call
+    from ..tune import recipe
+
+    try:
+        check_folder(options.json, "--json ")
+        torch.manual_seed(options.seed)
+        policy = hmp.Policy.load(options.policy)
+        found = recipe.load(options.recipe)
+        model, batches = found.make_model_and_batches(1)
+        loss = found.loss
+        assert loss is not None  # a recipe with a model has one
+    except hmp.HmpError as error:
+        print(f"hmp summary: {error}", file=sys.stderr)
+        return 2
+    try:
+        result = of_call(model, lambda: loss(model, batches[0]), policy)
+    except hmp.HmpError as error:
+        print(f"hmp summary: {error}", file=sys.stderr)
+        return 1
+    if give_json(options.json, result.to_dict()):
+        print(result)
+    return 0

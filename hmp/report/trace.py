@@ -1,0 +1,64 @@
+"""A recording as a trace that chrome://tracing and Perfetto show: ops and their casts as slices, thread by thread."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..formatting import versioned
+
+MOST = 200_000  # slices of a recording; later ones are counted, not kept
+
+
+class Slice(NamedTuple):
+    """One op or one cast: when it began and how long it took, in seconds of the clock that the recording reads."""
+
+    name: str
+    kind: str
+    began: float
+    seconds: float
+    thread: int
+    about: tuple[tuple[str, str], ...]
+
+
+class Slices:
+    """The slices of a recording, the first `MOST` of them."""
+
+    def __init__(self) -> None:
+        self.kept: list[Slice] = []
+        self.left_out = 0
+
+    def add(self, name: str, kind: str, began: float, seconds: float, **about: str) -> None:
+        """Notes a slice of the calling thread."""
+        if len(self.kept) >= MOST:
+            self.left_out += 1
+            return
+        told = tuple((key, value) for key, value in about.items() if value)
+        self.kept.append(Slice(name, kind, began, seconds, threading.get_ident(), told))
+
+
+def write(path: str | Path, slices: Iterable[Slice], left_out: int, about: dict[str, Any]) -> Path:
+    """Writes the slices into the file `path`, which is returned, in the JSON Trace Event Format: times in microseconds."""
+    found = sorted(slices, key=lambda each: each.began)
+    begin = found[0].began if found else 0.0
+    events = [
+        {
+            "name": each.name,
+            "cat": each.kind,
+            "ph": "X",
+            "ts": round(1e6 * (each.began - begin), 3),
+            "dur": round(1e6 * each.seconds, 3),
+            "pid": os.getpid(),
+            "tid": each.thread,
+            "args": dict(each.about),
+        }
+        for each in found
+    ]
+    values = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**about, "slices_left_out": left_out}}
+    target = Path(path)
+    target.write_text(json.dumps(versioned(values)) + "\n", encoding="utf-8")
+    return target

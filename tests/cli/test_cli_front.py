@@ -1,0 +1,265 @@
+"""What every command shares: help without torch, an example each, errors that name what was meant, --json, Ctrl-C."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp.cli import main
+from process_kit import to_install
+
+ROOT = Path(__file__).resolve().parents[2]
+COMMANDS = ["demo", "run", "lists", "check", "explain", "diff", "init", "compare", "benchmark", "tune", "summary", "doctor"]
+RECIPE = """\
+import os, signal, torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+
+def batches():
+    return [torch.ones(3, 4)]
+
+def loss(model, batch):
+    if os.environ.get("STOP") == "loss":
+        os.kill(os.getpid(), signal.SIGINT)
+    return model(batch).square().mean()
+
+if os.environ.get("STOP") == "import":
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        raise ImportError("numpy._core.multiarray failed to import")
+"""
+
+
+def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-m", "hmp", *arguments], cwd=cwd, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recipe.py").write_text(RECIPE)
+    return tmp_path / "recipe.py"
+
+
+def test_help_and_version_import_neither_torch_nor_an_extra() -> None:
+    code = f"""if True:
+        import sys
+        import hmp
+        from hmp.cli import main
+        for arguments in [[], *([name] for name in {COMMANDS!r})]:
+            assert main([*arguments, "-h"]) == 0, arguments
+        assert main(["--version"]) == 0
+        assert main(["run", "--polcy"]) == 2
+        found = {{"torch", "numpy", "rich", "jinja2", "matplotlib", "scipy"}} & set(sys.modules)
+        sys.exit(f"imported {{found}}" if found else 0)
+    """
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("example:\n  hmp ") == 1 + len(COMMANDS)
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert f'version = "{hmp.__version__}"' in project
+    assert done.stdout.endswith(f"hmp {hmp.__version__}\n")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_is_a_command_that_is_understood(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    import shlex
+
+    from hmp.cli import _parser
+    from hmp.cli.parser import parse
+
+    assert main([name, "-h"]) == 0
+    examples = capsys.readouterr().out.partition("example:\n")[2].strip().splitlines()
+    assert examples
+    for example in examples:
+        program, *arguments = shlex.split(example)
+        assert (program, arguments[0]) == ("hmp", name)
+        parse(_parser(), arguments)  # SystemExit where it is not
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "message"),
+    [
+        (["run", "--polcy", "x.py"], "usage: hmp run ", "--polcy (did you mean --policy?)"),
+        (["tune", "recipe.py", "--tolerence=0.1"], "usage: hmp tune ", "--tolerence=0.1 (did you mean --tolerance?)"),
+        (["check", "a.txt", "--zzz"], "usage: hmp check ", "unrecognized arguments: --zzz\n"),
+        (["chek", "a.txt"], "usage: hmp ", "invalid choice: 'chek'"),
+        (["explain", "mul", "--json"], "usage: hmp explain ", "expected one argument; give a file, or - to print it in place of the text"),
+    ],
+)
+def test_a_wrong_option_is_answered_by_its_own_command(
+    arguments: list[str], usage: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(usage)
+    assert message in error
+
+
+JSON = [
+    ["check", "lists/"],
+    ["diff", "habana", "bert"],
+    ["explain", "mul"],
+    ["lists"],
+    ["lists", "bert"],
+    ["compare", "recipe.py"],
+    ["benchmark", "recipe.py", "--policies", "float32", "--seconds", "0.1", "--steps", "1"],
+    ["summary", "recipe.py"],
+    ["doctor"],
+]
+
+
+@pytest.mark.parametrize("arguments", JSON, ids=" ".join)
+def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hmp.Policy(bf16={"linear"}).save("lists")
+    status = main([*arguments, "--json", "out.json"])
+    text = capsys.readouterr().out
+    assert text, "the text is printed too"
+    values = json.loads(Path("out.json").read_text())
+    assert next(iter(values.items())) == ("schema_version", 1)
+    assert main([*arguments, "--json", "-"]) == status
+    printed = json.loads(capsys.readouterr().out)
+    assert printed.keys() == values.keys()
+    assert main([*arguments, "--json", "none/out.json"]) == 2
+    assert "none/out.json: there is no such folder; make it first" in capsys.readouterr().err
+
+
+def test_every_json_that_is_written_says_its_version(tmp_path: Path) -> None:
+    model = torch.nn.Linear(2, 2)
+    with hmp.casts(), hmp.record() as report:
+        model(torch.ones(1, 2))
+    written = [
+        report.to_json(tmp_path / "report.json"),
+        report.to_trace(tmp_path / "trace.json"),
+        hmp.compare(model, torch.ones(1, 2)).to_json(tmp_path / "comparison.json"),
+        hmp.benchmark(lambda: None, ["float32"], rounds=1, steps=1).to_json(tmp_path / "benchmark.json"),
+    ]
+    tuned = hmp.tune(
+        model, [torch.ones(1, 2)], loss=lambda m, x: m(x).square().mean(), budget="3 evaluations", objective="memory", folder=tmp_path
+    )
+    for file in (*written, tmp_path / "tune.json"):
+        assert json.loads(file.read_text())["schema_version"] == 1, file
+    assert hmp.Report.load(written[0]).rows == report.rows
+    assert tuned.to_dict()["schema_version"] == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("name", ["compare", "benchmark", "summary"])
+@pytest.mark.parametrize("where", ["loss", "import"])
+def test_ctrl_c_is_a_line_and_nobodys_fault(name: str, where: str, recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = command(name, "recipe.py", cwd=recipe.parent, STOP=where)
+    assert (done.returncode, done.stderr) == (130, f"hmp {name}: interrupted\n")
+
+
+def test_ctrl_c_ends_the_demo_with_a_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("sklearn")
+    from hmp.cli.demo import show
+
+    def interrupted(**options: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(show, "demonstrate", interrupted)
+    assert main(["demo"]) == 130
+    assert capsys.readouterr().err == "hmp demo: interrupted\n"
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_compare_asks_for_the_extra_before_the_work(
+    package: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
+    monkeypatch.setattr(hmp, "compare", lambda *args, **options: pytest.fail("compared first"))
+    assert main(["compare", "recipe.py", "--html", "page.html"]) == 2
+    assert capsys.readouterr().err == f"hmp compare: --html needs {package}, not installed here: {to_install('report')}\n"
+
+
+def test_a_search_in_a_pipe_says_how_far_it_is(recipe: Path) -> None:
+    done = command("tune", "recipe.py", "--budget", "3 evaluations", "--objective", "memory", cwd=recipe.parent)
+    assert "hmp tune: float32 and the policies that there are\n" in done.stderr
+    assert "hmp tune: 1 of about " in done.stderr
+    assert not [line for line in done.stdout.splitlines() if " of about " in line]
+
+
+# -- doctor
+
+
+def test_doctor_says_what_there_is(tmp_path: Path) -> None:
+    (tmp_path / "hmp").mkdir()
+    (tmp_path / "hmp" / "__init__.py").write_text("")
+    found = json.loads(command("doctor", "--json", "-").stdout)
+    assert (found["hmp"], found["torch"], found["problems"]) == (hmp.__version__, torch.__version__, [])
+    assert found["folder"] == str(ROOT / "hmp")
+    low = torch.ones(4, 4, dtype=torch.bfloat16)
+    assert found["devices"]["cpu"]["kernels"]["bfloat16"] is ((low @ low).dtype is torch.bfloat16)
+    assert found["extras"]["tune"] == [name for name in ("scipy", "rich") if importlib.util.find_spec(name) is None]
+    assert found["converted"] is False
+    assert found["autocast"] == hmp.Policy.load("autocast").name
+    flags = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
+    assert ("avx2" in found["instructions"]) is (" avx2 " in flags)
+
+
+def test_doctor_finds_another_hmp_on_the_path(tmp_path: Path) -> None:
+    (tmp_path / "hmp").mkdir()
+    (tmp_path / "hmp" / "__init__.py").write_text("")
+    (tmp_path / "hmp-9.0.dist-info").mkdir()
+    (tmp_path / "hmp-9.0.dist-info" / "METADATA").write_text("Metadata-Version: 2.1\nName: hmp\nVersion: 9.0\n")
+    done = command("doctor", PYTHONPATH=os.pathsep.join([str(ROOT), str(tmp_path)]))
+    assert done.returncode == 1
+    assert f"problem: {tmp_path / 'hmp'}: another hmp, which an import may find in this one's place; take it away\n" in done.stdout
+    assert "problem: distribution hmp 9.0: another hmp" in done.stdout
+    assert done.stdout.endswith("2 problems\n")
+
+
+def test_doctor_works_without_torch() -> None:
+    code = "import sys; sys.modules['torch'] = None; from hmp.cli import main; sys.exit(main(['doctor']))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "problem: torch cannot be imported" in done.stdout
+
+
+def test_the_pre_commit_hook_runs_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import re
+
+    hook = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
+    (entry,) = re.findall(r"^  entry: hmp (.+)$", hook, re.MULTILINE)
+    (files,) = re.findall(r"^  files: (.+)$", hook, re.MULTILINE)
+    for name in ("bf16.txt", "my/fp32.txt", "lists/my_bf16_ops.txt", "promote.txt"):
+        assert re.search(files, name), name
+    for name in ("requirements.txt", "bf16.py", "notes.txt"):
+        assert not re.search(files, name), name
+    (tmp_path / "bf16.txt").write_text("liner\n")
+    assert main([*entry.split(), str(tmp_path / "bf16.txt")]) == 1
+    assert "did you mean 'linear'" in capsys.readouterr().out
+
+
+def test_the_fixture_records_and_pytest_starts_without_torch(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import sys\n\n"
+        "def test_first():\n    assert 'torch' not in sys.modules\n\n"
+        "def test_second(hmp_record):\n"
+        "    import hmp, torch\n"
+        "    with hmp.casts('habana'):\n        torch.softmax(torch.ones(2, 2).bfloat16() @ torch.ones(2, 2).bfloat16(), -1)\n"
+        "    hmp_record.assert_dtype('softmax', torch.float32)\n"
+        "    hmp_record.assert_dtype('matmul', torch.bfloat16)\n"
+    )
+    options = ["-q", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", str(tmp_path), "-p", "hmp.pytest_plugin"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(tmp_path)], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert "2 passed" in done.stdout, done.stdout
+    assert '[project.entry-points.pytest11]\nhmp = "hmp.pytest_plugin"\n' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")

@@ -1,0 +1,113 @@
+"""`hmp run`: options behind the script's name, HMP_POLICY, --html, --detect-nonfinite, and a run that casts nothing."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """\
+import sys, torch
+x = torch.full((2, 2), 300.0)
+print((x @ x).dtype, (x * x).dtype, sys.argv[1:])
+"""
+FLOAT32, HABANA = "torch.float32 torch.float32", "torch.bfloat16 torch.bfloat16"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    return subprocess.run([sys.executable, "-m", "hmp", "run", *arguments], cwd=folder, env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("option", ["--policy", "--policy=habana", "--report", "--detect-nonfinite", "--habana", "--html", "--bf16"])
+def test_an_option_of_hmps_behind_the_script_is_an_error_that_says_what_to_do(option: str, folder: Path) -> None:
+    done = run(folder, "train.py", "--epochs", "3", option, "habana")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        f"hmp run: {option} stands behind train.py, where arguments are the script's own, and hmp has an option of that name. Is it for "
+        f"hmp? Then write it before: hmp run {option} ... train.py. Is it the script's? Then say so with --: "
+        f"hmp run -- train.py {option} ...\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        (["--policy", "habana", "train.py", "--epochs", "3", "-m"], f"{HABANA} ['--epochs', '3', '-m']"),
+        (["--policy", "habana", "--", "train.py", "--policy", "ppo"], f"{HABANA} ['--policy', 'ppo']"),
+        (["--", "train.py", "--policy", "ppo"], f"{FLOAT32} ['--policy', 'ppo']"),
+        (["train.py", "--", "--policy", "ppo"], f"{FLOAT32} ['--', '--policy', 'ppo']"),
+        (["train.py", "--verbose", "-h"], f"{FLOAT32} ['--verbose', '-h']"),
+        (["-m", "train", "--polcy"], f"{FLOAT32} ['--polcy']"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_the_scripts_passes_through(arguments: list[str], seen: str, folder: Path) -> None:
+    done = run(folder, *arguments)
+    assert (done.returncode, done.stdout) == (0, f"{seen}\n"), done.stderr
+
+
+def test_verbose_behind_the_script_is_an_error_where_hmp_could_take_it(folder: Path) -> None:
+    done = run(folder, "--policy", "habana", "train.py", "--verbose")
+    assert done.returncode == 2
+    assert "--verbose stands behind train.py" in done.stderr
+
+
+def test_the_environment_names_a_policy_and_an_option_wins(folder: Path) -> None:
+    assert run(folder, "train.py", HMP_POLICY="habana").stdout.startswith(HABANA)
+    (folder / "mine.txt").write_text("mul\n")
+    assert run(folder, "--policy", "torch-cpu", "train.py", HMP_POLICY="habana").stdout.startswith("torch.bfloat16 torch.float32")
+    assert run(folder, "train.py", HMP_POLICY="").stdout.startswith(FLOAT32)
+    wrong = run(folder, "train.py", HMP_POLICY="habanna")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.startswith("hmp run: 'habanna' is no policy; did you mean 'habana'")
+    assert wrong.stderr.endswith("; the environment variable HMP_POLICY names it\n")
+
+
+def test_a_run_that_casts_nothing_says_so_and_one_that_does_says_nothing(folder: Path) -> None:
+    told = (
+        "hmp run: nothing was cast: no option asks for it, and train.py does not use hmp; "
+        "hmp run --policy autocast train.py runs it under torch.autocast's lists\n"
+    )
+    assert run(folder, "train.py").stderr == told
+    assert run(folder, "--policy", "habana", "train.py").stderr == ""
+    (folder / "own.py").write_text("import hmp\nhmp.convert()\n" + SCRIPT)
+    done = run(folder, "own.py")
+    assert (done.stdout, done.stderr) == (f"{HABANA} []\n", "")
+    (folder / "plain.py").write_text("print('no torch')\n")
+    assert run(folder, "plain.py").stderr == ""
+
+
+def test_html_writes_a_page_whatever_the_file_is_called(folder: Path) -> None:
+    pytest.importorskip("jinja2")
+    done = run(folder, "--policy", "habana", "--html", "page", "--report", "report.json", "train.py")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "page").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert '"schema_version": 1' in (folder / "report.json").read_text(encoding="utf-8")
+    assert (
+        run(folder, "--html", "none/page.html", "train.py").stderr
+        == "hmp run: --html none/page.html: there is no such folder; make it first\n"
+    )
+
+
+FLOAT16 = "import torch\nx = torch.full((2, 2), 300.0).half()\ny = x * x\nprint('went on')\ny = torch.exp(x)\n"
+
+
+def test_nonfinite_numbers_stop_the_script_or_are_logged(folder: Path) -> None:
+    (folder / "train.py").write_text(FLOAT16)
+    stopped = run(folder, "--detect-nonfinite", "train.py")
+    assert (stopped.returncode, stopped.stdout) == (1, "")
+    assert "NonFiniteError: `mul` made Inf out of finite inputs: train.py:3" in stopped.stderr.replace(f"{folder}{os.sep}", "")
+    logged = run(folder, "--detect-nonfinite=log", "train.py")
+    assert (logged.returncode, logged.stdout) == (0, "went on\n")
+    assert "`mul` made Inf" in logged.stderr and "`exp` made Inf" in logged.stderr

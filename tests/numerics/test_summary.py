@@ -1,0 +1,182 @@
+"""summary(): the dtype that each layer computes in and what it saves, beside hooks in plain torch under torch.autocast."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+
+import hmp
+from hmp.cli import main
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(16), nn.Linear(16, 32), nn.Linear(32, 16)
+        self.scale = nn.Parameter(torch.ones(16))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.down(F.gelu(self.up(self.norm(x)))) * self.scale
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv1d(3, 16, 3, padding=1)
+        self.seen = nn.BatchNorm1d(16)
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Sequential(nn.Dropout(0.5), nn.Linear(16, 4), nn.Softmax(-1))
+        self.unused = nn.Linear(2, 2, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.seen(self.embed(x)).transpose(1, 2)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x.mean(1))
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+X = torch.randn(8, 3, 10, generator=torch.Generator().manual_seed(1))
+
+
+class Plain:
+    """What hooks of plain torch see of a forward pass: by module its result's dtype and shape, and the bytes that it saves first."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.dtypes: dict[str, str] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.saved: Counter[str] = Counter()
+        self._running: list[str] = []
+        self._known = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
+        self._alive: list[torch.Tensor] = []
+        for path, module in model.named_modules():
+            module.register_forward_pre_hook(lambda module, args, path=path: self._running.append(path))
+            module.register_forward_hook(lambda module, args, out, path=path: self._left(path, out))
+
+    def _left(self, path: str, out: torch.Tensor) -> None:
+        assert self._running.pop() == path
+        self.dtypes[path], self.shapes[path] = str(out.dtype).removeprefix("torch."), tuple(out.shape)
+
+    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._known:
+            self._known.add(storage.data_ptr())
+            self._alive.append(tensor)
+            self.saved[self._running[-1]] += storage.nbytes()
+        return tensor
+
+
+def plainly(model: nn.Module, x: torch.Tensor) -> Plain:
+    found = Plain(model)
+    torch.manual_seed(3)
+    with torch.autocast("cpu", torch.bfloat16), saved_tensors_hooks(found.keep, lambda tensor: tensor):
+        model(x)
+    return found
+
+
+def test_layers_are_those_that_hooks_of_plain_torch_see_under_autocast(net: Net) -> None:
+    plain = plainly(copy.deepcopy(net), X)
+    torch.manual_seed(3)
+    found = hmp.summary(net, X)
+    assert [layer.path for layer in found.layers] == [path for path, _ in net.named_modules()]
+    for path, module in net.named_modules():
+        layer = found[path]
+        assert layer.kind == type(module).__name__
+        assert layer.parameters == sum(p.numel() for p in module._parameters.values() if p is not None)
+        assert layer.shapes == ((plain.shapes[path],) if path in plain.shapes else ())
+        assert layer.saved_bytes == plain.saved[path], path
+        if not list(module.children()) and path in plain.dtypes:
+            assert layer.computes == (plain.dtypes[path],), path
+    assert found["blocks.0.up"].computes == ("bfloat16",)
+    assert found["unused"].computes == () and found["unused"].saved_bytes == 0
+    assert found.parameters == sum(p.numel() for p in net.parameters())
+    assert found.saved_bytes == sum(plain.saved.values()) > 0
+
+
+def test_a_policy_changes_what_layers_compute_in(net: Net) -> None:
+    base = hmp.Policy(bf16={"linear"}, fp32={"softmax", "layer_norm"})
+    found = hmp.summary(net, X, base)
+    assert {path: found[path].computes for path in ("embed", "blocks.1.down", "blocks.1.norm", "head.2")} == {
+        "embed": ("float32",),
+        "blocks.1.down": ("bfloat16",),
+        "blocks.1.norm": ("float32",),
+        "head.2": ("float32",),
+    }
+    scoped = hmp.Policy(bf16={"linear @ head.*"})
+    found = hmp.summary(net, X, scoped)
+    assert (found["head.1"].computes, found["blocks.0.up"].computes) == (("bfloat16",), ("float32",))
+    with hmp.casts(base):
+        assert hmp.summary(net, X).layers == hmp.summary(net, X, base).layers
+    assert hmp.summary(hmp.apply(copy.deepcopy(net), base), X)["blocks.1.down"].computes == ("bfloat16",)
+
+
+def test_model_and_random_state_are_as_before(net: Net) -> None:
+    before, drawn = copy.deepcopy(net.state_dict()), torch.get_rng_state()
+    hmp.summary(net, X)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not any(module._forward_hooks for module in net.modules())
+    assert all(p.grad is None for p in net.parameters())
+
+
+def test_batches_are_passed_as_compare_passes_them() -> None:
+    class Two(nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            return a @ b
+
+    a = torch.ones(2, 2)
+    for batch in ((a, a), [a, a], {"a": a, "b": a}):
+        assert hmp.summary(Two(), batch)[""].computes == ("bfloat16",)
+
+
+def test_without_a_batch_there_are_parameters_alone(net: Net) -> None:
+    found = hmp.summary(net)
+    assert found.saved_bytes == 0 and not any(layer.computes for layer in found.layers)
+    assert "without a batch" in str(found)
+
+
+def test_the_table(net: Net) -> None:
+    lines = str(hmp.summary(net.blocks[0], torch.randn(2, 5, 16), hmp.Policy("mine", bf16={"linear"}))).splitlines()
+    assert lines[0] == "hmp summary, under policy 'mine'"
+    heading, _, *rows = [line.split() for line in lines[2:]]
+    assert heading == ["layer", "output", "parameters", "computes", "in", "saves"]
+    assert rows[0][:5] == ["Block", "[2,", "5,", "16]", "16"]
+    assert rows[2][:7] == ["up", "(Linear)", "[2,", "5,", "32]", "544", "bfloat16"]
+    assert lines[-1].startswith("1,120 parameters; ") and lines[-1].endswith("saved for backward")
+
+
+@pytest.mark.parametrize(("given", "message"), [(torch.relu, "builtin_function_or_method is no module"), (None, "NoneType is no module")])
+def test_what_is_no_module_is_an_error(given: object, message: str) -> None:
+    with pytest.raises(hmp.HmpError, match=message):
+        hmp.summary(given, X)  # type: ignore[arg-type]
+
+
+def test_the_command_prints_the_layers_of_a_recipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.path", [*__import__("sys").path])
+    (tmp_path / "recipe.py").write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Softmax(-1))\n"
+        "def batches(): return [(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))]\n"
+        "def loss(model, batch): return torch.nn.CrossEntropyLoss()(model(batch[0]), batch[1])\n"
+    )
+    assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habana"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if "(" in line]
+    assert [line[1] for line in lines] == ["(Linear)", "(Softmax)"]
+    assert "bfloat16" in lines[0] and "float32" in lines[1]
+    assert main(["summary", "none.py"]) == 2
+    assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habanna"]) == 2
+    assert "did you mean 'habana'" in capsys.readouterr().err
