@@ -15,12 +15,12 @@ from .report.record import record
 from .report.report import Report
 from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
 from .tune import tune
+from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .numerics.compare import compare
     from .numerics.nonfinite import detect_nonfinite
 
-__version__ = "0.1.0"
 __all__ = [
     "Handle",
     "HmpError",

@@ -2,6 +2,7 @@
 
 from . import html
 from .as_json import json_values
+from .provenance import provenance
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
@@ -13,6 +14,7 @@ __all__ = [
     "duration",
     "html",
     "json_values",
+    "provenance",
     "share",
     "size",
     "typeset_duration",

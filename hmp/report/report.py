@@ -81,8 +81,11 @@ class Report:
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up."""
-        return {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up; where hmp recorded it,
+        "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
+        told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        model = self._about.get("model") if self._recorder is None else self._recorder.models
+        return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
     @property
     def notes(self) -> list[str]:
@@ -118,7 +121,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
             self._rows = tuple(recorder.rows())
-            self._about |= {**told, "seconds": seconds}
+            self._about |= {**told, "seconds": seconds, "model": recorder.models}
             self._recorder = None
 
     # --- checks ---
@@ -185,6 +188,7 @@ class Report:
         return {
             "hmp_report": FORMAT,
             **self._about,
+            **self.about,
             **about,
             "notes": self.notes,
             "rows": [asdict(row) for row in self.rows],
