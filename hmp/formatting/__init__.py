@@ -2,7 +2,7 @@
 
 from . import html
 from .as_json import json_values
-from .provenance import provenance
+from .origin import provenance
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 

@@ -105,13 +105,14 @@ def _said_worse(trial: Trial, result: TuneResult) -> str:
 def _verdict(result: TuneResult, low: str) -> str:
     """What came of the search, in a sentence."""
     best, cost = result.best, _cost(result.best, result)
-    what = _COSTS[result.objective]
+    takes = {"time": "A step takes {:.2f} of float32's time", "memory": "A step keeps {:.2f} of float32's bytes for backward"}
     if best is result.trials[0] or best.low == () or cost is None or cost >= 1:
-        return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance made the {what} smaller."
+        saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
+        return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance {saved}."
     found = [f"loss {_compared(best.loss_change)}"]
     found += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
-    return f"{what.capitalize()}: {cost:.2f} of float32's{units}; {' and '.join(found)}, within the tolerance."
+    return f"{takes[result.objective].format(cost)}{units}; {' and '.join(found)}, within the tolerance."
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
