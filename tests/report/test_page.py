@@ -6,6 +6,8 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
+from datetime import datetime
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +18,7 @@ import hmp
 import page_kit
 import tune_result_kit
 from hmp.numerics.page import comparison_page
-from hmp.report.page import advice, charts, model, report_page
+from hmp.report.page import advice, model, report_page, trade_off
 from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
 from hmp.tune.result import result_of
@@ -253,7 +255,7 @@ def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
     assert "Try linear on the FP32 list" in text
     assert "native_odd" not in text  # no list may hold it
     assert "mul forward bf16 net.<script>alert(1)</script> 0.002 0.03 15" in text  # where the error grows
-    assert html.count("<svg") == 2  # forward, and backward
+    assert html.count('class="chart wide"') == html.count('class="chart narrow"') == 2  # forward, and backward
     assert "accumulated" in text and "half a bfloat16 ulp" in text and "mul in net.<script>" in text
     unordered = {**values, "rows": [{name: value for name, value in row.items() if name != "order"} for row in values["rows"]]}
     assert "The order of the calls is not known." in said(comparison_page(unordered))
@@ -264,13 +266,13 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
     result = tune_result_kit.result()
     html = result.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
     text = said(html)
-    assert f"policy tuned {result.policy.fingerprint} bf16 loss within 1.00% of float32's; cpu, torch 2.13.0, seed 0" in text
-    assert "time of a step 0.62 of float32's 33.1 ms kept for backward 0.71 5.0 MiB of 7.0 MiB loss +0.10% 2.002, float32 2" in text
-    assert "metric -0.11% 0.909, float32 0.91 cosine of the gradients 0.9991" in text
+    assert f"policy tuned {result.policy.fingerprint} bf16 loss within 1.00% of float32's; seed 0" in text
+    assert "time of a step 0.62 of float32's 33.1 ms kept for backward 0.71 5.0 MiB of 7.0 MiB loss 0.10% worse 2.002, float32 2" in text
+    assert "metric 0.11% worse 0.909, float32 0.91 cosine of the gradients 0.9991" in text
     assert "units in the low dtype 2 of 9 measured Chosen: 2 of 4 units, the fastest of 6 trials that is within the tolerance." in text
     assert 'hmp.convert(policy="tuned") # or hmp run --policy tuned script.py' in text
     assert "Not drawn, for they are not finite or far beyond: habana." in text
-    assert html.count("<svg") == 2
+    assert html.count('class="chart wide"') == html.count('class="chart narrow"') == 2
     for words in ("within the tolerance", "beyond it", "chosen", "1.00% allowed", "autocast", "float32", "time of a step, float32 = 1"):
         assert f">{words}</text>" in html  # in the figure
     assert "bf16.txt line why linear gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls" in text
@@ -288,10 +290,10 @@ def test_a_search_for_little_memory_is_shown_by_bytes() -> None:
 
 
 def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
-    dots, crosses = [charts.Point(1.0, 0.0, True)], [charts.Point(1.0, 0.0, False)]
-    forms = [re.findall(r'<path id="trade-[^"]*" d="([^"]*)"', charts.trade_off(points, "x", "y", 0.01)) for points in (dots, crosses)]
+    dots, crosses = [trade_off.Point(1.0, 0.0, True)], [trade_off.Point(1.0, 0.0, False)]
+    forms = [re.findall(r'<path id="trade-[^"]*" d="([^"]*)"', trade_off.trade_off(points, "x", "y", 0.01)) for points in (dots, crosses)]
     assert not set(forms[0]) >= set(forms[1])
-    assert "rest" not in charts.trade_off([*dots, *crosses], "cost", "worse", None)
+    assert "rest" not in trade_off.trade_off([*dots, *crosses], "cost", "worse", None)
 
 
 def test_fragments_read_in_a_notebook() -> None:
@@ -315,3 +317,98 @@ def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=Path(hmp.__file__).parent.parent, capture_output=True, text=True)
     said = [f"a report's page needs {name}: pip install 'hmp-torch[report]'" for name in ("jinja2", "matplotlib")]
     assert done.stdout.splitlines() == said, done.stderr
+
+
+def verdict(html: str) -> str:
+    found = re.search(r'<p id="verdict">(.*?)</p>\n<p class="made soft">', html, re.DOTALL)
+    assert found is not None
+    return said(f"<p>{found[1]}</p>")
+
+
+def test_a_report_says_first_what_was_seen() -> None:
+    # in bfloat16: linear 4, mul 2, layer_norm 2, max_pool2d 3, view 2; 130 ms of 681 ms are casts
+    assert verdict(report_page(page_kit.report())) == (
+        "13 of 24 calls computed in bfloat16; casts took 19 % of the time in ops and casts; 7 changes to the lists are worth a try."
+    )
+    assert verdict(report_page(hmp.Report())) == "No policy decided any of 0 calls: all ran as torch has them."
+    (alone,) = (row for row in page_kit.ROWS if row.op == "max_pool2d")
+    assert verdict(report_page(page_kit.report((alone,)))) == "No policy decided any of 3 calls: all ran as torch has them."
+
+
+def test_a_comparison_says_first_how_far_it_is_from_float32() -> None:
+    values = page_kit.comparison()
+    assert verdict(comparison_page(values | {"gradient": 0.0061})) == (
+        "Under mine the output is 4 %, the loss is 0.001 % and the gradient is 0.61 % away from float32's; "
+        "mul makes 70 % of the rounding error."
+    )
+    assert verdict(comparison_page(values)).startswith("Under mine the gradient cannot be compared with float32's: NaN, Inf, or")
+    only = {"policy": "mine", "output": 0.0, "loss": None, "gradient": None, "rows": [], "advice": []}
+    assert verdict(comparison_page(only)) == "Under mine the output is 0 % away from float32's; no op in bfloat16 stands out."
+    assert verdict(comparison_page({})) == "Nothing of the whole was compared."
+
+
+def test_a_search_says_first_what_it_gained_and_what_it_cost() -> None:
+    result = tune_result_kit.result()
+    assert verdict(tuning_page(result)) == (
+        "A step takes 0.62 of float32's time, with 2 of 9 units in bfloat16; loss 0.10% worse and metric 0.11% worse, within the tolerance."
+    )
+    small = verdict(tuning_page(tune_result_kit.result(objective="memory")))
+    assert small.startswith("A step keeps 0.71 of float32's bytes for backward, with 2 of 9 units in bfloat16;")
+    assert verdict(tuning_page(tune_result_kit.result(best=result.trials[0]))) == (
+        "Stay in float32: of 6 trials none within the tolerance was faster."
+    )
+
+
+def test_worse_is_worse_for_a_loss_and_for_a_metric() -> None:
+    result = tune_result_kit.result()
+    better = replace(result.best, loss=1.98, loss_change=-0.01, metric=0.92, metric_change=-0.011)
+    trials = tuple(better if trial is result.best else trial for trial in result.trials)
+    text = said(tuning_page(replace(result, best=better, trials=trials)))
+    assert "loss 1.00% better 1.98, float32 2" in text
+    assert "metric 1.10% better 0.92, float32 0.91" in text
+
+
+def test_pages_say_of_which_model_when_and_with_what_versions(tmp_path: Path) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
+    x = torch.ones(2, 4)
+    today = f"{datetime.now():%Y-%m-%d}"
+    with hmp.casts("habana"), hmp.record() as report:
+        torch.nn.MSELoss()(net(x), torch.zeros(2, 8))  # a loss has no parameters: it is no model
+    comparison = hmp.compare(net, x, "habana", loss=lambda output: output.float().sum())
+    tuned = hmp.tune(net, [x], loss=lambda model, batch: model(batch).float().square().mean(), budget="3 evaluations")
+    kept = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    for page in (report_page(kept), comparison_page(comparison.to_dict()), tuning_page(result_of(tuned.to_dict()))):
+        found = re.search(r'<p class="made soft">(.*?)</p>', page)
+        assert found is not None
+        model_, date, version, of_torch, device, *_ = re.findall(r"<span>(.*?)</span>", found[1])
+        assert (model_, version, of_torch, device) == ("model Sequential", f"hmp {hmp.__version__}", f"torch {torch.__version__}", "cpu")
+        assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d", date) and date[:10] >= today
+
+
+def test_advice_that_is_about_no_time_names_no_share_of_it() -> None:
+    lacking = page_kit.row("cdist", "bf16", ("bfloat16", "float32", "bfloat16"), "net.head", 16, no_kernel=2, op_seconds=0.5)
+    found = advice.advices(page_kit.report((lacking,), never_called=[]))
+    assert [(item.title, item.stake) for item in found.items] == [("Take cdist off the BF16 list", "")]
+    text = said(report_page(page_kit.report((lacking,), never_called=[])))
+    change = text[text.index("What to change in your lists") : text.index("The rules by which")]
+    assert "Take cdist off" in change and "At stake" not in change and "0 %" not in change
+
+
+def test_an_op_that_computes_in_float32_is_not_advised_for_the_fp32_list() -> None:
+    row = {
+        "op": "add",
+        "aten": "add",
+        "module": "net.0",
+        "dtype": "float32",
+        "listed": "promote",
+        "isolated": 1e-7,
+        "share": 1.0,
+        "order": 0,
+    }
+    values = {"policy": "mine", "advice": [{"op": "add", "share": 1.0}], "rows": [row]}
+    assert "No op in low precision stands out." in said(comparison_page(values))
+    low = values | {"rows": [row | {"dtype": "bfloat16"}]}
+    assert "Try add on the FP32 list" in said(comparison_page(low))
+    net = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    only = hmp.Policy("only", bf16={"softmax"})  # nothing of the model is on it: all of it computes in float32
+    assert hmp.compare(net, torch.rand(3, 4), only, loss=torch.sum).advice == ()
