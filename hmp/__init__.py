@@ -6,6 +6,8 @@ import sys
 import types
 from typing import TYPE_CHECKING, Any
 
+from .version import __version__ as __version__
+
 if TYPE_CHECKING:
     from .benchmark import benchmark
     from .caches import cache_info, clear_cache, set_cache_limit
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
     from .tune import tune
 
-__version__ = "0.1.0"
 __all__ = [
     "Handle",
     "HmpError",

@@ -2,6 +2,7 @@
 
 from . import html
 from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
+from .origin import provenance
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
@@ -15,6 +16,7 @@ __all__ = [
     "html",
     "json_text",
     "json_values",
+    "provenance",
     "share",
     "size",
     "typeset_duration",

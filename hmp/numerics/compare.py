@@ -14,7 +14,7 @@ from ..caches import clear_cache
 from ..casting import each_tensor
 from ..context import disable_casts, here
 from ..errors import HmpError
-from ..formatting import dtype_name
+from ..formatting import dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy
 from ..session import casts, given_to
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
@@ -77,7 +77,15 @@ def compare(
         loss_source=source,
         advice=_advice(rows),
         notes=notes,
+        model=model._get_name(),
+        device=_device(model),
+        **provenance(),
     )
+
+
+def _device(model: torch.nn.Module) -> str:
+    """Where the model's first parameter or buffer is."""
+    return next((tensor.device.type for tensor in (*model.parameters(), *model.buffers())), "cpu")
 
 
 def _check(model: Any) -> None:
@@ -147,8 +155,9 @@ def _recorder(statistics: Statistics) -> Seen:
 
 def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     shares: dict[str, float] = {}
+    low = {row.op for row in rows if row.dtype != "float32" or row.listed == "bf16"}  # the others compute in float32 already
     for row in rows:
-        if row.listed != "fp32" and row.share > 0:
+        if row.listed != "fp32" and row.op in low and row.share > 0:
             shares[row.op] = shares.get(row.op, 0.0) + row.share
     worth = {op: share for op, share in shares.items() if share >= LEAST_SHARE}
     return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))

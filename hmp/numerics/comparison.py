@@ -62,7 +62,8 @@ class Comparison:
     errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
     independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
-    share first, those with half a percent or more: what to put on the FP32 list first.
+    share first, those with half a percent or more: what to put on the FP32 list first. `model` is the model's class, `date` when it was
+    compared, `hmp` and `torch` are versions.
     """
 
     policy: str
@@ -74,6 +75,11 @@ class Comparison:
     loss_source: str
     advice: tuple[tuple[str, float], ...] = ()
     notes: tuple[str, ...] = field(default=())
+    model: str = ""
+    device: str = ""
+    date: str = ""
+    hmp: str = ""
+    torch: str = ""
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -88,6 +94,7 @@ class Comparison:
         return {
             "schema_version": SCHEMA_VERSION,
             **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
+            **{name: getattr(self, name) for name in ("model", "device", "date", "hmp", "torch")},
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],

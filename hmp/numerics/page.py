@@ -7,6 +7,7 @@
     loss_value, loss_source   the loss, and what it was
     advice       [{"op": ..., "share": ...}]: what to put on the FP32 list first
     notes        sentences that a reader must know
+    model, device, date, hmp, torch    the model's class, where and when it was compared, and the versions
     rows         one for each op, or each ATen op of one, in one module and direction:
         op, aten      the op as lists spell it, and the ATen op that was seen
         direction     "forward" or "backward"
@@ -30,6 +31,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..formatting import share
 from ..report.page import charts, model, render
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
@@ -58,6 +60,8 @@ def comparison_page(values: Mapping[str, Any]) -> str:
     return render(
         "comparison.html.j2",
         title=f"{policy['name']} against float32" if policy.get("name") else "hmp comparison",
+        verdict=_verdict(values, policy.get("name") or "the policy", low, rows),
+        made={name: values.get(name) for name in ("model", "device", "date", "hmp", "torch")},
         policy=policy,
         ends=[(name, _number(values.get(name))) for name in ("output", "loss", "gradient")],
         loss_value=_number(values.get("loss_value")),
@@ -90,22 +94,49 @@ def _figure(rows: Sequence[Mapping[str, Any]], low: str, direction: str) -> str:
     # beyond 1 an error says that nothing is left of the value
     accumulated = [(at, min(row["accumulated"], 1.0)) for at, row in enumerate(rows, 1) if row["accumulated"]]
     if accumulated:
-        lines.append(charts.Line("accumulated", "--casts", accumulated, 2.0))
+        titles = [f"{_named(row)}: {row['accumulated']:.2g} accumulated" for row in rows if row["accumulated"]]
+        lines.append(charts.Line("accumulated", "--casts", accumulated, 2.0, titles))
         lines.append(charts.Line("its median", "--casts", _median(accumulated), 0.0))
     for dtype in sorted({row["dtype"] for row in rows}):
         own = [(at, min(row["isolated"], 1.0)) for at, row in enumerate(rows, 1) if row["isolated"] and row["dtype"] == dtype]
         if own:
-            lines.append(charts.Line(f"the op's own, in {dtype or 'another dtype'}", charts.variable(dtype), own, 4.0))
+            titles = [f"{_named(row)}: {row['isolated']:.2g} by itself" for row in rows if row["isolated"] and row["dtype"] == dtype]
+            name = f"the op's own, {dtype or 'another'} result" + ("" if dtype else " dtype")
+            lines.append(charts.Line(name, charts.variable(dtype), own, 4.0, titles))
     if not lines:
         return ""
     worst = max(range(len(rows)), key=lambda at: _or_zero(rows[at]["isolated"]))
     own_error = min(_or_zero(rows[worst]["isolated"]), 1.0)
-    named = (
-        (worst + 1, own_error, f"{rows[worst]['op']} in {rows[worst]['module'] or 'no module'}")
-        if own_error > 2 * HALF_ULP.get(low, 0)
-        else None
-    )
+    named = (worst + 1, own_error, _named(rows[worst])) if own_error > 2 * HALF_ULP.get(low, 0) else None
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
+
+
+def _named(row: Mapping[str, Any]) -> str:
+    return f"{row['op']} in {row['module'] or 'no module'}"
+
+
+def _verdict(values: Mapping[str, Any], policy: str, low: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    """How far the whole is from float32, and which op rounds most, in a sentence."""
+    known = [(name, value) for name in ("output", "loss", "gradient") if (value := _number(values.get(name))) is not None]
+    broken = [name for name, value in known if not math.isfinite(value)]
+    if not known:
+        return "Nothing of the whole was compared."
+    if broken:
+        first = f"Under {policy} the {_and(broken)} cannot be compared with float32's: NaN, Inf, or a float32 value of zero"
+    else:
+        first = f"Under {policy} {_and([f'the {name} is {_percent(value)}' for name, value in known])} away from float32's"
+    worst = next(iter(_advices(values.get("advice") or (), rows)), None)
+    if worst is None:
+        return f"{first}; no op in {low} stands out."
+    return f"{first}; {worst['op']} makes {share(worst['share'], 1)} of the rounding error."
+
+
+def _and(names: Sequence[str]) -> str:
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def _percent(value: float) -> str:
+    return "0 %" if value == 0 else f"{100 * value:.2g} %" if 1e-6 <= value < 1 else "under 0.0001 %" if value < 1 else "100 % or more"
 
 
 def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
@@ -117,14 +148,16 @@ def _advices(advice: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
     """The ops that are worth a try on the FP32 list, with the lines to change, and where they err most."""
     found = []
     for each in advice:
-        op, share = each["op"], _or_zero(_number(each["share"]))
-        if share < LEAST_SHARE or not model.can_be_listed(op):
+        op, part = each["op"], _or_zero(_number(each["share"]))
+        if part < LEAST_SHARE or not model.can_be_listed(op):
             continue
         own = [row for row in rows if row["op"] == op]
+        if own and all(row["dtype"] == "float32" and row["listed"] != "bf16" for row in own):
+            continue  # it computes in float32 already
         listed = sorted({row["listed"] for row in own if row["listed"] in ("bf16", "promote")})
         worst = max(own, key=lambda row: _or_zero(row["isolated"]), default=None)
         changes = [("-", f"{cast}.txt") for cast in listed] + [("+", "fp32.txt")]
-        found.append({"op": op, "share": share, "changes": changes, "worst": worst, "modules": model.in_short(r["module"] for r in own)})
+        found.append({"op": op, "share": part, "changes": changes, "worst": worst, "modules": model.in_short(r["module"] for r in own)})
     return found[:_TOP]
 
 

@@ -65,6 +65,11 @@ class Recorder:
         self._names: dict[Any, str] = {}
         self._wait = _waiting() if synchronize else None
 
+    @property
+    def models(self) -> str:
+        """The models that were called, by their classes."""
+        return ", ".join(self.modules.models)
+
     # --- what hmp tells ---
 
     def casting(self, caster: Caster) -> Caster:

@@ -83,8 +83,11 @@ class Report:
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up."""
-        return {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up; where hmp recorded it,
+        "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
+        told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        model = self._about.get("model") if self._recorder is None else self._recorder.models
+        return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
     @property
     def notes(self) -> list[str]:
@@ -120,7 +123,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
             self._rows = tuple(recorder.rows())
-            self._about |= {**told, "seconds": seconds}
+            self._about |= {**told, "seconds": seconds, "model": recorder.models}
             self._slices, self._recorder = recorder.slices, None
 
     # --- checks ---
@@ -188,6 +191,7 @@ class Report:
             "schema_version": SCHEMA_VERSION,
             "hmp_report": FORMAT,
             **self._about,
+            **self.about,
             **about,
             "notes": self.notes,
             "rows": [asdict(row) for row in self.rows],

@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..formatting import dtype_name, size, typeset_duration
+from ..formatting import count, dtype_name, size, typeset_duration
 from ..lists import CASTS
-from ..report.page import charts, render
+from ..report.page import charts, render, trade_off
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
 from .trial import Trial, Unit
@@ -22,6 +22,7 @@ _ENDS = {
     "budget": "The budget was spent; a larger one goes on from here.",
     "interrupted": "It was interrupted; the same call goes on from here.",
 }
+_COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0
 
@@ -34,6 +35,8 @@ def tuning_page(result: TuneResult) -> str:
     return render(
         "tuning.html.j2",
         title="hmp tune",
+        verdict=_verdict(result, low),
+        made=vars(result),
         result=result,
         low=low,
         cards=_cards(result),
@@ -75,14 +78,41 @@ def _curve(result: TuneResult) -> tuple[str, list[str]]:
             left_out.append(trial.name)
             continue
         name = trial.name if trial.name in named else ""
-        points.append(charts.Point(cost, worse, trial.fits, name, trial.name == result.best.name))
+        title = f"{trial.name}: {cost:.2f} of float32's {_COSTS[result.objective]}, {_said_worse(trial, result)}"
+        points.append(trade_off.Point(cost, worse, trial.fits, name, trial.name == result.best.name, title))
     is_metric = result.tolerance.metric is not None
     allowed = result.tolerance.metric if is_metric else result.tolerance.loss
-    cost_name = {"time": "time of a step, float32 = 1", "memory": "bytes kept for backward, float32 = 1"}[result.objective]
+    cost_name = f"{_COSTS[result.objective]}, float32 = 1"
     worse_name = "metric worse than float32's" if is_metric else "loss away from float32's"
     if not points:
         return "", left_out
-    return charts.trade_off(points, cost_name, worse_name, allowed), left_out
+    return trade_off.trade_off(points, cost_name, worse_name, allowed), left_out
+
+
+def _compared(change: float | None) -> str:
+    """A change for the worse in words: a loss and a metric have their better sides at opposite ends."""
+    if change is None or not math.isfinite(change):
+        return percent(change)
+    return "as float32" if not change else f"{percent(abs(change)).lstrip('+')} {'worse' if change > 0 else 'better'}"
+
+
+def _said_worse(trial: Trial, result: TuneResult) -> str:
+    """What was bounded, in words."""
+    is_metric = result.tolerance.metric is not None
+    return f"metric {_compared(trial.metric_change)}" if is_metric else f"loss {_compared(trial.loss_change)}"
+
+
+def _verdict(result: TuneResult, low: str) -> str:
+    """What came of the search, in a sentence."""
+    best, cost = result.best, _cost(result.best, result)
+    takes = {"time": "A step takes {:.2f} of float32's time", "memory": "A step keeps {:.2f} of float32's bytes for backward"}
+    if best is result.trials[0] or best.low == () or cost is None or cost >= 1:
+        saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
+        return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance {saved}."
+    found = [f"loss {_compared(best.loss_change)}"]
+    found += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
+    units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
+    return f"{takes[result.objective].format(cost)}{units}; {' and '.join(found)}, within the tolerance."
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
@@ -96,10 +126,10 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
             f"{best.saved_bytes / base.saved_bytes:.2f}" if base.saved_bytes else "-",
             f"{size(best.saved_bytes)} of {size(base.saved_bytes)}",
         ),
-        ("loss", percent(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
+        ("loss", _compared(best.loss_change), f"{best.loss:.5g}, float32 {base.loss:.5g}"),
     ]
     if best.metric is not None and best.metric_change is not None and base.metric is not None:
-        found.append(("metric", percent(-best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
+        found.append(("metric", _compared(best.metric_change), f"{best.metric:.5g}, float32 {base.metric:.5g}"))
     if best.gradient_cosine is not None:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
     if best.low is not None:
@@ -174,6 +204,7 @@ def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
         "change_value": trial.loss_change if math.isfinite(trial.loss_change) else 1e300,
         "metric": trial.metric,
         "metric_change": percent(trial.metric_change),
+        "metric_change_value": 1e300 if trial.metric_change is None else trial.metric_change,
         "cosine": trial.gradient_cosine,
         "seconds": trial.seconds if math.isfinite(trial.seconds) else None,
         "ratio": trial.ratio,

@@ -103,6 +103,9 @@ class LossAsModel(torch.nn.Module):
         self.model = model
         self._loss = loss
 
+    def _get_name(self) -> str:
+        return self.model._get_name()  # what pages call it
+
     def forward(self, batch: Any) -> Any:
         """The loss of the batch."""
         return self._loss(self.model, batch)

@@ -22,7 +22,8 @@ class TuneResult:
     `policy` belongs to `best`, the cheapest trial within the tolerance. `trials` are in the order in which they ran, float32 first.
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
     float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
-    that may not go on from each other's tune.json, part by part.
+    that may not go on from each other's tune.json, part by part. `model` is the model's class, `date` when it ended, `hmp` and `torch` are
+    versions.
     """
 
     policy: Policy
@@ -43,6 +44,9 @@ class TuneResult:
     notes: tuple[str, ...] = ()
     folder: str | None = None
     key: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+    date: str = ""
+    hmp: str = ""
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:

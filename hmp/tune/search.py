@@ -13,6 +13,7 @@ import torch
 from ..benchmark.variants import in_force
 from ..casting import each_tensor
 from ..errors import HmpError, NonFiniteError
+from ..formatting import provenance
 from ..lists import CASTS, Policy, as_policy, scopes
 from ..numerics.nonfinite import detect_nonfinite
 from . import files, identity
@@ -347,10 +348,11 @@ class Search:
             predicted=predicted,
             left=self._model.cost(low) - predicted,
             device=str(self._task.device),
-            torch=torch.__version__,
             notes=tuple(self._notes),
             folder=None if self._folder is None else str(self._folder),
             key=self._key,
+            model=self._task.model._get_name(),
+            **provenance(),
         )
 
 

@@ -26,7 +26,7 @@ def squares(output: torch.Tensor) -> torch.Tensor:
 def test_dropout_is_the_same_in_all_runs_and_the_next_time():
     model, x = net(), torch.randn(6, 8)
     first, again = (hmp.compare(model, x, "habana", loss=squares) for _ in range(2))
-    assert first.to_dict() == again.to_dict()
+    assert first.to_dict() | {"date": ""} == again.to_dict() | {"date": ""}
     assert first.output < 0.02  # with other masks it would be around one
     dropped = [r for r in first.rows if r.op == "dropout"]
     assert dropped and all(r.accumulated < 0.02 for r in dropped)

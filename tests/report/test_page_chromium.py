@@ -18,6 +18,7 @@ from hmp.numerics.page import comparison_page
 OPTIONS = """--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking
 --disable-component-update --disable-sync --disable-dev-shm-usage --hide-scrollbars --window-size=1280,800""".split()
 WIDTH, HEIGHT = 1280, 800
+NAMES = ["report", "comparison", "tuning"]
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,8 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     comparison = folder / "comparison.html"
     comparison.write_text(comparison_page(page_kit.comparison()), encoding="utf-8")
     tuning = tune_result_kit.crowded().to_html(folder / "tuning.html")
-    return {"report": report, "comparison": comparison, "tuning": tuning}
+    small = tune_result_kit.result().to_html(folder / "small.html")
+    return {"report": report, "comparison": comparison, "tuning": tuning, "small tuning": small}
 
 
 def opened(browser: Any, page: Path, theme: str = "light", media: str = "screen") -> Any:
@@ -74,7 +76,7 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-@pytest.mark.parametrize("name", ["report", "comparison", "tuning"])
+@pytest.mark.parametrize("name", NAMES)
 def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     shots = []
     for theme, colour in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(20, 23, 28)")):
@@ -89,6 +91,108 @@ def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: d
         assert browser.execute_script(CUT_OFF) == []
     light, dark = (shot.read_bytes() for shot in shots)
     assert min(len(light), len(dark)) > 20_000 and light != dark
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 720, 721, WIDTH])
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_of_a_page_is_cut_or_wider_than_the_window(browser: Any, pages: dict[str, Path], name: str, width: int, theme: str) -> None:
+    opened(browser, pages[name], theme)
+    sized(browser, width, HEIGHT)
+    assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert browser.execute_script("return document.querySelector('.top').offsetHeight") <= HEIGHT / 8
+    assert browser.execute_script(OVERLAPPING) == []
+    assert browser.execute_script(LEAVES_ITS_BOX, width) == []
+    assert browser.execute_script(TORN_NAMES) == []
+    shown = {each.get_attribute("class") for each in browser.find_elements("css selector", "svg.chart") if each.is_displayed()}
+    assert shown == {"chart narrow" if width <= 720 else "chart wide"}
+
+
+# What is cut by the window or sticks out of the box that it stands in; in a .scroll one may scroll.
+LEAVES_ITS_BOX = """
+const found = [], width = arguments[0];
+const whole = "#theme, h1, #verdict, .made span, .cards > div, .advice li, .copied, .copy, svg.chart" + (width <= 720 ? ", .line" : "");
+for (const each of document.querySelectorAll(whole)) {
+  const box = each.getBoundingClientRect();
+  if (box.width && (box.left < 0 || box.right > width + 0.5)) found.push(`${each.className} is cut: ${each.textContent.slice(0, 40)}`);
+}
+for (const each of document.querySelectorAll(".copy, .cards dd, .advice p, .advice .change")) {
+  const box = each.getBoundingClientRect(), its = each.closest(".copied, .cards > div, .advice li").getBoundingClientRect();
+  if (box.width && (box.left < its.left || box.right > its.right || box.top < its.top || box.bottom > its.bottom))
+    found.push(`${each.className} leaves its box: ${each.textContent.slice(0, 40)}`);
+}
+return found;
+"""
+# Names of modules that are broken into more lines than their length calls for.
+TORN_NAMES = """
+return [...document.querySelectorAll("td.module")].filter((each) => {
+  const text = document.createRange();
+  text.selectNodeContents(each);
+  const lines = new Set([...text.getClientRects()].map((box) => Math.round(box.top / 8))).size;
+  return lines > 1 + each.textContent.length / 10;
+}).map((each) => each.textContent.slice(0, 60));
+"""
+# Each name in the trade-off, with the mark that is nearest to it, how many times as far the next one is, and the mark that its line
+# leads to, if it has one; marks are told apart by their titles.
+NAMED_MARKS = """
+const chart = [...document.querySelectorAll("#curve svg.chart")].find((each) => each.getBoundingClientRect().width);
+const marks = [...chart.querySelectorAll("use > title")].map((title) => {
+  const box = title.parentElement.getBoundingClientRect();
+  return [title.textContent.split(": ")[0], (box.left + box.right) / 2, (box.top + box.bottom) / 2];
+});
+const away = (box, x, y) => Math.hypot(Math.max(box.left - x, x - box.right, 0), Math.max(box.top - y, y - box.bottom, 0));
+const nearest = (distance) => marks.map((mark) => [distance(mark), mark[0]]).sort((a, b) => a[0] - b[0]);
+return [...chart.querySelectorAll("[id*='-name-']")].map((name) => {
+  const box = name.querySelector("text").getBoundingClientRect();
+  const [first, second] = nearest((mark) => away(box, mark[1], mark[2]));
+  const line = chart.getElementById(name.id.replace("-name-", "-leader-"))?.querySelector("path");
+  const ends = line ? [0, line.getTotalLength()].map((at) => line.getPointAtLength(at).matrixTransform(line.getScreenCTM())) : [];
+  const [end] = ends.sort((a, b) => away(box, b.x, b.y) - away(box, a.x, a.y));
+  const leads = end ? nearest((mark) => Math.hypot(mark[1] - end.x, mark[2] - end.y))[0][1] : null;
+  return [name.textContent.trim(), first[1], second[0] / Math.max(first[0], 1), leads];
+});
+"""
+
+
+@pytest.mark.parametrize("width", [390, WIDTH])
+@pytest.mark.parametrize("name", ["tuning", "small tuning"])
+def test_a_name_in_the_trade_off_is_nearest_to_its_own_mark_or_has_a_line_to_it(
+    browser: Any, pages: dict[str, Path], name: str, width: int
+) -> None:
+    opened(browser, pages[name])
+    sized(browser, width, HEIGHT)
+    found = browser.execute_script(NAMED_MARKS)
+    trials = {"tuning": tune_result_kit.crowded(), "small tuning": tune_result_kit.result()}[name].trials
+    drawn = [trial.name for trial in trials if trial.name in ("float32", "2 of 4 units") or (trial.low is None and trial.name != "habana")]
+    assert sorted(each[0] for each in found) == sorted(drawn)
+    for label, nearest, by_far, leads_to in found:
+        assert leads_to == label or (leads_to is None and nearest == label and by_far > 1.3), (label, nearest, by_far, leads_to)
+
+
+@pytest.mark.parametrize("width", [390, WIDTH])
+def test_marks_say_their_values_when_they_are_pointed_at(browser: Any, pages: dict[str, Path], width: int) -> None:
+    def titles(name: str, section: str) -> list[str]:
+        opened(browser, pages[name])
+        sized(browser, width, HEIGHT)
+        every = (
+            f"return [...document.querySelectorAll('{section} svg title')].filter((t) => t.parentElement.getBoundingClientRect().height)"
+        )
+        return list(browser.execute_script(every + ".map((title) => title.textContent)"))
+
+    assert "linear in bfloat16: 400 ms" in titles("report", "#time")
+    assert {"linear: 70 ms in its casts", "linear in bfloat16: 4 calls"} <= set(titles("report", "#time"))
+    depth = titles("comparison", "#depth")
+    assert {"softmax in net.1: 0.031 accumulated", "linear in net.0: 0.002 by itself"} <= set(depth)
+    assert f"mul in net.{page_kit.NASTY}: 0.03 by itself" in depth
+    curve = titles("small tuning", "#curve")
+    assert curve == [
+        "float32: 1.00 of float32's time of a step, loss as float32",
+        "autocast: 0.66 of float32's time of a step, loss 0.50% worse",
+        "2 of 4 units: 0.62 of float32's time of a step, loss 0.10% worse",
+        "all units: 0.57 of float32's time of a step, loss 4.00% worse",
+        "3 of 4 units: 0.60 of float32's time of a step, loss 1.50% worse",
+    ]
+    assert {"matmul: gain 1 ms", "softmax: loss +3.20%"} <= set(titles("small tuning", "#units"))
 
 
 # Texts of charts that lie on each other, or stick out of their chart.
@@ -196,7 +300,7 @@ def test_the_code_to_copy_is_offered_with_a_button(browser: Any, pages: dict[str
     assert button.text in ("Copied", "Selected")
 
 
-@pytest.mark.parametrize("name", ["report", "comparison", "tuning"])
+@pytest.mark.parametrize("name", NAMES)
 def test_paper_is_white_and_has_no_buttons(browser: Any, pages: dict[str, Path], name: str) -> None:
     opened(browser, pages[name], "dark", "print")
     assert background(browser) == "rgb(255, 255, 255)"

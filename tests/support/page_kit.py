@@ -1,8 +1,9 @@
-"""A report made by hand, for the page: every rule of the advice finds something in it, or nothing."""
+"""A report made by hand, for the page: every rule of the advice finds something in it, or nothing; and what a reader sees of a page."""
 
 from __future__ import annotations
 
 import math
+from html.parser import HTMLParser
 from typing import Any
 
 import hmp
@@ -77,3 +78,52 @@ def comparison() -> dict[str, Any]:
         "advice": [{"op": "mul", "share": 0.7}, {"op": "linear", "share": 0.3}, {"op": "native_odd", "share": 0.2}],
         "notes": ["One batch."], "rows": sorted(rows, key=lambda row: -(row["isolated"] or 0)),
     }  # fmt: skip
+
+
+BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())
+VOID = {"meta", "link", "input", "br", "wbr", "path", "use", "rect", "line"}
+
+
+class Page(HTMLParser):
+    """The text of a page by section, its ids, its URLs; fails where elements do not close in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.urls: list[str] = []
+        self.heads: list[dict[str, str | None]] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        if tag not in VOID:
+            self.open.append(tag)
+        if values.get("id"):
+            self.ids.append(str(values["id"]))
+        self.urls += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action", "data")]
+        if tag == "th":
+            self.heads.append(values)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+        if tag in BLOCKS:
+            self.text += " "
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] not in ("script", "style"):
+            self.text += data
+
+
+def said(html: str) -> str:
+    """What a reader sees, in one line."""
+    return " ".join(Page(html).text.replace("\u00a0", " ").split())

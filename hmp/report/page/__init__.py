@@ -38,17 +38,19 @@ def report_page(report: Report) -> str:
     rows = report.rows
     sums = model.Sums.of(rows)
     unlisted = report.unlisted
+    found = advice.advices(report)
     shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
     return render(
         "report.html.j2",
         title="hmp report",
         report=report,
-        about=report.about,
+        made=report.about,
+        verdict=model.verdict(report, sums, len(found.items)),
         sums=sums,
         decided=sum(row.calls for row in rows if row.rule != UNLISTED),
         headline=model.headline(report),
         parts=model.parts(rows),
-        advices=advice.advices(report),
+        advices=found,
         advice_rules=advice.RULES,
         computed=sorted({row.compute for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",

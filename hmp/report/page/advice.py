@@ -37,7 +37,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Advice:
-    """One thing to try: the changes, what was seen, what is at stake, and what speaks against it."""
+    """One thing to try: the changes, what was seen, what time is at stake, "" for none, and what speaks against it."""
 
     title: str
     changes: tuple[Change, ...]
@@ -121,6 +121,8 @@ class _Seen:
         return seconds > 0 and seconds >= least * self.seconds
 
     def stake(self, seconds: float, what: str) -> str:
+        if not self.is_much(seconds, 0.001):
+            return ""  # it is about what the list says, not about time
         return f"{typeset_duration(seconds)} in {what}, {share(seconds, self.seconds)} of the time in ops and casts"
 
     def inputs(self, row: Row) -> list[str]:

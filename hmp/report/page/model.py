@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import OpListError
-from ...formatting import share
+from ...formatting import count, share
 from ...lists import Listed, ListEntry, Policy, policies, spelling
 from ...ops import op_facts
-from ..rows import Row, grouped
+from ..rows import UNLISTED, Row, grouped
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -212,6 +212,17 @@ def in_short(modules: Iterable[str]) -> str:
         (next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{pattern} ({len(kept)} modules)" for pattern, kept in list(found.items())[:2]
     ]
     return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
+
+
+def verdict(report: Report, sums: Sums, worth: int) -> str:
+    """What was seen, in a sentence; `worth` changes to the lists are worth a try."""
+    if all(row.rule == UNLISTED for row in report.rows):
+        return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
+    dtypes = sorted({policy["dtype"] for policy in report.policies})
+    low = sum(row.calls for row in report.rows if row.compute in dtypes)
+    casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
+    tried = f"{worth} changes to the lists are" if worth > 1 else f"{'one' if worth else 'no'} change to the lists is"
+    return f"{low:,} of {count(sums.calls, 'call')} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
 
 
 def headline(report: Report) -> str:

@@ -1,0 +1,3 @@
+"""The version of hmp, for its package and for what its tools write."""
+
+__version__ = "0.1.0"
