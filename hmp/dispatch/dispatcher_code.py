@@ -97,7 +97,7 @@ def _maker(title: str, dispatcher: list[str]) -> Callable[..., Any]:
     name = f"<hmp {next(_numbers)}: {title}>"
     found: dict[str, Any] = {}
     exec(compile("\n".join(lines), name, "exec"), NAMES, found)
-    # where tracebacks, debuggers and inspect fast_path for lines of source
+    # where tracebacks, debuggers and inspect look for lines of source
     linecache.cache[name] = len(lines), None, [line + "\n" for line in lines], name
     made: Callable[..., Any] = found["make"]
     return made

@@ -8,7 +8,7 @@ The one exception is torch.amp.custom_fwd, which asks in order to build an islan
 What cannot be reached: a name taken before (`from torch import is_autocast_enabled`) and `torch._C.is_autocast_enabled` give
 torch's own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
 before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
-copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) dispatchers torch.autocast on; an interrupt (Ctrl-C) at
+copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
 the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
 """
 
