@@ -37,7 +37,7 @@ class Decision:
     def wrapper(self) -> Callable[..., Any]:
         """What is called in the place of the function. One for all tables that hold it: it knows what failed."""
         if self._wrapper is None:
-            self._wrapper = op_wrap(patches.plain(self.original), self.rule)
+            self._wrapper = op_wrap(patches.unpatched(self.original), self.rule)
         return self._wrapper
 
 
@@ -139,7 +139,7 @@ def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -
     """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
     if observer is None:
         return {original: d.wrapper for original, d in decisions.items()}
-    return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+    return {original: op_wrap(patches.unpatched(original), d.rule, observer) for original, d in decisions.items()}
 
 
 def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:

@@ -39,11 +39,11 @@ NOT_GIVEN = _NotGiven()
 
 def replacement_in_region(now: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
     """What to call for torch's function `key`, whose own code is `op`, where the context says that `now` is in force."""
-    found: Callable[..., Any] = (now or state.here()).table.get(key, op)
+    found: Callable[..., Any] = (now or state.current_state()).replacements.get(key, op)
     return found
 
 
-def given(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+def call_arguments(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
     """The arguments and keywords of a call, made again of the values of all parameters: what was not given is left out."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
@@ -68,10 +68,10 @@ _SIGNATURES: list[Signature] = []  # those that dispatchers were made for; gener
 NAMES: dict[str, Any] = {
     "regions_open": state.regions_open, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off,
     "replacement_in_region": replacement_in_region,
-    "given": given, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "float32": torch.float32,
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
-    "SIGNATURES": _SIGNATURES,
-    "FOCUS": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
+    "call_arguments": call_arguments, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64,
+    "__name__": __name__, "SIGNATURES": _SIGNATURES,
+    "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
 }  # fmt: skip
 
@@ -117,7 +117,7 @@ def _any_call(fast_path: FastPath, regional: bool) -> list[str]:
             "    if not regions_open:",
             "        return _op(*args, **kwargs)",
             "    now = get().now",
-            "    if now is not FOCUS:",
+            "    if now is not SPECIALISED_FOR:",
             f"        {called}",
         ]
     else:
@@ -140,7 +140,7 @@ class _Calls:
             _SIGNATURES.append(signature)
         names = ", ".join(p.name for p in signature.parameters)
         self.signature = signature
-        self.remade = f"args, kwargs = given(SIGNATURES[{_SIGNATURES.index(signature)}], ({names},))"
+        self.remade = f"args, kwargs = call_arguments(SIGNATURES[{_SIGNATURES.index(signature)}], ({names},))"
         self.complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
 
     def where(self, tests: list[str]) -> str:
@@ -199,7 +199,7 @@ def _asked(calls: _Calls, regional: bool) -> list[str]:
     other = ["cast = replacement_in_region(now, _key, _op)", *calls.any("cast", "")]
     if regional:
         asked = ["    if not regions_open:", *calls.any("_op", "        "), "    now = get().now"]
-        return [*asked, "    if now is not FOCUS:", *("        " + line for line in other)]
+        return [*asked, "    if now is not SPECIALISED_FOR:", *("        " + line for line in other)]
     off = ["        if now is OFF:", *calls.usual("_op", "            ")]
     asked = ["    if regions_open:", "        now = get().now", *off, "        if now is not PROCESS:"]
     return [*asked, *("            " + line for line in other)]

@@ -35,16 +35,16 @@ def specialise_for(casts: CompiledPolicy) -> None:
     global _specialised_for
     with _lock:
         _specialised_for = casts
-        NAMES["FOCUS"] = NAMES  # no policy at all: until every dispatcher is written anew, all of them look tables up
+        NAMES["SPECIALISED_FOR"] = NAMES  # no policy at all: until every dispatcher is written anew, all of them look tables up
         plain = _plain()
         for key, dispatchers in _made.items():
-            cast = casts.table.get(key)
+            cast = casts.replacements.get(key)
             for dispatcher, _ in dispatchers:
                 if cast is None:
                     dispatcher.__closure__[0].cell_contents = dispatcher.__closure__[2].cell_contents
                 # most ops are never called: the code for one is written at its first call
                 dispatcher.__code__ = plain if cast is None else FIRST_CALL
-        NAMES["FOCUS"] = casts
+        NAMES["SPECIALISED_FOR"] = casts
 
 
 def keys() -> list[Any]:
@@ -75,7 +75,7 @@ def specialise(key: Any, op: Any) -> Any:
     """The dispatcher that calls `op`. At an op's first call all dispatchers for `key` get their code for the policy that `specialise_for`
     was given, which takes 0.5 ms."""
     with _lock:
-        cast: Any = _specialised_for.table.get(key)
+        cast: Any = _specialised_for.replacements.get(key)
         found = op
         for dispatcher, site in _made.get(key, ()):
             call, _, held = dispatcher.__closure__  # in the order of their names: _cast, _key, _op
@@ -120,7 +120,7 @@ def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwar
         return GIVEN_UP
     result = cast.again(error, args, kwargs)
     with _lock:
-        if cast.failed and _specialised_for.table.get(key) is cast:
+        if cast.failed and _specialised_for.replacements.get(key) is cast:
             specialise(key, key)  # from now on the wrapper asks what is remembered
     return result
 

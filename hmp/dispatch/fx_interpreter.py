@@ -15,8 +15,8 @@ def follow() -> None:
     """Until patches.restore(): traced graphs hold torch's own functions, and an Interpreter calls their dispatchers."""
     call_function = torch.fx.Interpreter.call_function
     handed: Any = torch.fx.Proxy.__torch_function__
-    patches.swap(call_function, _of_standing(patches.plain(call_function)))
-    patches.swap(handed.__func__, _with_own(patches.plain(handed.__func__)))
+    patches.swap(call_function, _of_standing(patches.unpatched(call_function)))
+    patches.swap(handed.__func__, _with_own(patches.unpatched(handed.__func__)))
 
 
 def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -24,4 +24,4 @@ def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_standing(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, target, args, kwargs: original(self, placement.standing(target), args, kwargs)
+    return lambda self, target, args, kwargs: original(self, placement.dispatcher_for(target), args, kwargs)

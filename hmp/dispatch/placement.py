@@ -10,7 +10,7 @@ from ..ops import Site
 from ..patching import patches, references, stands_in
 from ..torch_hooks import late_imports, override_tables
 from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo
-from . import dispatchers, handed_out
+from . import dispatchers, function_protocol
 
 _dispatchers: dict[int, Callable[..., Any]] = {}
 
@@ -22,7 +22,7 @@ def install(sites: Iterable[Site]) -> None:
         late_imports.install(own)
         reset_dynamo()
         find = getattr(*BUILTIN_FINDER)
-        patches.swap(find, _finding_dispatchers(patches.plain(find)))
+        patches.swap(find, _finding_dispatchers(patches.unpatched(find)))
         patches.on_restore(_forget_dispatchers)
     fresh: dict[int, Callable[..., Any]] = {}
     bound: list[tuple[Site, Any]] = []
@@ -30,7 +30,7 @@ def install(sites: Iterable[Site]) -> None:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not stands_in(original):
             if not patches.swapped(original):
-                patches.swap(original, dispatchers.make(original, patches.plain(original), None))
+                patches.swap(original, dispatchers.make(original, patches.unpatched(original), None))
             continue
         if id(original) not in _dispatchers:
             _dispatchers[id(original)] = fresh[id(original)] = _named(dispatchers.make(original, original, site), site)
@@ -40,14 +40,14 @@ def install(sites: Iterable[Site]) -> None:
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
             dispatcher = staticmethod(dispatcher)  # a C function held by a class takes no self
         patches.rebind(site.owner, site.attribute, dispatcher)
-    handed_out.install(bound, _tables)
+    function_protocol.install(bound, _tables)
     bound.clear()
     if fresh:
-        fresh = {key: handed_out.standing(dispatcher.__wrapped__, dispatcher) for key, dispatcher in fresh.items()}  # type: ignore[attr-defined]
+        fresh = {key: function_protocol.for_users_names(dispatcher.__wrapped__, dispatcher) for key, dispatcher in fresh.items()}  # type: ignore[attr-defined]
         references.rebind(fresh)
 
 
-def standing(function: Any) -> Any:
+def dispatcher_for(function: Any) -> Any:
     """The dispatcher for torch's builtin `function`, or `function` itself where it has none."""
     dispatcher: Any = _dispatchers.get(id(function))
     return dispatcher if dispatcher is not None and dispatcher.__wrapped__ is function else function

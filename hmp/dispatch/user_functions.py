@@ -60,7 +60,7 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        policy = state.policy_here()
+        policy = state.current_policy()
         if policy is None:
             return function(*args, **kwargs)
         low = policy.dtype

@@ -22,7 +22,7 @@ _PLACE = "the function in place"
 _swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
 _rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 _undo: list[Callable[[], None]] = []
-_plain: dict[types.FunctionType, types.FunctionType] = {}
+_unpatched: dict[types.FunctionType, types.FunctionType] = {}
 
 
 def installed() -> bool:
@@ -30,15 +30,15 @@ def installed() -> bool:
     return bool(_swapped or _rebound or _undo)
 
 
-def plain(function: Any) -> Any:
+def unpatched(function: Any) -> Any:
     """`function` as torch has it, whatever is in its place now: for a Python function a copy that no patch reaches."""
     if not isinstance(function, types.FunctionType):
         return function
-    if function not in _plain:
+    if function not in _unpatched:
         copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         copy.__kwdefaults__ = function.__kwdefaults__
-        _plain[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
-    return _plain[function]
+        _unpatched[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
+    return _unpatched[function]
 
 
 def code_of(function: types.FunctionType) -> types.CodeType:
@@ -53,7 +53,7 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
     """
     if function in _swapped:
         return
-    plain(function)
+    unpatched(function)
     old = function.__code__
     new = _calling(old, target)
     if (old.co_flags ^ new.co_flags) & _KINDS:
@@ -69,7 +69,7 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
         raise
 
 
-def bodies() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+def swapped_functions() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
     """The functions that call something else now, and the code that each had before."""
     for function, (old, _) in _swapped.items():
         yield function, old
@@ -135,7 +135,7 @@ def restore() -> None:
             function.__code__ = old_code
         elif function.__code__ is not old_code:
             foreign.append(_name(function))
-    _plain.clear()
+    _unpatched.clear()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
 

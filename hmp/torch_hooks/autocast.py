@@ -26,7 +26,7 @@ import torch
 from torch.amp import autocast_mode
 
 from ..casting import each_tensor
-from ..context import CompiledPolicy, Off, Stretch, Table, state
+from ..context import CompiledPolicy, EnteredRegion, Off, Replacements, state
 from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
@@ -62,9 +62,9 @@ _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
 _asked_to_enable: WeakSet[Any] = WeakSet()
 # The autocast regions of this context, innermost first: object, and the stretch of another state where there is one.
-_entered: ContextVar[tuple[tuple[Any, Stretch | None], ...]] = ContextVar("hmp_autocast", default=())
+_entered: ContextVar[tuple[tuple[Any, EnteredRegion | None], ...]] = ContextVar("hmp_autocast", default=())
 # Those that have not ended: nobody sees their end after a revert.
-_stretches: WeakSet[Stretch] = WeakSet()
+_regions: WeakSet[EnteredRegion] = WeakSet()
 # What is in place now: another object after every revert.
 _installation: object | None = None
 _answers: dict[Callable[..., Any], Callable[..., Any]] = {}
@@ -97,9 +97,9 @@ class Paused(Off):
         return self.on.off if self._installation is _installation else self.on
 
     @property
-    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
+    def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
         """An empty table, until a revert."""
-        return self._now().table
+        return self._now().replacements
 
     @property
     def disabled(self) -> bool:  # type: ignore[override]
@@ -133,7 +133,7 @@ def install() -> None:
         (autocast_mode.is_autocast_available, _noting_requests),
         (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
-        patches.swap(function, make(patches.plain(function)))
+        patches.swap(function, make(patches.unpatched(function)))
     if _FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
     say_if_enabled()
@@ -162,7 +162,7 @@ def _forget() -> None:
     """Undoes what patches.restore() does not: a table of torch.compile's may have been made while the answers stood in torch's places."""
     global _installation, _said
     _installation, _said = None, False
-    for changed in list(_stretches):
+    for changed in list(_regions):
         changed.now = None
     constants = dynamo_foldable()
     for answer, original in _answers.items():
@@ -178,7 +178,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> bool:
         really = original(*args, **kwargs)
         frame = sys._getframe(1)
-        policy = state.here().policy
+        policy = state.current_state().policy
         if policy is None:
             return really
         if frame.f_code is not _FORWARD:
@@ -186,7 +186,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         if frame.f_locals["cast_inputs"] is not None:
             return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
         # for the backward, on autograd's own object as custom_fwd's notes are
-        frame.f_locals["args"][0]._hmp_forward = state.here(), policy
+        frame.f_locals["args"][0]._hmp_forward = state.current_state(), policy
         return really
 
     return hmp_dispatcher
@@ -195,7 +195,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
 def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callable[..., torch.dtype]:
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
-        policy = state.here().policy
+        policy = state.current_state().policy
         if policy is None or _is_torch(sys._getframe(1)):
             return dtype
         really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
@@ -236,7 +236,7 @@ def inside(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
 def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def enter(self: Any) -> Any:
         result = original(self)
-        here = state.here()
+        here = state.current_state()
         if isinstance(here, Paused) and not here.disabled:
             here = here.on  # void
         caller = sys._getframe(2)  # above the body that stands in place of torch's
@@ -245,10 +245,10 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
         if self._enabled and chosen.policy is not None:
             _say_once()
-        changed = state.stretch(chosen) if chosen is not here else None
+        changed = state.entered_region(chosen) if chosen is not here else None
         _entered.set(((self, changed), *_entered.get()))
         if changed is not None:
-            _stretches.add(changed)
+            _regions.add(changed)
             try:
                 state.begin(changed)
             except BaseException:
@@ -312,7 +312,7 @@ def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         device_types = [device_type]
-        if sys._getframe(2).f_code is _FORWARD and isinstance(state.here(), Paused):
+        if sys._getframe(2).f_code is _FORWARD and isinstance(state.current_state(), Paused):
             tensors = each_tensor(value.values() if isinstance(value, dict) else value)
             device_types = [*{t.device.type for t in tensors} | {device_type}]
         for each in device_types:

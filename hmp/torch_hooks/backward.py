@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import torch_private
-from ..context import Bound, call_without_casts, state, without_casts
+from ..context import UnderCapturedState, call_without_casts, state, without_casts
 from ..patching import patches
 from ..wrapping import outside
 from .torchs_functions import replace
@@ -25,13 +25,13 @@ def install() -> None:
         return push
 
     def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda func, *args, **kwargs: call_without_casts(original, Bound(func), *args, **kwargs)
+        return lambda func, *args, **kwargs: call_without_casts(original, UnderCapturedState(func), *args, **kwargs)
 
     def transform(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             # made anew at each call: the user's function runs under what is in force there
             return functools.wraps(func)(
-                lambda *inputs, **named: call_without_casts(original(Bound(func), *args, **kwargs), *inputs, **named)
+                lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
             )
 
         return make
@@ -41,7 +41,7 @@ def install() -> None:
 
         @functools.wraps(original)
         def attach(self: Any, callback: Callable[..., Any]) -> Any:
-            return original(self, functools.partial(state.call_under, state.here(), callback))
+            return original(self, functools.partial(state.call_under, state.current_state(), callback))
 
         return attach
 

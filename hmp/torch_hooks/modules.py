@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..casting import tensor_casts
-from ..context import Bound, state
+from ..context import UnderCapturedState, state
 from ..patching import patches
 from .torchs_functions import replace
 
@@ -31,7 +31,7 @@ def _install_quantized() -> None:
             for cls in vars(module).values():
                 forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
                 if isinstance(forward, types.FunctionType):
-                    patches.swap(forward, _in_float32(patches.plain(forward)))
+                    patches.swap(forward, _in_float32(patches.unpatched(forward)))
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,7 +48,7 @@ def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
     """nn.DataParallel's threads inherit the caller's state."""
 
     def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
-        return original([Bound(module) for module in modules], *args, **kwargs)
+        return original([UnderCapturedState(module) for module in modules], *args, **kwargs)
 
     return parallel_apply
 

@@ -15,7 +15,7 @@ import torch.nn.utils.prune
 from .. import torch_private
 from ..context import without_casts
 from ..patching import patches
-from .torchs_functions import find, standing
+from .torchs_functions import find, python_function_at
 
 # module → its functions; "Class.method" for methods
 _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
@@ -40,7 +40,7 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 def install() -> None:
     """Has all of it run with casts off, until patches.restore()."""
     for function in _functions():
-        patches.swap(function, without_casts(patches.plain(function)))
+        patches.swap(function, without_casts(patches.unpatched(function)))
 
 
 def _functions() -> Iterator[types.FunctionType]:
@@ -49,7 +49,7 @@ def _functions() -> Iterator[types.FunctionType]:
             function = find(module_name, name)
             if function is not None:
                 yield function
-    yield from filter(None, map(standing, torch_private.AROUND_A_MODEL))
+    yield from filter(None, map(python_function_at, torch_private.AROUND_A_MODEL))
     for name, function in vars(torch.nn.init).items():
         if inspect.isfunction(function) and not name.startswith("_"):
             yield function
@@ -68,5 +68,5 @@ def codes() -> set[types.CodeType]:
 
     Data loading is left out: a thread may wait in it for as long as it likes.
     """
-    found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
+    found = {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}
     return found | {torch_private.run_backward.__code__}

@@ -28,7 +28,7 @@ def fill() -> None:
 def answer(own: Callable[[Any], Any]) -> None:
     """Has torch know a function by what stands in its place, too, until patches.restore(); `own` tells the function."""
     for asked in (overrides.resolve_name, overrides.is_tensor_method_or_property):
-        patches.swap(asked, _of_own(patches.plain(asked), own))
+        patches.swap(asked, _of_own(patches.unpatched(asked), own))
 
 
 def _tables() -> Iterator[Callable[[], Any]]:

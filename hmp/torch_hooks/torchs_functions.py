@@ -18,10 +18,10 @@ def find(module_name: str, name: str) -> types.FunctionType | None:
     *owners, attribute = name.split(".")
     for each in owners:
         owner = inspect.getattr_static(owner, each, None)
-    return standing(torch_private.Place(owner, attribute))
+    return python_function_at(torch_private.Place(owner, attribute))
 
 
-def standing(place: torch_private.Place) -> types.FunctionType | None:
+def python_function_at(place: torch_private.Place) -> types.FunctionType | None:
     """The function that stands at a place, None for what is no Python function."""
     found: Any = inspect.getattr_static(*place, None)
     found = getattr(found, "__func__", found)
@@ -36,4 +36,4 @@ def replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Ca
 def swap(function: types.FunctionType | None, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     """Has `function` do what `make(function)` does, until patches.restore(); nothing for None."""
     if function is not None:
-        patches.swap(function, make(patches.plain(function)))
+        patches.swap(function, make(patches.unpatched(function)))

@@ -75,7 +75,7 @@ def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
     return any(owner is not home for owner, _, _ in _places[original])
 
 
-def standing(original: Any, dispatcher: Any) -> Any:
+def for_users_names(original: Any, dispatcher: Any) -> Any:
     """What a name of the user's that is bound to torch's function is bound to from now on: a method's counterpart, else the dispatcher."""
     counterpart = _counterparts.get(original) if type(original) in _BUILTINS else None
     return counterpart if isinstance(counterpart, MethodCounterpart) else dispatcher
