@@ -134,7 +134,7 @@ def _is_ours(module: Any) -> bool:
 def _take_over() -> None:
     """Replaces dispatchers by counterparts wherever users find builtins, from now on."""
     with _lock:
-        references.replace(_replaced(), [table for give in _tables for table in give()])
+        references.use_counterparts(_replaced(), [table for give in _tables for table in give()])
 
 
 def _replaced() -> dict[Any, Counterpart]:
@@ -143,7 +143,7 @@ def _replaced() -> dict[Any, Counterpart]:
     while _places:
         original, places = _places.popitem()
         for owner, name, dispatcher in places:
-            patches.replace(owner, name, _counterparts[original])
+            patches.rebind_again(owner, name, _counterparts[original])
             dispatchers[dispatcher] = _counterparts[original]
     return dispatchers
 

@@ -44,7 +44,7 @@ def install(sites: Iterable[Site]) -> None:
     bound.clear()
     if fresh:
         fresh = {key: function_protocol.for_users_names(dispatcher.__wrapped__, dispatcher) for key, dispatcher in fresh.items()}  # type: ignore[attr-defined]
-        references.rebind(fresh)
+        references.rebind_names(fresh)
 
 
 def dispatcher_for(function: Any) -> Any:

@@ -129,9 +129,9 @@ def revert() -> None:
         compiled_policies.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
-        stood = placement.in_place(), function_protocol.counterparts()
+        replaced_by = placement.in_place(), function_protocol.counterparts()
         patches.restore()
-        references.give_back(*stood)
+        references.restore_names(*replaced_by)
 
 
 def is_converted() -> bool:

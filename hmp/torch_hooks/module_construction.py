@@ -27,7 +27,7 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
-        references.unbind(cls, stands_in)
+        references.make_static(cls, stands_in)
         if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
             _patch_construction(cls)
 

@@ -58,7 +58,7 @@ STAYS = {
     "fork_safe._held_by": "a thread's own, while it forks",
     "fork_safe._locks": "weak: every lock there is",
     "lists.spelling._warned": "a warning is given once",
-    "patching.cache._forgets": "filled at import",
+    "patching.cache._cache_clears": "filled at import",
     "torch_compile.bridge._number_of": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge._numbers": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge.entering": "filled at import",
