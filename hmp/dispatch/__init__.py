@@ -1,4 +1,4 @@
-"""Turns a policy into wrappers, one for each torch function that it changes, and puts dispatchers in torch's places that call them."""
+"""Turns a policy into wrappers, one for each torch function that it changes, and puts in its place a dispatcher that calls the wrapper."""
 
 from . import deciding, dispatchers, function_protocol, fx_interpreter, placement, user_functions
 from .user_functions import bf16_function, fp32_function, promote_function

@@ -16,7 +16,7 @@ _dispatchers: dict[int, Callable[..., Any]] = {}
 
 
 def install(sites: Iterable[Site]) -> None:
-    """Puts dispatchers at `sites`; those that have one keep it."""
+    """Puts dispatchers at `sites` that have none, until patches.restore()."""
     if not _dispatchers:
         override_tables.answer(own)
         late_imports.install(own)
@@ -38,7 +38,7 @@ def install(sites: Iterable[Site]) -> None:
         if not patches.rebound(site.owner, site.attribute):
             bound.append((site, dispatcher))
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
-            dispatcher = staticmethod(dispatcher)  # a C function held by a class takes no self
+            dispatcher = staticmethod(dispatcher)  # a builtin function takes no self as an attribute of a class
         patches.rebind(site.owner, site.attribute, dispatcher)
     function_protocol.install(bound, _tables)
     bound.clear()
@@ -54,31 +54,31 @@ def dispatcher_for(function: Any) -> Any:
 
 
 def originals() -> dict[int, Any]:
-    """torch's builtins that dispatchers stand for, by id."""
+    """The builtins of torch's that have a dispatcher, by id."""
     return {id(dispatcher.__wrapped__): dispatcher.__wrapped__ for dispatcher in _dispatchers.values()}  # type: ignore[attr-defined]
 
 
-# Functions of other modules, each of which gives tables of hmp's that hold dispatchers.
+# Functions of other modules, each of which returns containers of hmp's that hold dispatchers.
 holders: list[Callable[[], Iterable[Any]]] = []
 
 
 def _tables() -> list[Any]:
-    """The tables of hmp's that hold dispatchers."""
+    """The containers of hmp's that hold dispatchers."""
     return [_dispatchers, *(table for give in holders for table in give())]
 
 
 def in_place() -> list[Callable[..., Any]]:
-    """The dispatchers that stand in the place of torch's builtins; each has the function that it stands for as `__wrapped__`."""
+    """The dispatchers of torch's builtins; each has its builtin as `__wrapped__`."""
     return list(_dispatchers.values())
 
 
 def own(function: Any) -> Any:
-    """torch's builtin where `function` is what stands in its place, else `function` itself."""
+    """torch's builtin for its dispatcher or counterpart; any other value itself."""
     return function.__wrapped__ if stands_in(function) and hasattr(function, "__wrapped__") else function
 
 
 def _named(dispatcher: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    # found by pickle and by people under the name of torch's own function
+    # pickle, and readers of tracebacks, find it under the name of torch's function
     dispatcher.__name__ = site.attribute
     qualified = f"Tensor.{site.attribute}" if site.where == "torch.Tensor" else site.attribute
     dispatcher.__qualname__ = qualified
@@ -89,7 +89,7 @@ def _named(dispatcher: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def _finding_dispatchers(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    """torch.jit.script finds the op behind a dispatcher: scripted code is compiled without casts."""
+    """A `_find_builtin` of torch.jit.script's that finds the op of a dispatcher, too: scripted code runs without casts."""
 
     def find(function: Any) -> str | None:
         found = original(function)
@@ -101,7 +101,7 @@ def _finding_dispatchers(original: Callable[[Any], str | None]) -> Callable[[Any
 
 
 def _forget_dispatchers() -> None:
-    # the table may have been filled while dispatchers stood in torch's places
+    # torch.jit.script may have filled its table while dispatchers were in place
     table = builtin_table()
     for dispatcher in _dispatchers.values():
         op = table.pop(id(dispatcher), None)
