@@ -1,4 +1,4 @@
-"""A checkpoint's recomputation casts as its forward did (R14)."""
+"""R14: a checkpoint's recomputation runs under the policy of its forward."""
 
 from __future__ import annotations
 

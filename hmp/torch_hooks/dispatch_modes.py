@@ -29,7 +29,7 @@ def install() -> None:
     swap(python_function_at(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
     fake_tensor_mode = torch_private.fake_tensor_mode()
     if fake_tensor_mode is not None:
-        _patch_dispatch(fake_tensor_mode)  # one may have been entered before
+        _patch_dispatch(fake_tensor_mode)  # one may be entered already
     for cls in subclasses(torch.Tensor):
         _patch_dispatch(cls)
 

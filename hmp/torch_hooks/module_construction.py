@@ -1,4 +1,4 @@
-"""Modules are constructed with casts off (R9): scripts convert first and build the model later."""
+"""R9: modules are constructed with casts off, because scripts convert first and build the model later."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def install() -> None:
 
 
 class InitWithoutCasts:
-    """Stands for a class's `__init__`. Called where casts are on, it runs with casts off; a base's that it calls finds them off already.
+    """A class's `__init__`, which runs with casts off. A base's that it calls finds casts off, and is called directly.
 
-    A descriptor and no wrapper: frames between a subclass's `__init__` and its base's would hide the arguments from code that
-    collects them by walking the stack, and `Class.__init__` stays the very function that was there.
+    A descriptor, not a wrapper: a frame of hmp's between a subclass's `__init__` and its base's would hide the arguments from code that
+    collects them by walking the stack; and `Class.__init__` stays the same function.
     """
 
     def __init__(self, function: Any) -> None:
@@ -69,8 +69,8 @@ def _patch_construction(cls: type) -> None:
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
-    """nn.Module.__init__ for classes that got an `__init__` after they were made (dataclasses): it finds casts still on, and turns them off
-    until the construction returns."""
+    """An nn.Module.__init__ for classes that got their `__init__` after they were made (dataclasses): where casts are on, it turns them off
+    until that `__init__` returns."""
 
     def init(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if state.casts_enabled():
@@ -95,7 +95,7 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
 
 
 class UntilReturn(Off):
-    """A state in which nothing is cast until a frame returns; from then on it stands for the state before."""
+    """A state in which nothing is cast until a frame returns; from then on it acts as the state before."""
 
     __slots__ = ("_before", "_entered", "_frame")
 

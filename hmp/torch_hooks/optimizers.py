@@ -1,4 +1,4 @@
-"""Optimizer steps are never cast (R15); their closures are, as if they were called outside."""
+"""R15: optimizer steps are never cast; their closures run under the state outside the step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .torchs_functions import python_function_at, swap
 
 
 def install() -> None:
-    """Until patches.restore(): the steps of every optimizer class that has been used, and of those that will be, run with casts off."""
+    """Until patches.restore(): steps of every optimizer class run with casts off, of a class without instances from its first one on."""
     for cls in (torch.optim.Optimizer, *subclasses(torch.optim.Optimizer)):
         _patch_step(cls)
 
@@ -54,7 +54,7 @@ def _step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _free_copies(optimizer: Any) -> None:
-    """Frees the low-precision copies of the weights that an optimizer has just written; they would be found stale only at the next use."""
+    """Frees the low-precision copies of weights that an optimizer has just written: stale, they would be found only at their next use."""
     for group in getattr(optimizer, "param_groups", ()):
         for parameter in group.get("params", ()):
             weight_cache.let_go(parameter)
