@@ -139,7 +139,7 @@ dispatch_modes: Callable[[], int] = _required("torch._C._len_torch_dispatch_stac
 function_mode_at: Callable[[int], Any] = _required("torch._C._get_function_stack_at")
 function_mode_stack: Callable[[], list[Any]] = _required("torch.overrides._get_current_function_mode_stack")
 dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
-# Context managers that dispatcher interception off.
+# Context managers that switch interception off.
 without_torch_function: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunction")
 without_torch_function_of_classes: Callable[[], AbstractContextManager[Any]] = _required("torch._C.DisableTorchFunctionSubclass")
 without_torch_dispatch: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableTorchDispatch")

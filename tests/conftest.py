@@ -58,7 +58,7 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
     from hmp.patching import heap, references
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(heap, "partials_and_modules", lambda: heap.Holders([], []))
+        patch.setattr(heap, "partials_and_modules", lambda: heap.PartialsAndModules([], []))
         patch.setattr(references, "_in_python_modules", lambda dispatchers: iter(()))
         yield
 
@@ -97,9 +97,9 @@ def torch_stays_torch() -> Iterator[None]:
 def _left_in() -> object:
     """What a test left in force in its own thread, None where that is nothing; the next test begins outside of it."""
     state = sys.modules.get("hmp.context.state")
-    if state is None or state.here() is state.PROCESS:
+    if state is None or state.current_state() is state.PROCESS:
         return None
-    found = state.here()
+    found = state.current_state()
     state.put(state.UNSET)
     return found
 

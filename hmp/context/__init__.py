@@ -1,25 +1,38 @@
-"""What is in force in this thread or task."""
+"""The policy in force in this thread or asyncio task, and the regions that change it."""
 
 from . import regions, state
 from .regions import Region, disable_casts, enable_casts, without_casts
-from .state import PROCESS, Bound, CompiledPolicy, Entered, Held, InBackward, Off, Stretch, Table, call_without_casts, casts_enabled, here
+from .state import (
+    PROCESS,
+    CompiledPolicy,
+    ContextValue,
+    CountsAsOpen,
+    EnteredRegion,
+    InBackward,
+    Off,
+    Replacements,
+    UnderCapturedState,
+    call_without_casts,
+    casts_enabled,
+    current_state,
+)
 
 __all__ = [
     "PROCESS",
-    "Bound",
     "CompiledPolicy",
-    "Entered",
-    "Held",
+    "ContextValue",
+    "CountsAsOpen",
+    "EnteredRegion",
     "InBackward",
     "Off",
     "Region",
-    "Stretch",
-    "Table",
+    "Replacements",
+    "UnderCapturedState",
     "call_without_casts",
     "casts_enabled",
+    "current_state",
     "disable_casts",
     "enable_casts",
-    "here",
     "regions",
     "state",
     "without_casts",

@@ -1,8 +1,8 @@
 """Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators.
 
 At the end of its block `with` calls `__exit__`. If that were a Python function, an interrupt (Ctrl-C) could be raised as it begins, and the
-region would stay in force for ever. So `with` is given a builtin here, the `__exit__` of io.IOBase, which calls `close`, the close() of a
-generator that is suspended inside a `try`; its `finally` ends the region.
+region would stay in force for ever. So a region's `__exit__` is a builtin, that of io.IOBase. It calls `close`, which is the close() of a
+generator that is suspended inside a `try`, whose `finally` ends the region.
 """
 
 from __future__ import annotations
@@ -20,33 +20,46 @@ import torch
 
 from ..errors import HmpError
 from . import state
-from .state import CompiledPolicy, Off, Stretch, begin, call_under, end, get, here, in_force, put, regions_open, stretch, traced_plainly
+from .state import (
+    CompiledPolicy,
+    EnteredRegion,
+    Off,
+    begin,
+    call_under,
+    current_state,
+    end,
+    entered_region,
+    get,
+    in_force,
+    is_traced_unpatched,
+    put,
+    regions_open,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-# The stretches that were entered in this context, innermost first. Who leaves a region names only the Region object, which many threads
-# may have entered at once.
-_open: ContextVar[tuple[weakref.ref[Stretch], ...]] = ContextVar("hmp_open", default=())
+# What was entered in this context, innermost first: `__exit__` knows only the Region object, which many threads may have entered at once.
+_open: ContextVar[tuple[weakref.ref[EnteredRegion], ...]] = ContextVar("hmp_open", default=())
 
 
 class _Exit(io.IOBase):
     """The object whose `__exit__` a `with` calls: io.IOBase has one that is written in C, and calls `close`."""
 
-    closed = True  # its own end is nothing to take care of  # type: ignore[assignment]
+    closed = True  # so that io.IOBase does not close it when it is freed  # type: ignore[assignment]
     region: Region
 
     def close(self) -> None:
-        """Leaves the region. Where a `with` entered it, `Region.__enter__` has put a builtin in this place that ends that very stretch."""
+        """Leaves the region. Where a `with` entered it, `Region.__enter__` has put a builtin in place of this that ends that entering."""
         _leave(self.region)
 
 
-class _Offer(threading.local):
-    exit: weakref.ref[_Exit] | None = None  # what this thread looked up last: `with` looks `__exit__` up, and then calls `__enter__`
+class _LookedUp(threading.local):
+    exit: weakref.ref[_Exit] | None = None  # what this thread's last look-up of `__exit__` made: `with` calls `__enter__` after it
 
 
-_offer = _Offer()
+_looked_up = _LookedUp()
 
 
 class _ExitOf:
@@ -57,7 +70,7 @@ class _ExitOf:
             return _leave
         made = _Exit()
         made.region = region
-        _offer.exit = weakref.ref(made)
+        _looked_up.exit = weakref.ref(made)
         return made.__exit__
 
 
@@ -67,23 +80,23 @@ def _leave(region: Region, *exc_info: object) -> None:
         if entered is not None and entered.key is region and entered.now is not None:
             end(entered)
             return
-    # left in another context than entered: there is nothing to leave here
+    # it was entered in another context: there is nothing to leave in this one
 
 
-def _ending(entered: Stretch) -> Generator[None]:
+def _ending(entered: EnteredRegion) -> Generator[None]:
     try:
         yield
     finally:
-        entered.now = None  # end(), written out: a call of it is where an interrupt lands
+        entered.now = None  # end(), written out: an interrupt may be raised where a function is called
         if state.get() is entered:
             state.put(entered.before)
 
 
 class Region:
-    """A context manager and decorator, inside which the state `choose(the state before)` is in force in this thread or task.
+    """A context manager and decorator: inside it `choose(state)` is in force in this thread or task, for the `state` in force around it.
 
-    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. The state before comes
-    back at the end, after an exception too. `brings_casts` is whether it may put a policy in force where there was none.
+    It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, by an
+    exception too, the state around it is in force again. `brings_casts` is whether it may put a policy in force where there was none.
     """
 
     def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
@@ -95,21 +108,21 @@ class Region:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> Region:
-        offered, _offer.exit = _offer.exit, None
-        leaving = offered() if offered is not None else None
-        entered = stretch(self._choose(here()), self)
+        reference, _looked_up.exit = _looked_up.exit, None
+        leaving = reference() if reference is not None else None
+        entered = entered_region(self._choose(current_state()), self)
         opened = _open.get()
         if len(opened) > 8:
             opened = tuple([each for each in opened if each() is not None])
         _open.set((weakref.ref(entered), *opened))
         try:
-            if leaving is not None and leaving.region is self:  # else it is entered by no `with`
+            if leaving is not None and leaving.region is self:  # otherwise it is not a `with` that calls this
                 entered.ending = ending = _ending(entered)
                 next(ending)
                 leaving.close = ending.close  # type: ignore[method-assign]
             begin(entered)
         except BaseException:
-            entered.now = None  # it may have begun: Python looks for interrupts after calls of Python functions too where Dynamo runs them
+            entered.now = None  # it may have begun: where Dynamo runs frames, interrupts are raised after calls of Python functions too
             entered.ending = None
             raise
         return self
@@ -126,8 +139,8 @@ class Region:
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _compiling():
-            return call_under(region._choose(here()), function, *args, **kwargs)
-        if traced_plainly() and not region.brings_casts:
+            return call_under(region._choose(current_state()), function, *args, **kwargs)
+        if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
         with region:
             return function(*args, **kwargs)
@@ -183,7 +196,7 @@ _KINDS: tuple[tuple[Callable[[Any], bool], Callable[[Region, Any], Any]], ...] =
 
 
 class _Steps:
-    """A generator whose own code runs inside the region; the code that consumes it runs outside."""
+    """Iterates over `generator`, whose code runs inside the region; the code that consumes it runs outside."""
 
     def __init__(self, region: Region, generator: Any) -> None:
         self._region = region
@@ -209,8 +222,8 @@ class _Steps:
             self._generator.close()
 
 
-class _Traced(Region):
-    """A region that does nothing: what torch.compile traces before hmp has patched anything (see `traced_plainly`)."""
+class _EmptyRegion(Region):
+    """A region that does nothing, for torch.compile to trace while hmp has patched nothing (see `is_traced_unpatched`)."""
 
     def __enter__(self) -> Region:
         return self
@@ -220,7 +233,7 @@ class _Traced(Region):
 
 
 def _region(name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Callable[P, R] | None) -> Any:
-    region = (_Traced if traced_plainly() else Region)(name, choose)
+    region = (_EmptyRegion if is_traced_unpatched() else Region)(name, choose)
     return region if function is None else region(function)
 
 
@@ -230,17 +243,17 @@ def disable_casts(function: Callable[..., Any] | None = None) -> Any:
 
 
 def enable_casts(function: Callable[..., Any] | None = None) -> Any:
-    """A region that undoes `disable_casts()` around it: the policy that was in force before is in force again."""
+    """A region that undoes `disable_casts()` around it: the policy that was in force outside that one is in force again."""
     return _region("enable_casts()", lambda state: state.on, function)
 
 
 def without_casts(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that calls `function` with casts off; of a coroutine or a generator all steps run so."""
+    """A function that calls `function` with casts off; all steps of a coroutine or a generator run with casts off."""
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         return disable_casts(function)  # type: ignore[no-any-return]
 
-    def quiet(*args: P.args, **kwargs: P.kwargs) -> R:
-        # call_without_casts, written out: composites run through this at every call, and what they call starts no task
+    def called_without_casts(*args: P.args, **kwargs: P.kwargs) -> R:
+        # call_without_casts() without an EnteredRegion: torch's Python functions are called through this, and start no asyncio task
         before = get()
         off = (before.now or in_force(before)).off
         try:
@@ -253,4 +266,4 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
             finally:
                 regions_open.pop()
 
-    return quiet
+    return called_without_casts

@@ -1,19 +1,19 @@
-"""Which policy is in force in this thread or asyncio task. Every dispatcher and wrapper asks here before it casts.
+"""The state in force in this thread or asyncio task: which policy, or that nothing is cast. Dispatchers and wrappers read it at each call.
 
-The answer is one of four states:
+It is one of four:
 
-- PROCESS: the policy of `convert()`, which holds for the whole process. It has no policy before the first `convert()`.
+- PROCESS: the policy of `convert()`, which is in force for the whole process. It has no policy before the first `convert()`.
 - another `CompiledPolicy`: the policy of a `casts()` region, or of a module that `apply()` was called on.
-- the `Off` of one of these: nothing is cast. It remembers the policy that `enable_casts()` is to bring back.
+- the `Off` of one of these: nothing is cast. It knows the policy that `enable_casts()` brings back.
 - the `InBackward` of one of these: no list applies, in user Python that autograd calls (R13).
 
-A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds a `Stretch`, which
-knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is empty, PROCESS holds
-everywhere, and a dispatcher needs no look at the ContextVar.
+A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds an
+`EnteredRegion`, which knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is
+empty, PROCESS is in force everywhere, and a dispatcher does not read the ContextVar.
 
-An interrupt (Ctrl-C) can be raised in the middle of this code. CPython checks for one where a Python function begins, where a loop goes
-round, and after a call of a C function. So a state is set inside the `try` whose `finally` takes it back, and the step that must not
-be missed is the first one of that `finally`, or the `__del__` of an object where that is a builtin.
+An interrupt (Ctrl-C) can be raised in the middle of this code: CPython checks for one where a Python function begins, where a loop goes
+round, and after a call of a C function. So a state is set inside the `try` whose `finally` ends it, and what must not be skipped is
+the first step of that `finally`, or done by an object whose `__del__` is a builtin.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from ..errors import HmpError
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Table = Mapping[Any, Callable[..., Any]]
+Replacements = Mapping[Any, Callable[..., Any]]
 
 
 class Off:
-    """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back; `table` stays empty, so that who looks
-    an op up finds nothing and calls torch's own."""
+    """The state in which nothing is cast. `on` is the policy that `enable_casts()` brings back. `replacements` is empty, so that
+    dispatchers call torch's own functions."""
 
     __slots__ = ("now", "on")
-    table: Table = types.MappingProxyType({})
+    replacements: Replacements = types.MappingProxyType({})
     policy = None
-    given = None
+    user_policy = None
     disabled = True
 
     def __init__(self, on: CompiledPolicy) -> None:
         self.on = on
-        self.now: CompiledPolicy | Off | None = self  # None in a subclass: `in_force()` below is to be asked
+        self.now: CompiledPolicy | Off | None = self  # None in a subclass whose `in_force()` is to be called
 
     @property
     def scope_id(self) -> int:
@@ -57,7 +57,7 @@ class Off:
         return self
 
     def in_force(self) -> CompiledPolicy | Off:
-        """The state that holds where the ContextVar holds this one: itself, or another one once a subclass's time is over."""
+        """The state in force where the ContextVar holds this one: itself; a subclass that ends returns another one from then on."""
         return self
 
     @property
@@ -66,15 +66,14 @@ class Off:
 
 
 class InBackward(Off):
-    """The state of user Python that runs in backward: no list applies (R13), and only calls that torch would refuse are cast (R7, R11).
-
-    Those still are because forward was cast: a gradient may be in another dtype than a weight, in code that expects one dtype."""
+    """The state of user Python that runs in backward: no list applies (R13); only the inputs of calls that torch would refuse are cast
+    (R7, R11). For because forward was cast, a gradient may have another dtype than a weight in code that expects one dtype."""
 
     __slots__ = ()
 
     @property
-    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """The wrappers of ops that torch would refuse, of no others."""
+    def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
+        """Wrappers for ops that torch may refuse to run, for no others."""
         return DTYPE_REPAIRS
 
     @property
@@ -89,24 +88,29 @@ class InBackward(Off):
 class CompiledPolicy:
     """A policy made ready to run, and the state in which it is in force.
 
-    `table` maps a torch function to the wrapper that is called in its place; `policy` is the policy that the table was made of, None
-    once it is out of force; `fast_paths` tells a dispatcher how to see, before a call, that there is nothing to cast.
+    `replacements` maps a torch function to the wrapper that is called in its place; `policy` is the policy that they were made of, None
+    after revert(); `fast_paths` maps it to the test by which its dispatcher sees that a call has nothing to cast.
 
-    Where a policy has scoped lines (`softmax @ decoder.*`), it is resolved for one model into several of these: `policy` is what holds in
-    some of its modules, `given` the policy as the user gave it, and `scope_id` the number of that resolution, by which a submodule finds
-    its own policy when it is called. It is 0 without scoped lines.
+    A policy with scoped lines (`softmax @ decoder.*`) is resolved for one model into several of these: `policy` is what applies in some
+    of its modules, `user_policy` the policy that the user gave, and `scope_id` a number that these share, by which a submodule finds its
+    own when it is called. It is 0 without scoped lines.
     """
 
-    __slots__ = ("__weakref__", "fast_paths", "given", "in_backward", "now", "off", "policy", "scope_id", "table")
+    __slots__ = ("__weakref__", "fast_paths", "in_backward", "now", "off", "policy", "replacements", "scope_id", "user_policy")
     disabled = False
 
     def __init__(
-        self, table: Table, policy: Any, fast_paths: Mapping[Any, Any] = types.MappingProxyType({}), given: Any = None, scope_id: int = 0
+        self,
+        replacements: Replacements,
+        policy: Any,
+        fast_paths: Mapping[Any, Any] = types.MappingProxyType({}),
+        user_policy: Any = None,
+        scope_id: int = 0,
     ) -> None:
-        self.table = table
+        self.replacements = replacements
         self.policy = policy
         self.fast_paths = fast_paths
-        self.given = policy if given is None else given
+        self.user_policy = policy if user_policy is None else user_policy
         self.scope_id = scope_id
         self.now = self
         self.off = Off(self)
@@ -117,41 +121,41 @@ class CompiledPolicy:
         return self
 
 
-NOTHING: Table = types.MappingProxyType({})
-# The table of `InBackward`: wrappers of ops that torch would refuse, while torch is patched. The same under every policy.
-DTYPE_REPAIRS: Table = NOTHING
-# One object for the life of the process: convert() and revert() replace its table, so that every thread follows at its next op.
-PROCESS = CompiledPolicy(NOTHING, None)
+NO_REPLACEMENTS: Replacements = types.MappingProxyType({})
+# The `replacements` of every `InBackward`: wrappers for ops that torch may refuse to run; empty while torch is not patched.
+DTYPE_REPAIRS: Replacements = NO_REPLACEMENTS
+# One object for the life of the process: convert() and revert() set its attributes, which every thread reads at its next op.
+PROCESS = CompiledPolicy(NO_REPLACEMENTS, None)
 
-# Has one entry for each region, of any thread, that is not over: whether it is empty is all that anybody asks. A list, not a count,
-# because append and pop are atomic.
+# One item for each region, of any thread, that has not ended. Only whether it is empty is ever read. A list, not a count, because append
+# and pop are atomic.
 regions_open: list[None] = []
 
 
-class Entered:
-    """An entry in `regions_open` for as long as this object lives. Made by `Entered(None)`; `__init__` and `__del__` are builtins, so
-    that no interrupt can fall between the entry and the object."""
+class CountsAsOpen:
+    """Has an item in `regions_open` for as long as it lives. Made by `CountsAsOpen(None)`. `__init__` and `__del__` are builtins, so that
+    no interrupt can come between the object and its item."""
 
     __slots__ = ()
     __init__ = regions_open.append  # a builtin is not bound: called with None
     __del__ = regions_open.pop  # and with nothing
 
 
-class Stretch(Entered):
-    """A region that was entered: from then on `state` is in force in this thread or task. `now` is that state, and None once it ended.
+class EnteredRegion(CountsAsOpen):
+    """One entering of a region: `state` is in force in this thread or task until it ends. `now` is that state, None once it has ended.
 
     `before` is what the ContextVar held when the region was entered. Regions need not end in reverse order: a generator that is suspended
-    in one may be closed, by the garbage collector too, while the thread is inside another. So whoever finds a stretch that has ended goes
-    on to its `before`. A task that was started inside the region has a copy of the context, in which the state stays in force.
+    in one may be closed, by the garbage collector too, while the thread is inside another. So where the ContextVar holds one that has
+    ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays in force.
     """
 
     __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "token")
     now: CompiledPolicy | Off | None
     state: CompiledPolicy | Off
-    before: Held
+    before: ContextValue
     key: object  # the Region object, which the user may enter many times
-    token: Token[Held] | None
-    ending: object  # the generator whose close() ends it, see regions: it must live as long as this
+    token: Token[ContextValue] | None
+    ending: object  # the generator whose close() ends this one (see regions): it must live as long
 
 
 class Unset:
@@ -161,120 +165,121 @@ class Unset:
     now = None
 
 
-Held: TypeAlias = "CompiledPolicy | Off | Stretch | Unset"
+ContextValue: TypeAlias = "CompiledPolicy | Off | EnteredRegion | Unset"
 UNSET = Unset()
-_here: ContextVar[Held] = ContextVar("hmp_casts", default=UNSET)
+_current: ContextVar[ContextValue] = ContextVar("hmp_casts", default=UNSET)
 
-get = _here.get
-put = _here.set
+get = _current.get
+put = _current.set
 
 
-def stretch(state: CompiledPolicy | Off, key: object = None) -> Stretch:
-    """A stretch for `state` that `begin` is yet to put in force."""
-    made: Stretch = Stretch(None)
+def entered_region(state: CompiledPolicy | Off, key: object = None) -> EnteredRegion:
+    """An EnteredRegion of `state`, which `begin` puts in force."""
+    made: EnteredRegion = EnteredRegion(None)
     made.state, made.key, made.now, made.token, made.ending = state, key, None, None, None
     return made
 
 
-def begin(new: Stretch) -> None:
-    """Puts the stretch's state in force here. Call it in a `try` that ends the stretch: an interrupt may come as soon as it returns."""
+def begin(new: EnteredRegion) -> None:
+    """Puts the region's state in force in this thread or task. To be called in a `try` whose `finally` or `except` ends the region: an
+    interrupt may come as soon as this returns."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
 
 
-def end(old: Stretch) -> None:
-    """Ends the stretch, in whatever context it began. The first line does that; the rest makes the state below it quick to find."""
+def end(old: EnteredRegion) -> None:
+    """Ends the region, in whatever context it began. The first line does that; the others save the next reader the way to `before`."""
     old.now = None
     if get() is old:
         put(old.before)
-    old.ending = None  # which refers to it
+    old.ending = None  # the generator refers to `old`
 
 
-def in_force(held: Held) -> CompiledPolicy | Off:
-    """The state in force in this context, whose ContextVar holds `held`."""
-    if isinstance(held, Off):
-        return held.in_force()
-    if isinstance(held, CompiledPolicy):
-        return held
-    return inherit_from_caller() if isinstance(held, Unset) else held.now or _looked_through(held)
+def in_force(value: ContextValue) -> CompiledPolicy | Off:
+    """The state in force in this context, whose ContextVar holds `value`."""
+    if isinstance(value, Off):
+        return value.in_force()
+    if isinstance(value, CompiledPolicy):
+        return value
+    return inherit_from_caller() if isinstance(value, Unset) else value.now or _state_around(value)
 
 
-def _looked_through(ended: Stretch) -> CompiledPolicy | Off:
-    """The state below a stretch that has ended; the ContextVar is set so that the next one who asks finds it at once."""
+def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
+    """The state in force after a region that has ended. Sets the ContextVar to it, so that the next reader finds it at once."""
     top = get()
-    below: Held = ended
-    while isinstance(below, Stretch) and below.now is None:
+    below: ContextValue = ended
+    while isinstance(below, EnteredRegion) and below.now is None:
         if not _began_here(below):
-            # this context is a copy of the one that left the region
-            kept = stretch(below.state)
-            kept.before, kept.now = below.before, kept.state
-            kept.token = put(kept)
-            below = kept
+            # this context is a copy of the one in which the region ended; here its state stays in force
+            copied = entered_region(below.state)
+            copied.before, copied.now = below.before, copied.state
+            copied.token = put(copied)
+            below = copied
         else:
             below = below.before
     put(below if top is ended else top)
     return in_force(below)
 
 
-def _began_here(ended: Stretch) -> bool:
-    """Whether the stretch began in this context, and not in one that this is a copy of."""
+def _began_here(ended: EnteredRegion) -> bool:
+    """Whether the region was entered in this context, not in one that this context is a copy of."""
     if ended.token is not None:
         try:
-            _here.reset(ended.token)  # a token is of one context, and of one use
+            _current.reset(ended.token)  # a token is of one context, and of one use
         except (ValueError, RuntimeError):
             return False
     ended.token = put(ended)
     return True
 
 
-# autograd's own threads can ask for the ContextVars of the thread that called backward() (torch 2.9 and later). They cannot after a
-# nested backward, nor in a backward that C++ code started.
-_is_kept, _kept = torch_private.is_kept_in_thread, torch_private.kept_in_thread
+# From torch 2.9 on autograd's threads can read the context of the thread that called backward(); not after a nested backward, nor in a
+# backward that C++ code started.
+_has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
 
 
 def inherit_from_caller() -> CompiledPolicy | Off:
-    """The state in a context that has never set one: PROCESS; in autograd's own threads the `InBackward` of what the caller of backward()
-    has in force."""
+    """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is in force where
+    backward() was called."""
     if _graph_task() == -1:
-        put(PROCESS)  # remembered, so that the question is asked once a thread
+        put(PROCESS)  # so that this function runs once a thread
         return PROCESS
-    caller = _kept("context") if _is_kept("context") else None
-    found = caller.get(_here) if caller is not None else None
-    if isinstance(found, Stretch):
-        found = found.state  # the context is a copy
+    caller = _get_in_thread("context") if _has_in_thread("context") else None
+    found = caller.get(_current) if caller is not None else None
+    if isinstance(found, EnteredRegion):
+        found = found.state  # ended or not: `caller` is a copy of a context
     return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
 
 
-def here() -> CompiledPolicy | Off:
+def current_state() -> CompiledPolicy | Off:
     """The state in force in the calling thread or task."""
-    held = get()
-    return held.now or in_force(held)
+    value = get()
+    return value.now or in_force(value)
 
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 
 
-def traced_plainly() -> bool:
-    """Whether torch.compile is tracing this code before hmp has patched anything: Dynamo cannot trace a ContextVar, and no policy is in
-    force then. Once torch is patched, torch_compile.bridge answers in this function's place."""
+def is_traced_unpatched() -> bool:
+    """Whether torch.compile is tracing this code while hmp has patched nothing: Dynamo cannot trace a ContextVar, and no policy is in force
+    then. Once torch is patched, torch_compile.bridge makes Dynamo take this function for the constant False."""
     return _compiling()
 
 
-def policy_here() -> Any:
+def current_policy() -> Any:
     """The policy in force for the calling thread or task, None where nothing is cast."""
-    return None if _compiling() else here().policy
+    return None if _compiling() else current_state().policy
 
 
 def casts_enabled() -> bool:
     """Whether ops called here and now are cast, for the calling thread or task."""
-    return not _compiling() and here().policy is not None
+    return not _compiling() and current_state().policy is not None
 
 
 def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `function`, called while `state` is in force."""
-    called = Stretch(None)  # stretch(), begin() and end(), written out
+    called = EnteredRegion(None)  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.before = before = get()
     try:
@@ -288,24 +293,24 @@ def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `function`, called while nothing is cast."""
-    return call_under(here().off, function, *args, **kwargs)
+    return call_under(current_state().off, function, *args, **kwargs)
 
 
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
-    return call_under(here().in_backward, function, *args, **kwargs)
+    return call_under(current_state().in_backward, function, *args, **kwargs)
 
 
-class Bound:
-    """A callable that runs under the state that was in force where it was made, in whatever thread it is called later.
+class UnderCapturedState:
+    """Calls `function` under the state that was in force when this object was made, in whatever thread it is called.
 
-    Checkpoints and optimizers' closures are called this way. HmpError if the policy has changed since: the call would give other numbers
-    than it gave the first time (R14).
+    For checkpoints and for closures of optimizers. HmpError if the policy has changed since: a checkpoint's recomputation would give other
+    numbers than its forward (R14).
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
-        self.state = here()
+        self.state = current_state()
         self.policy = self.state.policy
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -77,7 +77,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     Without `policy`: the one in force in this thread, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the
     nearest names for an unknown op.
     """
-    chosen = as_policy(policy) if policy is not None else state.here().given or Policy.load(DEFAULT)
+    chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = Listed(chosen)

@@ -1,6 +1,6 @@
-"""Turns a policy into wrappers, one for each torch function that it changes, and puts dispatchers in torch's places that call them."""
+"""Turns a policy into wrappers, one for each torch function that it changes, and puts in its place a dispatcher that calls the wrapper."""
 
-from . import deciding, dispatchers, fx_interpreter, handed_out, placement, user_functions
+from . import deciding, dispatchers, function_protocol, fx_interpreter, placement, user_functions
 from .user_functions import bf16_function, fp32_function, promote_function
 
 __all__ = [
@@ -8,8 +8,8 @@ __all__ = [
     "deciding",
     "dispatchers",
     "fp32_function",
+    "function_protocol",
     "fx_interpreter",
-    "handed_out",
     "placement",
     "promote_function",
     "user_functions",

@@ -1,4 +1,4 @@
-"""A policy becomes a table: for each torch function that it changes, the function that is called in its place."""
+"""What a policy does with each torch function that it changes, and the function that is called in its place."""
 
 from __future__ import annotations
 
@@ -35,21 +35,21 @@ class Decision:
 
     @property
     def wrapper(self) -> Callable[..., Any]:
-        """What is called in the place of the function. One for all tables that hold it: it knows what failed."""
+        """What is called in the place of the function. Made once, for all policies with this decision: it remembers what failed (R11)."""
         if self._wrapper is None:
-            self._wrapper = op_wrap(patches.plain(self.original), self.rule)
+            self._wrapper = op_wrap(patches.unpatched(self.original), self.rule)
         return self._wrapper
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
-    """Every torch function that the policy changes, and how. What torch does as the rules ask is not among them."""
+    """Torch's function → decision, for all that the policy changes, users' functions included. The others already do as the rules ask."""
     dotted = [(name, rule) for name, rule in _dotted(policy) if not sites.sites_of(name)]
     registered = tuple(user_functions.registered())
     if not dotted and not registered:
         return _of_torch(policy)
     found = _of_ops(policy).copy()
     for name, source in dotted:
-        # a user's function is one op: what it calls inside is not decided again; and it may be another at each conversion
+        # one op: what a user's function calls inside is not cast again (R8). Not cached: the name may be bound to another function later
         site = spelling.user_site(name)
         _add(found, site, source.cast, policy.dtype, source, user_rule(site.original, name, source.cast, policy.dtype))
     for site, cast in registered:
@@ -72,6 +72,7 @@ def _of_torch(policy: Policy) -> Mapping[Any, Decision]:
 
 
 def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, Decision]:
+    """`found`, with torch's Python functions that call one of these ops added: each is one op, inside which nothing is cast (R8)."""
     for site in calling({site.attribute for d in found.values() for site in d.sites}, found):
         _add(found, site, "inside", policy.dtype, None)
     return found
@@ -79,7 +80,7 @@ def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, De
 
 @functools.partial(cache.cached, most=16)
 def _of_ops(policy: Policy) -> dict[Any, Decision]:
-    """What the policy does with torch's own ops, but for those that call others."""
+    """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
     listed = Listed(policy)
     starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
@@ -120,35 +121,35 @@ def _with_relatives(ops: Iterable[str]) -> Iterator[str]:
 def _add(
     found: dict[Any, Decision], site: Site, kind: Kind, low: torch.dtype, source: ListEntry | None, rule: OpRule | None = None
 ) -> None:
-    # one function may stand in several places: torch.conv2d is F.conv2d
+    # one function may have several sites: torch.conv2d is F.conv2d
     known = found.get(site.original)
     found[site.original] = Decision((site,), source, rule or _op_rule(site, kind, low)) if known is None else known.also_at(site)
 
 
-# What is done to mixed inputs and missing kernels, whatever the lists say.
+# The kinds that answer mixed inputs (R5, R7) and missing kernels (R11), whatever the lists say.
 _REPAIRS = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
 @cache.cached
 def dtype_repairs() -> dict[Any, Callable[..., Any]]:
-    """The table for ops that torch would refuse, and no others: what holds where no list applies (R7, R11)."""
+    """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others (R7, R11)."""
     return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})
 
 
 def build(decisions: Mapping[Any, Decision], observer: Observer | None = None) -> dict[Any, Callable[..., Any]]:
-    """The table for these decisions: torch's function → what is called in its place while the policy is in force."""
+    """Torch's function → its wrapper, for these decisions. With an observer the wrappers are new, and report to it."""
     if observer is None:
         return {original: d.wrapper for original, d in decisions.items()}
-    return {original: op_wrap(patches.plain(original), d.rule, observer) for original, d in decisions.items()}
+    return {original: op_wrap(patches.unpatched(original), d.rule, observer) for original, d in decisions.items()}
 
 
 def fast_paths(decisions: Mapping[Any, Decision]) -> dict[Any, FastPath]:
-    """How to see for each of these torch functions that a call has nothing to cast."""
+    """Torch's function → its fast path, for these decisions."""
     return {original: fast_path_of(d.rule) for original, d in decisions.items()}
 
 
 def dispatched(decisions: Mapping[Any, Decision]) -> dict[Any, Decision]:
-    """The decisions that a dispatcher stands for: all but those that the builtin below a Python function takes for it."""
+    """The decisions whose functions get a dispatcher: all but torch's Python functions that only call a builtin, which has one."""
     return {original: d for original, d in decisions.items() if not _forwards(original, d)}
 
 
@@ -158,12 +159,12 @@ def _forwards(original: Any, decision: Decision) -> bool:
 
 
 def _kind(site: Site, cast: ListName | None, low: torch.dtype) -> Kind | None:
-    """What is done at a site whose op follows the list `cast`, None for nothing."""
+    """What is done at a site whose op is on the list `cast`, or on none; None for nothing."""
     return _kind_in_place(site.op) if site.in_place else _kind_out_of_place(site.op, cast, low)
 
 
 def _kind_in_place(op: str) -> Kind | None:
-    """What is done for an in-place op, whatever list it follows: its result has the dtype of what it writes into (R5)."""
+    """What is done for an in-place op, whatever list it is on: its result has the dtype of what it writes into (R5)."""
     base = sites.base_of(op)
     if base in op_facts.MIXED_INPLACE_RAISES or op in op_facts.MIXED_INPLACE_RAISES:
         return "in_place"
@@ -202,7 +203,7 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
     order = parameters(site.original, op) if needs_order else ()
     kept = op_facts.KEPT_ARGUMENTS.get(op, frozenset())
     function = site.original if isinstance(site.original, types.FunctionType) else None
-    elsewhere = _kind(site, None, low) if kind == "autocast" else None
+    unlisted = _kind(site, None, low) if kind == "autocast" else None
     return OpRule(
         op=op,
         kind=kind,
@@ -214,7 +215,7 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
         view=site.where != "torch.nn.functional" and not op_facts.ALIASING.isdisjoint(line),
-        join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # what torch counts 0-dim tensors in
+        join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # where a 0-dim tensor counts (R3)
         score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
         mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,
         arithmetic=op in op_facts.ARITHMETIC,
@@ -225,5 +226,5 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         no_kernel=kernel_fallback.known(line),
         no_backward_kernel=kernel_fallback.known(line, backward=True),
         retries=not site.in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
-        unlisted=_op_rule(site, elsewhere, low) if elsewhere is not None else None,
+        unlisted=_op_rule(site, unlisted, low) if unlisted is not None else None,
     )

@@ -1,10 +1,8 @@
-"""Python source for dispatchers: one for each builtin's parameters and each fast path.
+"""Writes the Python source of dispatchers, one for each builtin's parameters and each fast path.
 
-A call for which the fast path's condition is true goes to the op. Otherwise the dispatcher casts plain tensors by itself, and calls the
-wrapper for anything else.
-Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260.
-docs/architecture.md shows what is written for `linear`; in a traceback, a debugger and `inspect.getsource(F.linear.__code__)` its lines
-are found too.
+If the fast path's condition is true, a dispatcher calls the op with what it was called with. Otherwise it casts plain tensors by itself,
+and calls the wrapper for anything else. Generated code adds 80 to 200 ns to a call, one function for any arguments would add 190 to 260.
+docs/architecture.md shows the source for `linear`; tracebacks, debuggers and `inspect.getsource(F.linear.__code__)` show it too.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from .fast_path import PLAIN, FastPath, condition_of
 
 
 class _NotGiven:
-    """Stands for an argument that a call did not give. Its dtype is none that a tensor has."""
+    """The default of a parameter for which a call gave no argument. Its dtype None equals no tensor's dtype."""
 
     dtype = None
 
@@ -38,16 +36,16 @@ NOT_GIVEN = _NotGiven()
 
 
 def replacement_in_region(now: Any, key: Any, op: Callable[..., Any]) -> Callable[..., Any]:
-    """What to call for torch's function `key`, whose own code is `op`, where the context says that `now` is in force."""
-    found: Callable[..., Any] = (now or state.here()).table.get(key, op)
+    """The wrapper of torch's function `key` in the state `now`, the state in force for None; `op`, torch's own, where it has none."""
+    found: Callable[..., Any] = (now or state.current_state()).replacements.get(key, op)
     return found
 
 
-def given(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments and keywords of a call, made again of the values of all parameters: what was not given is left out."""
+def call_arguments(signature: Signature, values: tuple[Any, ...]) -> tuple[list[Any], dict[str, Any]]:
+    """The positional and keyword arguments of a call, from the values of all parameters; those that the call did not give are left out."""
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    defaults = 0  # at the end of args: left out, for numpy's name of the parameter may be given
+    defaults = 0  # how many at the end of args: left out, because the call may give the parameter by numpy's name
     for parameter, value in zip(signature.parameters, values, strict=True):
         is_default = value is NOT_GIVEN or _is_default(value, parameter)
         if is_default and (value is NOT_GIVEN or parameter.holds == "absent"):
@@ -64,21 +62,23 @@ def _is_default(value: Any, parameter: Parameter) -> bool:
     return isinstance(value, (int, float, str, type(None))) and repr(value) == parameter.default
 
 
-_SIGNATURES: list[Signature] = []  # those that dispatchers were made for; generated code refers to them by number
+_SIGNATURES: list[Signature] = []  # of the dispatchers; generated code refers to them by index
 NAMES: dict[str, Any] = {
     "regions_open": state.regions_open, "get": state.get, "PROCESS": state.PROCESS, "OFF": state.PROCESS.off,
     "replacement_in_region": replacement_in_region,
-    "given": given, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter, "float32": torch.float32,
-    "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64, "__name__": __name__,
-    "SIGNATURES": _SIGNATURES,
-    "FOCUS": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
+    "call_arguments": call_arguments, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter,
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64,
+    "__name__": __name__, "SIGNATURES": _SIGNATURES,
+    "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
 }  # fmt: skip
 
 
 @functools.cache
 def maker(signature: Signature | None, fast_path: FastPath, regional: bool = False) -> Callable[..., Any]:
-    """A function (_key, _op, _cast) → dispatcher. All dispatchers close over these three names, so their `__code__` can be exchanged."""
+    """A function (_key, _op, _cast) → dispatcher. All dispatchers close over these three names, so their `__code__` can be exchanged.
+
+    With `regional` it is specialised for the policy of a region or module, while the process has none."""
     parameters = "any call" if signature is None else ", ".join(p.name for p in signature.parameters)
     return _maker(f"{parameters}; {fast_path.condition or 'none'}", source(signature, fast_path, regional))
 
@@ -97,13 +97,13 @@ def _maker(title: str, dispatcher: list[str]) -> Callable[..., Any]:
     name = f"<hmp {next(_numbers)}: {title}>"
     found: dict[str, Any] = {}
     exec(compile("\n".join(lines), name, "exec"), NAMES, found)
-    # where tracebacks, debuggers and inspect fast_path for lines of source
+    # where tracebacks, debuggers and inspect look for lines of source
     linecache.cache[name] = len(lines), None, [line + "\n" for line in lines], name
     made: Callable[..., Any] = found["make"]
     return made
 
 
-# The code of a dispatcher that was not called yet under the casts that are in force.
+# The code of a dispatcher that has not been called since specialise_for().
 FIRST_CALL: types.CodeType = _maker(
     "first call", ["def hmp_dispatcher(*args, **kwargs):", "    return specialise(_key, _op)(*args, **kwargs)"]
 )(None, None, None).__code__  # fmt: skip
@@ -117,7 +117,7 @@ def _any_call(fast_path: FastPath, regional: bool) -> list[str]:
             "    if not regions_open:",
             "        return _op(*args, **kwargs)",
             "    now = get().now",
-            "    if now is not FOCUS:",
+            "    if now is not SPECIALISED_FOR:",
             f"        {called}",
         ]
     else:
@@ -133,22 +133,22 @@ def _any_call(fast_path: FastPath, regional: bool) -> list[str]:
 
 
 class _Calls:
-    """The lines that call something with what a dispatcher was called with: its parameters, whether given in the usual way or not."""
+    """Writes lines that call a function with the arguments that a dispatcher was called with. A usual call gives no rare parameter."""
 
     def __init__(self, signature: Signature) -> None:
         if signature not in _SIGNATURES:
             _SIGNATURES.append(signature)
         names = ", ".join(p.name for p in signature.parameters)
         self.signature = signature
-        self.remade = f"args, kwargs = given(SIGNATURES[{_SIGNATURES.index(signature)}], ({names},))"
+        self.remade = f"args, kwargs = call_arguments(SIGNATURES[{_SIGNATURES.index(signature)}], ({names},))"
         self.complete = [f"{p.name} is not NOT_GIVEN" for p in signature.usual if not p.default and not p.optional]
 
     def where(self, tests: list[str]) -> str:
-        """Python source that is true for a usual call for which the tests hold."""
+        """A Python expression that is true for a usual call for which the tests are true."""
         return " and ".join([*tests, *_nothing_rare(self.signature)]) or "True"
 
     def returned(self, target: str, indent: str, cast: bool = False) -> list[str]:
-        """Returns what `target` gives for a usual call; with `cast`, for what was cast."""
+        """Lines that return `target(...)` for a usual call; with `cast`, of the arguments that were cast."""
         lines = []
         for test, names in _usual_calls(self.signature):
             values = [p.name + ("_cast" if cast and _is_cast(p) else "") for p in names]
@@ -157,15 +157,15 @@ class _Calls:
         return lines
 
     def usual(self, target: str, indent: str, tests: list[str] | None = None) -> list[str]:
-        """Returns what `target` gives where the call is a usual one, and the tests hold."""
+        """Lines that return `target(...)` if the call is a usual one and the tests are true."""
         return [f"{indent}if {self.where(self.complete if tests is None else tests)}:", *self.returned(target, indent + "    ")]
 
     def any(self, target: str, indent: str) -> list[str]:
-        """Returns what `target` gives, whatever the call is like."""
+        """Lines that return `target(...)` for any call."""
         return [*self.usual(target, indent), f"{indent}{self.remade}", f"{indent}return {target}(*args, **kwargs)"]
 
     def answered(self, indent: str) -> list[str]:
-        """Lines of an `except`: tries again in float32 what torch's function raised with nothing left to cast (R11)."""
+        """Lines of an `except` around a call with nothing left to cast: they run it in float32 if torch lacks a kernel (R11)."""
         found = "found = failed(_key, _cast, error, tuple(args), kwargs)"
         return [indent + line for line in (self.remade, found, "if found is GIVEN_UP: raise", "return found")]
 
@@ -195,23 +195,23 @@ def _known_call(signature: Signature, fast_path: FastPath, regional: bool = Fals
 
 
 def _asked(calls: _Calls, regional: bool) -> list[str]:
-    """Lines that ask which policy is in force, where it may be another one than the process's."""
+    """Lines for a call under another state than the one that the dispatcher is specialised for."""
     other = ["cast = replacement_in_region(now, _key, _op)", *calls.any("cast", "")]
     if regional:
         asked = ["    if not regions_open:", *calls.any("_op", "        "), "    now = get().now"]
-        return [*asked, "    if now is not FOCUS:", *("        " + line for line in other)]
+        return [*asked, "    if now is not SPECIALISED_FOR:", *("        " + line for line in other)]
     off = ["        if now is OFF:", *calls.usual("_op", "            ")]
     asked = ["    if regions_open:", "        now = get().now", *off, "        if now is not PROCESS:"]
     return [*asked, *("            " + line for line in other)]
 
 
 def _is_cast(parameter: Parameter) -> bool:
-    """Whether what the parameter holds is cast here; a mask is cast by the wrapper, saturating (R12)."""
+    """Whether the dispatcher casts the parameter's tensor. Not a mask's: the wrapper casts it, saturating (R12)."""
     return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
 
 
 def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
-    """Lines that cast the plain tensors among the arguments; they set `cast` to false where an argument is anything else."""
+    """Lines that cast the arguments if all are plain tensors, and set `cast` to False if one is anything else."""
     to = str(fast_path.dtype).removeprefix("torch.")
     others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
     lines = []
@@ -235,7 +235,7 @@ def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
 
 
 def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]]:
-    """The parameters that usual calls give, each time with a Python expression that is true for such a call, "" for always."""
+    """Pairs of a Python expression and the parameters that a usual call gives for which it is true; "" is true for all."""
     required = tuple(p for p in signature.usual if not p.optional)
     optional = [p for p in signature.usual if p.optional]
     if not optional:
@@ -245,10 +245,10 @@ def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]
 
 
 def _nothing_rare(signature: Signature) -> list[str]:
-    """Python expressions that are true where none of the parameters is given that are rarely given.
+    """Python expressions that are true for a call that gives none of the rare parameters.
 
-    The first one catches calls with too many arguments. numpy's name for a parameter that must be given need not be looked at: a call
-    that gives both is one that torch refuses.
+    The first rare one is always among them: it tells calls with too many arguments. numpy's names of required parameters are not, because
+    torch refuses a call that gives both names.
     """
     named = {alias for p in signature.usual if not p.default and not p.optional for alias in ALIASES.get(p.name, ())}
     return [f"{p.name} is {p.default or 'NOT_GIVEN'}" for i, p in enumerate(signature.rare) if i == 0 or p.name not in named]

@@ -1,7 +1,8 @@
 """Dispatchers: the functions that stand in torch's places. Each asks which policy is in force, and calls its wrapper or torch's own op.
 
-A dispatcher is made once and stays the same object. Its code is written for one policy, the process's as a rule, under which it is quick;
-under any other it looks the op up in that policy's table. When the policy changes, `__code__` is exchanged. See dispatcher_code.
+A dispatcher is made once and stays the same object. Its code is specialised for one policy, the process's as a rule, under which a call
+costs least; under another one it looks its function up in that policy's replacements. When the process's policy changes, `__code__` is
+exchanged. See dispatcher_code.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from .fast_path import NO_FAST_PATH, PLAIN
 
 
 def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
-    """A dispatcher for torch's function `key`. It calls `op`, that function as torch has it, until `specialise_for` gives it a policy.
+    """A dispatcher for torch's function `key`. It calls `op`, the function without patches, until `specialise_for()` is called.
 
-    `site` is where a builtin stands, None for a Python function.
+    `site` is a builtin's site, None for a Python function.
     """
     dispatcher = maker(None, PLAIN)(key, op, op)
     with _lock:
@@ -30,35 +31,35 @@ def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
     return dispatcher
 
 
-def specialise_for(casts: CompiledPolicy) -> None:
-    """Has every dispatcher be written for `casts`: the process's policy, or a region's while the process has none."""
+def specialise_for(compiled: CompiledPolicy) -> None:
+    """Specialises every dispatcher for `compiled`: the process's policy, or a region's while the process has none."""
     global _specialised_for
     with _lock:
-        _specialised_for = casts
-        NAMES["FOCUS"] = NAMES  # no policy at all: until every dispatcher is written anew, all of them look tables up
+        _specialised_for = compiled
+        NAMES["SPECIALISED_FOR"] = NAMES  # no policy: until all dispatchers are specialised, each looks its function up in `replacements`
         plain = _plain()
         for key, dispatchers in _made.items():
-            cast = casts.table.get(key)
+            cast = compiled.replacements.get(key)
             for dispatcher, _ in dispatchers:
                 if cast is None:
                     dispatcher.__closure__[0].cell_contents = dispatcher.__closure__[2].cell_contents
                 # most ops are never called: the code for one is written at its first call
                 dispatcher.__code__ = plain if cast is None else FIRST_CALL
-        NAMES["FOCUS"] = casts
+        NAMES["SPECIALISED_FOR"] = compiled
 
 
 def keys() -> list[Any]:
-    """torch's functions that dispatchers were made for."""
+    """The functions of torch's that have dispatchers."""
     return list(_made)
 
 
 def respecialise() -> None:
-    """Writes all dispatchers for the same policy again: some are new since."""
+    """Specialises all dispatchers for the same policy again, for those that are new."""
     specialise_for(_specialised_for)
 
 
 def is_specialised() -> bool:
-    """Whether the policy that the dispatchers are written for is in force, for the process or in a region."""
+    """Whether the dispatchers are specialised for a policy that revert() has not put out of force."""
     return _specialised_for.policy is not None
 
 
@@ -72,38 +73,39 @@ def _is_regional() -> bool:
 
 
 def specialise(key: Any, op: Any) -> Any:
-    """The dispatcher that calls `op`. At an op's first call all dispatchers for `key` get their code for the policy that `specialise_for`
-    was given, which takes 0.5 ms."""
+    """The dispatcher that calls `op`. Gives all dispatchers for `key` their code for the policy that `specialise_for()` was called with.
+
+    Called at a dispatcher's first call, because it takes 0.5 ms."""
     with _lock:
-        cast: Any = _specialised_for.table.get(key)
+        cast: Any = _specialised_for.replacements.get(key)
         found = op
         for dispatcher, site in _made.get(key, ()):
-            call, _, held = dispatcher.__closure__  # in the order of their names: _cast, _key, _op
-            if held.cell_contents is op:
+            call, _, own = dispatcher.__closure__  # in the order of their names: _cast, _key, _op
+            if own.cell_contents is op:
                 found = dispatcher
             if cast is None:
-                dispatcher.__code__ = _plain()  # another policy since the call began; all other code knows
+                dispatcher.__code__ = _plain()  # the policy has changed since the call began
                 continue
             call.cell_contents = cast
             fast_path = NO_FAST_PATH if getattr(cast, "failed", None) else _specialised_for.fast_paths.get(key, NO_FAST_PATH)
             made = maker(None if site is None else signature_of(site), fast_path, _is_regional())(None, None, None)
             if made.__defaults__ is not None:  # the code of any call, `*args, **kwargs`, takes no notice of them
                 dispatcher.__defaults__, dispatcher.__kwdefaults__ = made.__defaults__, made.__kwdefaults__
-            # last: until here the old code casts by the new rule, which is as right
+            # last: until here the old code calls the new wrapper, which is right too
             dispatcher.__code__ = made.__code__
             if site is not None and site.op in _READERS and made.__defaults__ is not None:
                 write_marks.reads_only(made.__code__)
         return found
 
 
-# Ops that write nothing, and whose code is that of no op that does: it has the names of their parameters.
+# Ops that write into no argument, and whose code no op that does shares, because it has their parameters' names.
 _READERS = frozenset({
     "linear", "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "scaled_dot_product_attention",
 })  # fmt: skip
 
 
 def forget() -> None:
-    """Forgets all dispatchers: torch's own functions are in their places again."""
+    """Forgets all dispatchers. To be called when torch's own functions are in their places again."""
     with _lock:
         _made.clear()
 
@@ -120,8 +122,8 @@ def failed(key: Any, cast: Any, error: RuntimeError, args: tuple[Any, ...], kwar
         return GIVEN_UP
     result = cast.again(error, args, kwargs)
     with _lock:
-        if cast.failed and _specialised_for.table.get(key) is cast:
-            specialise(key, key)  # from now on the wrapper asks what is remembered
+        if cast.failed and _specialised_for.replacements.get(key) is cast:
+            specialise(key, key)  # from now on without a fast path: the wrapper remembers that it failed
     return result
 
 

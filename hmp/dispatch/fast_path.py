@@ -1,4 +1,4 @@
-"""Fast paths: how a dispatcher sees, before it calls a wrapper, that a call has nothing to cast, as an expression in Python source."""
+"""Fast paths: the Python expressions by which a dispatcher sees, without its wrapper, that a call has nothing to cast."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Condition = Literal["", "plain", "dtype", "same", "number", "wide", "written", "
 
 
 class FastPath(NamedTuple):
-    """How a dispatcher sees that a call has nothing to cast: by `condition`, of these arguments; `dtype` is the one that the rule casts to.
+    """How a dispatcher sees that a call has nothing to cast: `condition` says by what, `dtype` is the one that the rule casts to.
 
     `casts` names the function with which the dispatcher itself casts plain tensors; with "" it leaves that to the wrapper.
     """
@@ -36,7 +36,7 @@ def fast_path_of(rule: OpRule) -> FastPath:
     if dtype is not None and rule.asks_for_kernels:
         return NO_FAST_PATH
     if rule.op in ("batch_norm", "layer_norm", "group_norm"):
-        # on the promote list a wide weight widens the input
+        # on the promote list a float32 weight makes the input float32
         return NO_FAST_PATH if rule.kind == "promote" else FastPath("norm", dtype)
     if rule.op == "scaled_dot_product_attention":
         return FastPath("attention", dtype, "CAST_PRODUCT_INPUT") if dtype is not None else NO_FAST_PATH
@@ -73,8 +73,8 @@ def condition_of(signature: Signature, fast_path: FastPath) -> str:
         tests = _same_dtype(usual)
     else:
         tests = _of_dtype(usual, _name(fast_path.dtype))
-    given = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
-    return " and ".join(tests + given)
+    required = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
+    return " and ".join(tests + required)
 
 
 def _name(dtype: torch.dtype | None) -> str:
@@ -99,7 +99,7 @@ def _numbers(parameters: tuple[Parameter, ...]) -> list[str]:
 
 
 def _same_dtype(parameters: tuple[Parameter, ...]) -> list[str]:
-    """The first tensor's dtype is called `dtype` from then on."""
+    """Tests that all tensors have one dtype; the first one's is assigned to `dtype`."""
     tensors = [p for p in parameters if p.holds in ("tensor", "tensor?", "number")]
     return [f"(dtype := {tensors[0].name}.dtype) is not None", *(_has_dtype(p, "dtype") for p in tensors[1:])] if tensors else []
 
@@ -125,16 +125,17 @@ def _small_number(name: str) -> str:
 
 
 def _norm(signature: Signature, fast_path: FastPath) -> list[str]:
-    """The input is as it is to be, and the rest is absent, or all of it in that dtype, or all in float32 where a kernel takes that."""
+    """Tests that the input has the dtype that it is to have, and that weight, bias and statistics are absent, or all have that dtype, or
+    are all float32 on the CPU, which has kernels for the mixture (R9)."""
     state = [p.name for p in signature.usual if p.holds == "tensor?"]
     first, *others = state
-    rest = "".join(f" and ({n} is None or {n}.dtype is held)" for n in others)
+    rest = "".join(f" and ({n} is None or {n}.dtype is state)" for n in others)
     absent = " and ".join(f"{n} is None" for n in state)
-    given = signature.usual[0].name
+    input_name = signature.usual[0].name
     if fast_path.dtype is None:  # unlisted: the input is as it is, where it is low or float32
-        wanted, of_input = "dtype", f"((dtype := {given}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
+        wanted, of_input = "dtype", f"((dtype := {input_name}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
     else:
         wanted = _name(fast_path.dtype)
-        of_input = f"{given}.dtype is {wanted}"
-    mixed = f"(held := {first}.dtype) is {wanted} or held is float32 and {given}.is_cpu"
+        of_input = f"{input_name}.dtype is {wanted}"
+    mixed = f"(state := {first}.dtype) is {wanted} or state is float32 and {input_name}.is_cpu"
     return [of_input, f"(({mixed}){rest} if {first} is not None and {first} is not NOT_GIVEN else {absent})"]

@@ -12,16 +12,16 @@ from . import placement
 
 
 def follow() -> None:
-    """Until patches.restore(): traced graphs hold torch's own functions, and an Interpreter calls their dispatchers."""
+    """Until patches.restore() graphs are traced with torch's own functions in them, and an Interpreter calls their dispatchers."""
     call_function = torch.fx.Interpreter.call_function
-    handed: Any = torch.fx.Proxy.__torch_function__
-    patches.swap(call_function, _of_standing(patches.plain(call_function)))
-    patches.swap(handed.__func__, _with_own(patches.plain(handed.__func__)))
+    handler: Any = torch.fx.Proxy.__torch_function__
+    patches.swap(call_function, _with_dispatcher(patches.unpatched(call_function)))
+    patches.swap(handler.__func__, _with_own(patches.unpatched(handler.__func__)))
 
 
 def _with_own(original: Callable[..., Any]) -> Callable[..., Any]:
     return lambda cls, function, *rest: original(cls, stand_ins.own(function), *rest)
 
 
-def _of_standing(original: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda self, target, args, kwargs: original(self, placement.standing(target), args, kwargs)
+def _with_dispatcher(original: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda self, target, args, kwargs: original(self, placement.dispatcher_for(target), args, kwargs)

@@ -10,19 +10,19 @@ from ..ops import Site
 from ..patching import patches, references, stands_in
 from ..torch_hooks import late_imports, override_tables
 from ..torch_private import BUILTIN_FINDER, builtin_table, reset_dynamo
-from . import dispatchers, handed_out
+from . import dispatchers, function_protocol
 
 _dispatchers: dict[int, Callable[..., Any]] = {}
 
 
 def install(sites: Iterable[Site]) -> None:
-    """Puts dispatchers at `sites`; those that have one keep it."""
+    """Puts dispatchers at `sites` that have none, until patches.restore()."""
     if not _dispatchers:
         override_tables.answer(own)
         late_imports.install(own)
         reset_dynamo()
         find = getattr(*BUILTIN_FINDER)
-        patches.swap(find, _finding_dispatchers(patches.plain(find)))
+        patches.swap(find, _finding_dispatchers(patches.unpatched(find)))
         patches.on_restore(_forget_dispatchers)
     fresh: dict[int, Callable[..., Any]] = {}
     bound: list[tuple[Site, Any]] = []
@@ -30,7 +30,7 @@ def install(sites: Iterable[Site]) -> None:
         original = site.original
         if isinstance(original, types.FunctionType) and hasattr(original, "__code__") and not stands_in(original):
             if not patches.swapped(original):
-                patches.swap(original, dispatchers.make(original, patches.plain(original), None))
+                patches.swap(original, dispatchers.make(original, patches.unpatched(original), None))
             continue
         if id(original) not in _dispatchers:
             _dispatchers[id(original)] = fresh[id(original)] = _named(dispatchers.make(original, original, site), site)
@@ -38,47 +38,47 @@ def install(sites: Iterable[Site]) -> None:
         if not patches.rebound(site.owner, site.attribute):
             bound.append((site, dispatcher))
         if isinstance(site.owner, type) and not hasattr(original, "__get__"):
-            dispatcher = staticmethod(dispatcher)  # a C function held by a class takes no self
+            dispatcher = staticmethod(dispatcher)  # a builtin function takes no self as an attribute of a class
         patches.rebind(site.owner, site.attribute, dispatcher)
-    handed_out.install(bound, _tables)
+    function_protocol.install(bound, _tables)
     bound.clear()
     if fresh:
-        fresh = {key: handed_out.standing(dispatcher.__wrapped__, dispatcher) for key, dispatcher in fresh.items()}  # type: ignore[attr-defined]
-        references.rebind(fresh)
+        fresh = {key: function_protocol.for_users_names(dispatcher.__wrapped__, dispatcher) for key, dispatcher in fresh.items()}  # type: ignore[attr-defined]
+        references.rebind_names(fresh)
 
 
-def standing(function: Any) -> Any:
+def dispatcher_for(function: Any) -> Any:
     """The dispatcher for torch's builtin `function`, or `function` itself where it has none."""
     dispatcher: Any = _dispatchers.get(id(function))
     return dispatcher if dispatcher is not None and dispatcher.__wrapped__ is function else function
 
 
 def originals() -> dict[int, Any]:
-    """torch's builtins that dispatchers stand for, by id."""
+    """The builtins of torch's that have a dispatcher, by id."""
     return {id(dispatcher.__wrapped__): dispatcher.__wrapped__ for dispatcher in _dispatchers.values()}  # type: ignore[attr-defined]
 
 
-# Functions of other modules, each of which gives tables of hmp's that hold dispatchers.
+# Functions of other modules, each of which returns containers of hmp's that hold dispatchers.
 holders: list[Callable[[], Iterable[Any]]] = []
 
 
 def _tables() -> list[Any]:
-    """The tables of hmp's that hold dispatchers."""
+    """The containers of hmp's that hold dispatchers."""
     return [_dispatchers, *(table for give in holders for table in give())]
 
 
 def in_place() -> list[Callable[..., Any]]:
-    """The dispatchers that stand in the place of torch's builtins; each has the function that it stands for as `__wrapped__`."""
+    """The dispatchers of torch's builtins; each has its builtin as `__wrapped__`."""
     return list(_dispatchers.values())
 
 
 def own(function: Any) -> Any:
-    """torch's builtin where `function` is what stands in its place, else `function` itself."""
+    """torch's builtin for its dispatcher or counterpart; any other value itself."""
     return function.__wrapped__ if stands_in(function) and hasattr(function, "__wrapped__") else function
 
 
 def _named(dispatcher: Callable[..., Any], site: Site) -> Callable[..., Any]:
-    # found by pickle and by people under the name of torch's own function
+    # pickle, and readers of tracebacks, find it under the name of torch's function
     dispatcher.__name__ = site.attribute
     qualified = f"Tensor.{site.attribute}" if site.where == "torch.Tensor" else site.attribute
     dispatcher.__qualname__ = qualified
@@ -89,7 +89,7 @@ def _named(dispatcher: Callable[..., Any], site: Site) -> Callable[..., Any]:
 
 
 def _finding_dispatchers(original: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
-    """torch.jit.script finds the op behind a dispatcher: scripted code is compiled without casts."""
+    """A `_find_builtin` of torch.jit.script's that finds the op of a dispatcher, too: scripted code runs without casts."""
 
     def find(function: Any) -> str | None:
         found = original(function)
@@ -101,7 +101,7 @@ def _finding_dispatchers(original: Callable[[Any], str | None]) -> Callable[[Any
 
 
 def _forget_dispatchers() -> None:
-    # the table may have been filled while dispatchers stood in torch's places
+    # torch.jit.script may have filled its table while dispatchers were in place
     table = builtin_table()
     for dispatcher in _dispatchers.values():
         op = table.pop(id(dispatcher), None)

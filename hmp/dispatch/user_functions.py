@@ -1,4 +1,4 @@
-"""Users' own functions that are cast as ops: those with one of hmp's decorators, and those given to `hmp.register`."""
+"""Users' functions that are ops: those with one of hmp's decorators, and those that `hmp.register` was called for."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _changes = 0
 
 
 def registered() -> Iterator[tuple[Site, ListName]]:
-    """The sites that users registered, with the cast they asked for."""
+    """The sites of registered functions, each with its list."""
     return iter(tuple(_registered.values()))
 
 
 def add(owner: Any, name: str, cast: ListName) -> Site:
-    """Remembers `owner.name` as an op of the user's. HmpError for what is no function or no cast."""
+    """Registers `owner.name` as an op on the list `cast`; returns its site. HmpError for what is no function, or torch's, or no list."""
     if cast not in CASTS:
         raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
     where = getattr(owner, "__name__", type(owner).__name__)
@@ -46,7 +46,7 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
 
 
 def changes() -> int:
-    """How often something was registered: compiled code is guarded on it."""
+    """How often a function was registered: code of torch.compile's is guarded on this number."""
     return _changes
 
 
@@ -60,7 +60,7 @@ def _decorated(function: Callable[P, R], cast: ListName) -> Callable[P, R]:
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        policy = state.policy_here()
+        policy = state.current_policy()
         if policy is None:
             return function(*args, **kwargs)
         low = policy.dtype
@@ -87,16 +87,16 @@ def rule_of(function: Any, low: Any) -> OpRule:
 
 
 def bf16_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the BF16 list: where casts are on its castable inputs come in the low dtype, and what it calls
-    inside is not cast again."""
+    """`function` as one op on the BF16 list: where casts are on, its castable inputs become the low dtype (R1), and what it calls inside is
+    not cast again (R8)."""
     return _decorated(function, "bf16")
 
 
 def fp32_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the FP32 list: where casts are on its castable inputs come in float32."""
+    """`function` as one op on the FP32 list: where casts are on, its castable inputs become float32 (R2)."""
     return _decorated(function, "fp32")
 
 
 def promote_function(function: Callable[P, R]) -> Callable[P, R]:
-    """`function` as one op on the promote list: where casts are on its castable inputs come in the widest dtype among them."""
+    """`function` as one op on the promote list: where casts are on, its castable inputs become the widest dtype among them (R3)."""
     return _decorated(function, "promote")

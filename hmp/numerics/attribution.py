@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from ..casting import Caster
-from ..context import here
+from ..context import current_state
 from ..lists import Policy
 from ..observing import PACKAGES, Modules, Place, caller
 from ..session import OpRule, observed_by
@@ -77,7 +77,7 @@ class OpsInProgress:
             stack = getattr(threads, "stack", None)
             if stack is None:
                 stack = threads.stack = []
-            begun = rule, here().policy
+            begun = rule, current_state().policy
             try:
                 stack.append(begun)
                 result = wrapper(*args, **kwargs)
@@ -131,7 +131,7 @@ class Attribution:
         return Call(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
-        rule, policy = self.ops.outermost or (None, here().policy)
+        rule, policy = self.ops.outermost or (None, current_state().policy)
         owner = Owner(aten if rule is None else rule.op, rule, policy, self.modules.place())
         return self._owners.setdefault(owner, owner)
 

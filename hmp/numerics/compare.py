@@ -12,11 +12,11 @@ import torch
 
 from ..caches import clear_cache
 from ..casting import each_tensor
-from ..context import disable_casts, here
+from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy
-from ..session import casts, given_to
+from ..session import applied_policy, casts
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from .aten import storage_address
 from .attribution import Attribution, Call
@@ -99,9 +99,9 @@ def _check(model: Any) -> None:
 
 def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
     """The policy of the run: what is applied to the model, which its calls follow anyway, else what was asked for or is in force."""
-    applied = given_to(model)
+    applied = applied_policy(model)
     if policy is None:
-        return applied or here().given or as_policy(DEFAULT)
+        return applied or current_state().user_policy or as_policy(DEFAULT)
     chosen = as_policy(policy)
     if applied is not None and applied != chosen:
         raise HmpError(
@@ -112,7 +112,7 @@ def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Polic
 
 def _region(model: torch.nn.Module, chosen: Policy) -> Any:
     """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
-    return casts(chosen.unscoped) if given_to(model) is not None else casts(chosen, model=model)
+    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)
 
 
 def _call(model: torch.nn.Module, batch: Any) -> Any:

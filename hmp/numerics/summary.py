@@ -15,13 +15,13 @@ from torch.autograd.graph import saved_tensors_hooks
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept
 from ..casting import each_tensor
-from ..context import here
+from ..context import current_state
 from ..errors import HmpError
 from ..formatting import NOTHING, SCHEMA_VERSION, aligned, size
 from ..lists import DEFAULT, Policy, as_policy
 from ..observing import Modules
 from ..report.record import record
-from ..session import casts, given_to
+from ..session import applied_policy, casts
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
 def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy | str | Path | None = None) -> Summary:
     """The summary of `model` with what `call`, which calls it, does in it."""
     _check(model)
-    chosen = given_to(model) or (here().given or as_policy(DEFAULT) if policy is None else as_policy(policy))
-    region = casts(chosen.unscoped) if given_to(model) is not None else casts(chosen, model=model)
+    chosen = applied_policy(model) or (current_state().user_policy or as_policy(DEFAULT) if policy is None else as_policy(policy))
+    region = casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)
     first = next(model.parameters(), None)
     seen = _Seen(model)
     snapshot = Snapshot(model, None, (), None)

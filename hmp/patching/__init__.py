@@ -1,4 +1,4 @@
-"""Reversible patches: what is put in the place of something of torch's, and taken away again. Knows nothing of casts."""
+"""Reversible patches of torch: functions are put in the places of torch's own, and torch's own put back. Knows nothing of casts."""
 
 from . import cache, patches, references, stand_ins
 from .heap import alone, subclasses, unfrozen

@@ -1,4 +1,5 @@
-"""What is worked out from torch as it is found is kept until torch is patched or restored: somebody else may patch it in between."""
+"""Caches for results that depend on what torch's functions are. hmp empties them when it patches or restores torch, because other code may
+patch torch in between."""
 
 from __future__ import annotations
 
@@ -8,17 +9,17 @@ from typing import Any, TypeVar
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_forgets: list[Callable[[], None]] = []
+_cache_clears: list[Callable[[], None]] = []
 
 
 def cached(function: F, most: int | None = None) -> F:
-    """`function`, whose results, the latest `most` of them, are kept until `forget()`."""
-    kept = functools.lru_cache(most)(function)
-    _forgets.append(kept.cache_clear)
-    return kept  # type: ignore[return-value]
+    """`function` with a cache of its results, at most `most` of them, which `forget()` empties."""
+    with_cache = functools.lru_cache(most)(function)
+    _cache_clears.append(with_cache.cache_clear)
+    return with_cache  # type: ignore[return-value]
 
 
 def forget() -> None:
-    """Everything that is kept is worked out anew."""
-    for each in _forgets:
-        each()
+    """Empties all these caches."""
+    for clear in _cache_clears:
+        clear()

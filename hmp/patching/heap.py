@@ -1,4 +1,4 @@
-"""Searches of all objects alive: partials and modules, which may hold a function of torch's from before it was patched; subclasses."""
+"""Finds objects among all that are alive: partials and modules, which may hold one of torch's functions, and subclasses."""
 
 from __future__ import annotations
 
@@ -14,28 +14,30 @@ import torch
 
 
 def alone() -> bool:
-    """Whether this is the only thread with a Python frame."""
+    """Whether no other thread runs Python code."""
     return len(sys._current_frames()) == 1
 
 
-class Holders(NamedTuple):
+class PartialsAndModules(NamedTuple):
     """Every `functools.partial` and every `nn.Module` alive."""
 
     partials: list[functools.partial[Any]]
     modules: list[torch.nn.Module]
 
 
-def partials_and_modules() -> Holders:
-    """What is alive now. The caller has paused the garbage collector, as convert() does."""
+def partials_and_modules() -> PartialsAndModules:
+    """Those that are alive now. To be called while the garbage collector is paused, as convert() does."""
     with unfrozen():
         found = _of_types(functools.partial, torch.nn.Module)
-    return Holders([o for o in found if type(o) is functools.partial], [o for o in found if issubclass(type(o), torch.nn.Module)])
+    return PartialsAndModules(
+        [o for o in found if type(o) is functools.partial], [o for o in found if issubclass(type(o), torch.nn.Module)]
+    )
 
 
 def _of_types(*classes: type) -> list[Any]:
     """Every object whose type is one of `classes` or a subclass of one.
 
-    The list of all objects has tuples in it that another thread is still building, and CPython raises SystemError there if a second
+    gc.get_objects() returns tuples too that another thread is still building, and CPython raises SystemError in that thread if a second
     reference to such a tuple exists. So the list is made, iterated over and freed inside one call of C code, in which no other thread runs.
     The test is `issubclass(type(object), classes)`: isinstance() would ask a proxy for its `__class__`, and a look-up in a set would call
     `__hash__` of metaclasses.
@@ -61,7 +63,7 @@ def subclasses(cls: type) -> list[type]:
 
 @contextlib.contextmanager
 def unfrozen() -> Iterator[None]:
-    """Context manager in which gc finds the objects that gc.freeze() has hidden. If it had, all objects alive are frozen at its end."""
+    """Context manager in which gc finds objects that gc.freeze() has hidden, too. If any were, it freezes all objects alive at its end."""
     frozen = gc.get_freeze_count() > 0
     try:
         if frozen:

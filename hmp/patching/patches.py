@@ -1,7 +1,7 @@
-"""Puts functions in the place of torch's, remembers what was there, and puts it back in reverse.
+"""Replaces functions, of torch's as a rule, and puts the old ones back in reverse order.
 
-Functions written in Python keep their object: only their `__code__` is exchanged, so that names taken earlier, pickles and
-tables keyed by function go on working. Builtins and methods are rebound on their owner.
+A function written in Python stays the same object: only its `__code__` is exchanged, so that `from torch import f`, pickles and tables
+keyed by function go on working. A builtin is rebound: its name on its owner gets another object.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from typing import Any, Literal
 from ..errors import HmpError
 
 _MISSING = object()
-_PLACE = "the function in place"
+_TARGET = "the function in place"  # a constant in compiled code, which `_calling` replaces by a function
 
 _swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
 _rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 _undo: list[Callable[[], None]] = []
-_plain: dict[types.FunctionType, types.FunctionType] = {}
+_unpatched: dict[types.FunctionType, types.FunctionType] = {}
 
 
 def installed() -> bool:
@@ -30,30 +30,30 @@ def installed() -> bool:
     return bool(_swapped or _rebound or _undo)
 
 
-def plain(function: Any) -> Any:
-    """`function` as torch has it, whatever is in its place now: for a Python function a copy that no patch reaches."""
+def unpatched(function: Any) -> Any:
+    """What `function` is without hmp's patches: of a Python function a copy with its original code, anything else itself."""
     if not isinstance(function, types.FunctionType):
         return function
-    if function not in _plain:
+    if function not in _unpatched:
         copy = types.FunctionType(function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         copy.__kwdefaults__ = function.__kwdefaults__
-        _plain[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
-    return _plain[function]
+        _unpatched[function] = functools.update_wrapper(copy, function)  # type: ignore[assignment]
+    return _unpatched[function]
 
 
 def code_of(function: types.FunctionType) -> types.CodeType:
-    """The code of `function` as torch has it."""
+    """The code of `function` without hmp's patches."""
     return _swapped[function][0] if function in _swapped else function.__code__
 
 
 def swap(function: Any, target: Callable[..., Any]) -> None:
     """Makes `function` call `target` with its arguments, defaults filled in, until `restore()`. A second swap does nothing.
 
-    HmpError where its code would become another kind of function's: Python 3.13 deprecates that.
+    HmpError where one code is a generator's or a coroutine's and the other is not: Python 3.13 deprecates that.
     """
     if function in _swapped:
         return
-    plain(function)
+    unpatched(function)
     old = function.__code__
     new = _calling(old, target)
     if (old.co_flags ^ new.co_flags) & _KINDS:
@@ -61,7 +61,7 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
             f"{_name(function)}: a {_kind(old)} function cannot be given the code of a {_kind(new)} function; torch is left as it "
             "was. Please report it with the versions of Python and torch"
         )
-    _swapped[function] = (old, new)  # first: restore() knows it whenever this is interrupted
+    _swapped[function] = (old, new)  # first, so that restore() undoes it whenever this is interrupted
     try:
         function.__code__ = new
     except BaseException:
@@ -69,23 +69,23 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
         raise
 
 
-def bodies() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
-    """The functions that call something else now, and the code that each had before."""
+def swapped_functions() -> Iterator[tuple[types.FunctionType, types.CodeType]]:
+    """The functions that are swapped, each with its original code."""
     for function, (old, _) in _swapped.items():
         yield function, old
 
 
 def swapped(function: Any) -> bool:
-    """Whether `function` calls something else already."""
+    """Whether `function` is swapped."""
     return function in _swapped
 
 
 def rebind(owner: Any, name: str, value: Any) -> None:
-    """Sets `owner.name` until `restore()`. A second rebinding of the same name does nothing."""
+    """Sets `owner.name` to `value` until `restore()`. A second rebinding of the same name does nothing."""
     place = (id(owner), name)
     if place in _rebound:
         return
-    # from the owner's own __dict__: what was inherited is deleted again, not set
+    # from the owner's own __dict__: restore() deletes a name that the owner inherited
     old = vars(owner).get(name, _MISSING)
     _rebound[place] = (owner, name, old, value)
     try:
@@ -96,12 +96,12 @@ def rebind(owner: Any, name: str, value: Any) -> None:
 
 
 def rebound(owner: Any, name: str) -> bool:
-    """Whether `owner.name` is rebound already."""
+    """Whether `owner.name` is rebound."""
     return (id(owner), name) in _rebound
 
 
-def replace(owner: Any, name: str, value: Any) -> None:
-    """Has `value` stand where `rebind` has put something, until `restore()`. What somebody else put on top of that stays."""
+def rebind_again(owner: Any, name: str, value: Any) -> None:
+    """Sets `owner.name` to another value where `rebind` has set it, until `restore()`; does nothing where other code has set it since."""
     place = (id(owner), name)
     if place in _rebound and vars(owner).get(name) is _rebound[place][3]:
         _rebound[place] = (*_rebound[place][:3], value)
@@ -109,12 +109,12 @@ def replace(owner: Any, name: str, value: Any) -> None:
 
 
 def on_restore(undo: Callable[[], None]) -> None:
-    """Has `undo` called by `restore()`: for hooks that torch itself offers."""
+    """Has `restore()` call `undo`: for what is neither a swap nor a rebinding."""
     _undo.append(undo)
 
 
 def restore() -> None:
-    """Puts back everything that was replaced, last first. What somebody else put on top stays, with a warning."""
+    """Undoes everything above, latest first. What other code has patched since stays, with a warning (R16)."""
     foreign: list[str] = []
     while _undo:
         _undo.pop()()
@@ -122,7 +122,7 @@ def restore() -> None:
         _, (owner, name, old, value) = _rebound.popitem()
         found = vars(owner).get(name, _MISSING)
         if found is old:
-            continue  # somebody has put it back already
+            continue  # other code has put it back
         if found is not value:
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         elif old is _MISSING:
@@ -135,7 +135,7 @@ def restore() -> None:
             function.__code__ = old_code
         elif function.__code__ is not old_code:
             foreign.append(_name(function))
-    _plain.clear()
+    _unpatched.clear()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
 
@@ -155,7 +155,7 @@ def _warn_foreign(where: str) -> None:
 
 _KINDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR | inspect.CO_ITERABLE_COROUTINE
 _Kind = Literal["plain", "generator", "coroutine", "asynchronous generator"]
-# What a function of that kind is defined with, and does with TARGET(its arguments) in the place of CALL.
+# How a function of that kind is defined, and its body, in which CALL stands for the call of the target.
 _BODIES: dict[_Kind, tuple[str, str]] = {
     "plain": ("def", "return CALL"),
     "generator": ("def", "return (yield from CALL)"),
@@ -196,10 +196,10 @@ _Shape = tuple[int, int, int, str, int, _Kind]
 
 @functools.cache
 def _template(shape: _Shape) -> types.CodeType:
-    """The code of a function of that shape: how many parameters there are, how many of them by position only, how many by keyword only,
-    "*" and "**" where it takes any more, how many names it closes over, and its kind. It returns TARGET(its arguments)."""
+    """The code of a function of that shape, in which the string _TARGET is called: how many parameters it has by position, how many of
+    these by position only, how many by keyword only, its `*args` and `**kwargs`, how many names it closes over, and its kind."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": the string gives way to the target
+        warnings.simplefilter("ignore", SyntaxWarning)  # "'str' object is not callable": `_calling` replaces the string
         code = compile(_source(*shape), "<hmp>", "exec")
     for _ in ("outer", "function"):
         code = next(constant for constant in code.co_consts if isinstance(constant, types.CodeType))
@@ -207,10 +207,10 @@ def _template(shape: _Shape) -> types.CodeType:
 
 
 def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind: _Kind) -> str:
-    """Parameters are called p0, p1, k0, args, kwargs, and the names that are closed over f0, f1: few templates serve all functions.
+    """Source of a function whose parameters are p0, p1, k0, args, kwargs, and which closes over f000, f001: few templates serve all.
 
-    They are really closed over: a code object that is merely given free variables has no cells in its frames, and whoever
-    looks at their locals (a debugger, a traceback) crashes the interpreter.
+    The names are closed over in the source: free variables that are only written into a code object have no cells in its frames, and a
+    debugger or a traceback that reads the locals of such a frame crashes the interpreter.
     """
     arguments = [f"p{i}" for i in range(positional)]
     call = list(arguments)
@@ -230,12 +230,12 @@ def _source(positional: int, only: int, keyword: int, rest: str, free: int, kind
     outer = "".join(f"    {variable} = None\n" for variable in names)
     closing = f"        if 0: {', '.join(names)}\n" if names else ""
     define, body = _BODIES[kind]
-    body = body.replace("CALL", f"{_PLACE!r}({', '.join(call)})")
+    body = body.replace("CALL", f"{_TARGET!r}({', '.join(call)})")
     return f"def outer():\n{outer}    {define} function({', '.join(arguments)}):\n{closing}        {body}\n"
 
 
 def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType:
-    """A code object of the kind of `code` that takes what `code` takes and returns `target(...)` of it."""
+    """A code object with the parameters and of the kind of `code`, which calls `target` with its arguments and returns the result."""
     rest = ("*args " if code.co_flags & inspect.CO_VARARGS else "") + ("**kwargs" if code.co_flags & inspect.CO_VARKEYWORDS else "")
     positional, keyword = code.co_argcount, code.co_kwonlyargcount
     template = _template((positional, code.co_posonlyargcount, keyword, rest, len(code.co_freevars), _kind(code)))
@@ -245,7 +245,7 @@ def _calling(code: types.CodeType, target: Callable[..., Any]) -> types.CodeType
     def constant(value: Any) -> Any:
         if isinstance(value, tuple):  # the keywords of a call
             return tuple(map(constant, value))
-        return target if value == _PLACE else keywords.get(value, value)
+        return target if value == _TARGET else keywords.get(value, value)
 
     named: dict[str, Any] = {}
     if sys.version_info >= (3, 11):

@@ -1,9 +1,9 @@
-"""Who took a builtin of torch before it was patched has what stands in its place instead, and the builtin again on restore.
+"""Replaces torch's builtins by their dispatchers wherever users' code refers to them, and puts the builtins back on restore.
 
-A function of torch that is written in Python needs none of this: it keeps its object (see patches). A builtin is another object while
-it is patched, and whoever holds it calls torch past hmp: `from torch import matmul`, a table {"tanh": torch.tanh}, a class attribute, a
-default argument, a closure, a module's `self.activation`, and the partials that models keep from their construction on: transformers'
-FNet holds `partial(torch.fft.fftn, dim=(1, 2))`.
+A function of torch that is written in Python stays the same object (see patches). A builtin does not: who has a reference to it from
+before it was patched calls torch without hmp. Such references are `from torch import matmul`, a dict {"tanh": torch.tanh}, a class
+attribute, a default argument, a closure, a module's `self.activation`, and partials: transformers' FNet has
+`partial(torch.fft.fftn, dim=(1, 2))`.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .stand_ins import Counterpart
 
 Dispatchers = Mapping[int, Callable[..., Any]]
 
-# Whose names are left alone: torch looks its own up anew, and the standard library holds none.
+# Packages whose names are left alone: torch's code looks its functions up at each call, and the standard library has none of them.
 SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
 
 
-class Place(NamedTuple):
-    """Where a builtin is held: `key` of `holder`, which is a list, a dict, a class, a module (its attributes), a function (its defaults),
-    a partial or a cell."""
+class Slot(NamedTuple):
+    """A reference to a builtin: `key` of `holder`, which is a list, a dict, a class, an nn.Module (its attributes), a function (its
+    defaults), a partial or a cell (these two have no key)."""
 
     holder: Any
     key: Any
 
-    def held(self) -> Any:
-        """What is held there now; None for nothing."""
+    def value(self) -> Any:
+        """The object in the slot now; None for none."""
         holder, key = self
         if isinstance(holder, types.CellType):
             return holder.cell_contents
@@ -48,7 +48,7 @@ class Place(NamedTuple):
         return (vars(holder) if isinstance(holder, (type, torch.nn.Module)) else holder).get(key)
 
     def put(self, value: Any) -> None:
-        """Has `value` held there."""
+        """Puts `value` into the slot."""
         holder, key = self
         if isinstance(holder, types.CellType):
             holder.cell_contents = value
@@ -66,74 +66,75 @@ class Place(NamedTuple):
             (vars(holder) if isinstance(holder, torch.nn.Module) else holder)[key] = value
 
 
-def rebind(dispatchers: Dispatchers) -> None:
-    """Binds the names of originals (id → dispatcher) to the dispatchers, until patches.restore(); what is not ours by then stays.
+def rebind_names(dispatchers: Dispatchers) -> None:
+    """Puts dispatchers into all slots that hold their builtins (`dispatchers` has them by the builtin's id), until patches.restore(), which
+    leaves a slot alone that other code has written since.
 
-    Reached are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
-    every nn.Module, with the lists and dicts among them; and partials.
+    Searched are the globals of modules that are not torch's, and the lists, dicts, classes and functions among them; the attributes of
+    every nn.Module, and the lists and dicts among them; and partials.
     """
     rebound: list[tuple[Callable[[], Any], Any, Any, Any]] = []
 
     def undo() -> None:
         for reference, key, dispatcher, original in rebound:
             holder = reference()
-            if holder is not None and unwrapped(Place(holder, key).held()) is unwrapped(dispatcher):
-                Place(holder, key).put(original)
+            if holder is not None and unwrapped(Slot(holder, key).value()) is unwrapped(dispatcher):
+                Slot(holder, key).put(original)
 
-    patches.on_restore(undo)  # first: what is bound when something fails is given back too
-    for place in _places(dispatchers):
-        original = place.held()
+    patches.on_restore(undo)  # first, so that what is replaced when something fails is put back too
+    for slot in _slots(dispatchers):
+        original = slot.value()
         dispatcher = dispatchers[id(unwrapped(original))]
-        place.put(dispatcher)
-        rebound.append((_reference(place.holder), place.key, dispatcher, original))
+        slot.put(dispatcher)
+        rebound.append((_reference(slot.holder), slot.key, dispatcher, original))
 
 
-def _places(dispatchers: Dispatchers) -> Iterator[Place]:
+def _slots(dispatchers: Dispatchers) -> Iterator[Slot]:
     alive = heap.partials_and_modules()
-    yield from (Place(partial, None) for partial in alive.partials if id(partial.func) in dispatchers)
+    yield from (Slot(partial, None) for partial in alive.partials if id(partial.func) in dispatchers)
     yield from _in_python_modules(dispatchers)
     for module in alive.modules:
         yield from _in_attributes(module, dispatchers)
 
 
 def _reference(holder: Any) -> Callable[[], Any]:
-    """Gives the holder while it is alive: no partial, model or class is kept alive. A list, a dict and a cell are."""
+    """A function that returns the holder, or None once it is gone. It keeps only a list, a dict or a cell alive."""
     try:
         return weakref.ref(holder)
     except TypeError:
         return lambda: holder
 
 
-def unbind(cls: type, is_dispatcher: Callable[[Any], bool]) -> None:
-    """Makes the dispatchers among the attributes of a new class static methods, until patches.restore(): a builtin takes no self."""
+def make_static(cls: type, is_dispatcher: Callable[[Any], bool]) -> None:
+    """Makes the dispatchers among the attributes of a new class static methods: like the builtins, they are to take no self."""
     for name, value in list(vars(cls).items()):
         if is_dispatcher(value):
             setattr(cls, name, staticmethod(value))
 
 
-def give_back(dispatchers: list[Any], counterparts: list[Any]) -> None:
-    """Whoever took one of these dispatchers or counterparts, which stand nowhere any more, has torch's own function again.
+def restore_names(dispatchers: list[Any], counterparts: list[Any]) -> None:
+    """Puts torch's own functions back wherever users' code refers to these dispatchers or counterparts, after patches.restore().
 
-    In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments; another tuple keeps
-    its dispatcher, which does what torch's function does.
+    In dicts (those of modules and objects too), lists, sets, partials, classes, closures and default arguments. A dispatcher in another
+    tuple stays, and does what torch's function does.
     """
     inside = {id(unwrapped(counterpart)) for counterpart in counterparts}
-    held = [s for s, count in zip(dispatchers, _references(dispatchers), strict=True) if count > _UNHELD + (id(s) in inside)]
-    held += [c for c, count in zip(counterparts, _references(counterparts), strict=True) if count > _UNHELD]
-    _replace(held, {id(each): each.__wrapped__ for each in held}, [dispatchers, counterparts])
+    referenced = [s for s, count in zip(dispatchers, _references(dispatchers), strict=True) if count > _UNREFERENCED + (id(s) in inside)]
+    referenced += [c for c, count in zip(counterparts, _references(counterparts), strict=True) if count > _UNREFERENCED]
+    _replace(referenced, {id(each): each.__wrapped__ for each in referenced}, [dispatchers, counterparts])
 
 
-def replace(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
-    """Whoever took one of these dispatchers has its counterpart instead, as above, but for the containers `besides`."""
-    # hmp's own: the table of dispatchers, those of its function, and its counterpart; a dispatcher whose call is in progress has more
+def use_counterparts(counterparts: dict[Any, Counterpart], besides: Iterable[Any]) -> None:
+    """Puts the counterparts of these dispatchers wherever users' code refers to those, as above; not in the containers `besides`."""
+    # hmp's own references: the dict of dispatchers, the list of its function's, and its counterpart; a call in progress adds some
     counts = zip(_references(counterparts), counterparts.items(), strict=True)
-    held = [dispatcher for count, (dispatcher, other) in counts if count > _UNHELD + 2 + (other.__func__ is dispatcher)]
-    _replace(held, {id(dispatcher): counterparts[dispatcher] for dispatcher in held}, [*besides, counterparts])
+    referenced = [dispatcher for count, (dispatcher, other) in counts if count > _UNREFERENCED + 2 + (other.__func__ is dispatcher)]
+    _replace(referenced, {id(dispatcher): counterparts[dispatcher] for dispatcher in referenced}, [*besides, counterparts])
 
 
-def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
-    skipped = {*map(id, besides), id(held)}
-    inside: list[Any] = held
+def _replace(referenced: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
+    skipped = {*map(id, besides), id(referenced)}
+    inside: list[Any] = referenced
     for _ in range(3):  # a class holds a dict that holds a static method
         if not inside:
             return
@@ -153,7 +154,7 @@ def _replace(held: list[Any], others: Mapping[int, Any], besides: Iterable[Any])
                     if other is not None:
                         is_bare = value is unwrapped(value) or isinstance(value, Counterpart)
                         setattr(holder, name, other if is_bare or isinstance(other, Counterpart) else staticmethod(other))
-            elif tuples is held:
+            elif tuples is referenced:
                 _replace_in(holder, others)
 
 
@@ -161,14 +162,14 @@ def _references(objects: Iterable[Any]) -> list[int]:
     return list(map(sys.getrefcount, objects))
 
 
-_UNHELD = _references([object()])[0]
+_UNREFERENCED = _references([object()])[0]
 
 
 def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
     if isinstance(holder, types.CellType):
         holder.cell_contents = others[id(holder.cell_contents)]
     elif type(holder) is functools.partial:
-        Place(holder, None).put(others.get(id(holder.func), holder.func))
+        Slot(holder, None).put(others.get(id(holder.func), holder.func))
     elif isinstance(holder, list):
         holder[:] = [others.get(id(value), value) for value in holder]
     elif isinstance(holder, set):
@@ -185,20 +186,20 @@ def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
 
 
 def unwrapped(value: Any) -> Any:
-    """What a static method calls; any other value as it is."""
+    """The function of a static method; any other value itself."""
     return value.__func__ if isinstance(value, staticmethod) else value
 
 
-def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Place]:
+def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Slot]:
     seen: set[int] = set()
-    telling = dispatchers.keys() | _TORCHS
+    marks_of_torch = dispatchers.keys() | _TORCHS
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in SKIPPED or not isinstance(module, types.ModuleType):
             continue
         names = vars(module)
         values = list(names.values())
-        if telling.isdisjoint(map(id, values)):
-            continue  # who writes torch.tanh has torch
+        if marks_of_torch.isdisjoint(map(id, values)):
+            continue  # a module that writes torch.tanh has imported torch
         yield from _in(names, dispatchers)
         for value in values:
             if id(value) not in seen:
@@ -206,12 +207,12 @@ def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Place]:
                 yield from _inside(value, name, dispatchers)
 
 
-# A module that has none of these, nor any builtin that is patched, is taken to have no table of such builtins.
+# A module with none of these among its globals, nor a builtin that is patched, is not searched further.
 _TORCHS = frozenset(map(id, (torch, torch.nn, torch.nn.functional, torch.special, torch.linalg, torch.fft)))
 
 
-def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Place]:
-    """The places inside a module's global."""
+def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Slot]:
+    """The slots inside the value of a module's global."""
     kind = type(value)
     if kind is dict or kind is list:
         yield from _in(value, dispatchers)
@@ -220,10 +221,10 @@ def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Place
             yield from _in_function(value, dispatchers)
     elif issubclass(kind, type) and value.__module__ == module:
         for name, attribute in list(vars(value).items()):
-            # a static or class method, and what hmp itself has put around a constructor
+            # the function of a static or class method, or of hmp's own InitWithoutCasts
             attribute = getattr(attribute, "__dict__", {}).get("__wrapped__", unwrapped(attribute))
             if id(attribute) in dispatchers:
-                yield Place(value, name)
+                yield Slot(value, name)
             elif type(attribute) is types.FunctionType:
                 yield from _in_function(attribute, dispatchers)
             elif type(attribute) is dict or type(attribute) is list:
@@ -232,33 +233,33 @@ def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Place
         yield from _in(value, dispatchers)
 
 
-def _in_function(function: types.FunctionType, dispatchers: Dispatchers) -> Iterator[Place]:
+def _in_function(function: types.FunctionType, dispatchers: Dispatchers) -> Iterator[Slot]:
     if str(function.__globals__.get("__name__")).partition(".")[0] == "hmp":
-        return  # what hmp has put there calls torch's own
+        return  # hmp's own functions are to call torch's builtins
     for i, value in enumerate(function.__defaults__ or ()):
         if id(value) in dispatchers:
-            yield Place(function, i)
+            yield Slot(function, i)
     if function.__kwdefaults__:
         yield from _in(function.__kwdefaults__, dispatchers)
     for cell in function.__closure__ or ():
         try:
             if id(cell.cell_contents) in dispatchers:
-                yield Place(cell, None)
+                yield Slot(cell, None)
         except ValueError:  # not filled yet
             continue
 
 
-def _in(container: Any, dispatchers: Dispatchers) -> Iterator[Place]:
+def _in(container: Any, dispatchers: Dispatchers) -> Iterator[Slot]:
     items = enumerate(container) if isinstance(container, list) else list(dict.items(container))
     for key, value in items:
         if id(value) in dispatchers:
-            yield Place(container, key)
+            yield Slot(container, key)
 
 
-def _in_attributes(module: torch.nn.Module, dispatchers: Dispatchers) -> Iterator[Place]:
+def _in_attributes(module: torch.nn.Module, dispatchers: Dispatchers) -> Iterator[Slot]:
     attributes = vars(module)
     if not dispatchers.keys().isdisjoint(map(id, attributes.values())):
-        yield from (Place(module, place.key) for place in _in(attributes, dispatchers))
+        yield from (Slot(module, slot.key) for slot in _in(attributes, dispatchers))
     for value in list(attributes.values()):
         if (type(value) is dict or type(value) is list) and value:
             yield from _in(value, dispatchers)

@@ -1,4 +1,4 @@
-"""Counterpart: an object that is equal to a builtin of torch's, has its hash, and calls the dispatcher."""
+"""What stands in a builtin's place: a dispatcher, or a Counterpart, an object that calls the dispatcher and equals the builtin."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 
 
 class Counterpart(staticmethod):  # type: ignore[type-arg]
-    """Takes the place of `own`, a builtin of torch's, where users look it up: a table with `own` among its keys finds the counterpart too.
+    """Calls a dispatcher, and equals and hashes as `own`, the builtin of torch's that the dispatcher stands for (R19): a dict with `own`
+    as a key finds it by its counterpart, too.
 
-    The dispatcher cannot do that, because a plain function equals only itself. Derived from staticmethod, whose call is C code: a call
-    costs 80 ns more than one of the dispatcher.
+    A dispatcher is a Python function, which equals only itself. Derived from staticmethod, whose call is C code: a call through a
+    counterpart costs 80 ns more than one of the dispatcher.
     """
 
     __slots__ = ("__weakref__", "own")
@@ -22,7 +23,7 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
     def __init__(self, dispatcher: Callable[..., Any], own: Any) -> None:
         super().__init__(dispatcher)
         self.own = own
-        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # staticmethod copied those of the dispatcher
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):  # staticmethod has copied the dispatcher's
             setattr(self, name, getattr(own, name, None))
 
     @property
@@ -49,7 +50,7 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
         return repr(self.own)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # by name: whatever has that name in the process that loads the pickle
+        # by name: it loads as what that name is bound to in the process that loads it
         *owners, name = self.__func__.__qualname__.split(".")
         owner: Any = _Module(self.__func__.__module__)
         for each in owners:
@@ -64,7 +65,7 @@ class Counterpart(staticmethod):  # type: ignore[type-arg]
 
 
 class MethodCounterpart(Counterpart):
-    """The counterpart of a method of torch.Tensor's: as an attribute of a class it is bound to the instance, like the method."""
+    """The counterpart of a method of torch.Tensor's: like the method, it binds to the instance when it is read as an attribute."""
 
     __slots__ = ()
 
@@ -73,7 +74,7 @@ class MethodCounterpart(Counterpart):
 
 
 class ComparisonCounterpart(MethodCounterpart):
-    """The counterpart of `Tensor.__eq__` and the like. For two classes Python calls it with one argument: NotImplemented."""
+    """The counterpart of `Tensor.__eq__` and the like. Returns NotImplemented for one argument, which Python passes to compare classes."""
 
     __slots__ = ()
 
@@ -111,5 +112,5 @@ def own(function: Any) -> Any:
 
 @functools.cache
 def compares(name: str) -> bool:
-    """Whether `name` is a special method that classes themselves have, such as `__eq__`."""
+    """Whether `name` is a special method that `type` has too, such as `__eq__`."""
     return name.startswith("__") and hasattr(type, name)

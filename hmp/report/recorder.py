@@ -124,7 +124,7 @@ class Recorder:
             outer = getattr(threads, "call", None)
             if outer is not None:
                 return wrapper(*args, **kwargs)  # hmp's own, on the way to an op
-            here = state.here()
+            here = state.current_state()
             inputs = _dtypes((*args, *kwargs.values()))
             lacking = fallbacks().get(rule.op, 0)
             call = threads.call = _Call()
@@ -159,7 +159,7 @@ class Recorder:
             name = self._names[function] = _op_id(function)
         if not name:
             return function(*args, **kwargs)
-        here = state.here()
+        here = state.current_state()
         if here.policy is None:
             self.uncast += 1
             return function(*args, **kwargs)
@@ -181,7 +181,7 @@ class Recorder:
     observed = 0  # calls noted so far
 
     def _note(self, here: CompiledPolicy | Off, key: Key, call: _Call, no_kernel: int, raised: int) -> None:
-        policy, given = here.policy, here.given
+        policy, given = here.policy, here.user_policy
         if policy is None or given is None:
             return  # reverted since the call began
         traced = 1 if _compiling() else 0

@@ -1,6 +1,6 @@
-"""Which policy is in force, and for whom: convert, casts, apply."""
+"""Puts policies in force: convert() for the process, casts() for a region, apply() for a module's calls."""
 
-from ..torch_hooks import given_to
+from ..torch_hooks import applied_policy
 from ..wrapping import Op, OpRule, op_wrap
 from .conversion import Handle, any_applied, apply, casts, convert, is_converted, is_in_place, observed_by, register, remove, revert
 
@@ -9,10 +9,10 @@ __all__ = [
     "Op",
     "OpRule",
     "any_applied",
+    "applied_policy",
     "apply",
     "casts",
     "convert",
-    "given_to",
     "is_converted",
     "is_in_place",
     "observed_by",

@@ -1,7 +1,7 @@
-"""Waits, before a policy comes into force, for calls that other threads are in the middle of.
+"""Waits, before a policy comes into force, for calls that are in progress in other threads.
 
-A torch function that is written in Python is one op, inside which nothing is cast again (R8): its wrapper sees to that. A call that began
-before the policy was in force has no wrapper around it, and the second half of it would be cast.
+A torch function that is written in Python is one op: its wrapper calls it with casts off (R8). A call that began before the policy was in
+force was made by no wrapper, and what remains of it would be cast.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from collections.abc import Collection, Iterator
 from ..context import without_casts
 from ..patching import alone, is_dispatcher
 
-# The longest that a conversion waits for other threads: one of them may be waiting for the thread that converts.
+# The most seconds that a conversion waits for other threads: one of them may be waiting for the thread that converts.
 PATIENCE = 5.0
 
 
 def wait_for(codes: Collection[types.CodeType]) -> None:
-    """Returns when all calls that other threads are in now of functions with one of these codes have ended, or after PATIENCE seconds.
-
-    It does not wait for calls made with casts off.
+    """Returns when the calls of functions with these code objects that are in progress in other threads now have ended, or after PATIENCE
+    seconds. Does not wait for calls that were made with casts off.
     """
-    pending = [frame for stack in _stacks() for frame in _unmuted(stack, codes)]
+    pending = [frame for stack in _stacks() for frame in _calls_with_casts(stack, codes)]
     give_up = time.monotonic() + PATIENCE
     while pending and time.monotonic() < give_up:
         time.sleep(0.0005)
-        running = {id(frame) for stack in _stacks() for frame in stack}  # no other frame has the id of one that is held
+        running = {id(frame) for stack in _stacks() for frame in stack}  # ids stay unique while `pending` holds the frames
         pending = [frame for frame in pending if id(frame) in running]
 
 
@@ -45,15 +44,15 @@ def _stacks() -> Iterator[list[types.FrameType]]:
             yield frames
 
 
-def _unmuted(stack: list[types.FrameType], codes: Collection[types.CodeType]) -> list[types.FrameType]:
-    # a dispatcher that has decided and not called yet; it may still be in what it asks
+def _calls_with_casts(stack: list[types.FrameType], codes: Collection[types.CodeType]) -> list[types.FrameType]:
+    # dispatchers that have yet to call; they may be inside functions that read the state
     found = [frame for frame in stack[:3] if is_dispatcher(frame.f_code)]
     for frame in stack:
-        if frame.f_code is _MUTED:
-            found.clear()  # they run inside this one
+        if frame.f_code is _WITHOUT_CASTS:
+            found.clear()  # they were called with casts off
         elif frame.f_code in codes:
             found.append(frame)
     return found
 
 
-_MUTED: types.CodeType = without_casts(alone).__code__
+_WITHOUT_CASTS: types.CodeType = without_casts(alone).__code__

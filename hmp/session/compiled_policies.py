@@ -1,6 +1,6 @@
 """Makes a CompiledPolicy of a Policy, and patches torch for it.
 
-It is kept while a handle, a region or a module's mark holds it; the last few stay for their next use.
+Equal policies share one as long as a handle, a region or a module's mark refers to it; the MOST latest are kept besides.
 """
 
 from __future__ import annotations
@@ -36,46 +36,46 @@ from .log_observer import LogObserver
 lock = fork_safe.RLock()
 observers: list[Observer] = []
 
-# How many compiled policies are kept although nothing uses them: a region that is entered in a loop finds its own again.
+# How many compiled policies are kept although nothing uses them: those of regions that are entered in a loop.
 MOST = 32
 _casts: weakref.WeakValueDictionary[tuple[Policy, bool], CompiledPolicy] = weakref.WeakValueDictionary()
 _latest: OrderedDict[int, CompiledPolicy] = OrderedDict()  # by id, least recently used first
-# All that are in use, with whether their decisions are logged: marks, handles and regions hold them.
+# All that marks, handles and regions refer to → whether their decisions are logged.
 _alive: weakref.WeakKeyDictionary[CompiledPolicy, bool] = weakref.WeakKeyDictionary()
-# They know what they have said. The tables of their policy hold them.
+# They know what they have logged. The wrappers of their policy keep them alive.
 _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
 
 
 def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> CompiledPolicy:
-    """The compiled `policy`; dispatchers stand in the place of every torch function that it changes. With `for_process` the caller puts it
-    in force for the process next, and writes the dispatchers for it then."""
+    """The compiled `policy`, with dispatchers in the places of all torch functions that it changes. With `for_process` the caller puts it
+    in force for the process next, which specialises the dispatchers."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         with lock:
             found = _casts.get((policy, is_verbose))
             if found is None:
                 with gc_paused():
-                    found = _casts[policy, is_verbose] = _noted(_made(policy, is_verbose), is_verbose)
+                    found = _casts[policy, is_verbose] = _tracked(_compiled(policy, is_verbose), is_verbose)
                     if not for_process:
                         dispatchers.respecialise()
     _keep(found)
     return found
 
 
-def compile_for_scope(given: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled `policy`, which is what the policy `given` becomes in some modules of a model; a new object, for this scope alone."""
+def compile_for_scope(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
+    """The compiled `policy`, which is what `user_policy` becomes in some modules of a model. A new object, not shared between scopes."""
     shared = compile_policy(policy, is_verbose)
-    # its own policy, which may be equal to another one and have other lines
-    return _noted(CompiledPolicy(shared.table, policy, shared.fast_paths, given, scope_id), is_verbose)
+    # `policy` itself: an equal one may come from other files and lines
+    return _tracked(CompiledPolicy(shared.replacements, policy, shared.fast_paths, user_policy, scope_id), is_verbose)
 
 
-def _noted(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
+def _tracked(casts: CompiledPolicy, is_verbose: bool) -> CompiledPolicy:
     _alive[casts] = is_verbose
     return casts
 
 
 def _keep(casts: CompiledPolicy) -> None:
-    # one step at a time, each of which is atomic: other threads do the same, and the lock is held for as long as a conversion takes
+    # other threads do this too: every step is atomic, because the lock may be held for as long as a conversion takes
     _latest[id(casts)] = casts
     with contextlib.suppress(KeyError):
         _latest.move_to_end(id(casts))
@@ -83,21 +83,21 @@ def _keep(casts: CompiledPolicy) -> None:
             _latest.popitem(last=False)
 
 
-def make_again() -> None:
-    """Makes the tables of all compiled policies anew: what is registered, or who observes, has changed."""
+def recompile_all() -> None:
+    """Compiles all policies again, in the same objects, after a change of the registered functions or of the observers."""
     fresh: dict[tuple[Policy, bool], CompiledPolicy] = {}
     for casts, is_verbose in list(_alive.items()):
         if casts.policy is not None:
             made = fresh.get((casts.policy, is_verbose))
             if made is None:
-                made = fresh[casts.policy, is_verbose] = _made(casts.policy, is_verbose)
-            casts.table, casts.fast_paths = made.table, made.fast_paths
+                made = fresh[casts.policy, is_verbose] = _compiled(casts.policy, is_verbose)
+            casts.replacements, casts.fast_paths = made.replacements, made.fast_paths
 
 
-def put_out_of_force() -> None:
+def empty_all() -> None:
     """Empties all compiled policies: threads that are still inside a region run torch's own ops from now on."""
     for casts in list(_alive):
-        casts.table, casts.policy, casts.fast_paths, casts.given = state.NOTHING, None, state.NOTHING, None
+        casts.replacements, casts.policy, casts.fast_paths, casts.user_policy = state.NO_REPLACEMENTS, None, state.NO_REPLACEMENTS, None
     _alive.clear()
     _casts.clear()
     _latest.clear()
@@ -106,7 +106,7 @@ def put_out_of_force() -> None:
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """A stretch without garbage collections: each would go through all of torch, and little of what is made here is garbage."""
+    """Context manager without garbage collections: each would visit all objects of torch, and compiling makes little garbage."""
     if not gc.isenabled():
         yield
         return
@@ -117,44 +117,44 @@ def gc_paused() -> Iterator[None]:
         gc.enable()
 
 
-# What is put in place before the first op is, in this order.
+# What is patched before the first op is, in this order.
 _HOOKS = (
     never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
 )  # fmt: skip
 
 
-def _no_longer_repaired() -> None:
-    state.DTYPE_REPAIRS = state.NOTHING
+def _clear_dtype_repairs() -> None:
+    state.DTYPE_REPAIRS = state.NO_REPLACEMENTS
 
 
-def _made(policy: Policy, is_verbose: bool) -> CompiledPolicy:
-    """The policy, newly compiled, with dispatchers in place for it. If that fails, torch is patched as it was before."""
-    fresh = not patches.installed()
-    if fresh:
+def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
+    """The policy, newly compiled, with dispatchers in place for it. Leaves torch unpatched where it was and this raises."""
+    is_first = not patches.installed()
+    if is_first:
         cache.forget()  # somebody else may have patched torch since
     decisions = deciding.dispatched(deciding.decide(policy))
-    told = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
+    watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(
-        deciding.build(decisions, Observers(told) if told else None),
+        deciding.build(decisions, Observers(watching) if watching else None),
         policy,
-        {} if told else deciding.fast_paths(decisions),  # an observer is told of every call
+        {} if watching else deciding.fast_paths(decisions),  # an observer is told of every call
     )
     try:
-        if fresh:
+        if is_first:
             override_tables.fill()
             for hooks in _HOOKS:
                 hooks.install()
             patches.on_restore(cast_cache.revert)
             fx_interpreter.follow()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
-            patches.on_restore(_no_longer_repaired)
+            patches.on_restore(_clear_dtype_repairs)
             patches.on_restore(cache.forget)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()
-        if fresh:
+        if is_first:
             bridge.put_in_place()
     except BaseException:
-        if fresh:
+        if is_first:
             patches.restore()
         raise
     return casts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ import torch
 
 from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
-from ..dispatch import dispatchers, handed_out, placement, user_functions
+from ..dispatch import dispatchers, function_protocol, placement, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
@@ -29,20 +29,20 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 class Handle:
-    """What `convert()` gives back: leaving its `with`, or `.revert()`, restores the policy that was in force before it."""
+    """What `convert()` returns: at the end of its `with`, or by `.revert()`, the policy from before the conversion is in force again."""
 
-    def __init__(self, casts: CompiledPolicy) -> None:
-        self._casts = casts
+    def __init__(self, compiled: CompiledPolicy) -> None:
+        self._compiled = compiled
 
     def revert(self) -> None:
-        """Restores the policy that was in force before the conversion, whatever came after it; a second call does nothing."""
+        """Undoes this conversion and all later ones; a second call does nothing."""
         with _lock:
             if self not in _converted:
                 return
             ended = _converted[_converted.index(self) :]
             del _converted[-len(ended) :]
             for each in ended:
-                module_calls.unmark_scope(each._casts.scope_id)
+                module_calls.unmark_scope(each._compiled.scope_id)
             if _converted or module_calls.any_marked() or _regions_entered:
                 _put_in_force()
             else:
@@ -55,7 +55,7 @@ class Handle:
         self.revert()
 
 
-# The conversions that no handle has taken back, latest last; that one's policy is in force.
+# The conversions that have not been reverted, latest last: its policy is in force.
 _converted: list[Handle] = []
 _regions_entered = False
 
@@ -72,7 +72,7 @@ def convert(  # noqa: PLR0913
     verbose: bool | None = None,
     model: torch.nn.Module | None = None,
 ) -> Handle:
-    """Puts a policy in force for the whole process, and gives back a handle that restores the one before.
+    """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
     "" means the default list of that kind (Habana's). `opt_level` "O2" runs matrix products and convolutions in the low dtype
     and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a folder, and excludes
@@ -87,16 +87,16 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     with _lock, compiled_policies.gc_paused():
         was_patched = patches.installed()
-        # whatever fails, fails here
+        # whatever fails, fails before anything is in force
         if model is None:
             scopes.refuse_without_model(chosen)
         if model is not None and chosen.scoped:
-            casts = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+            compiled = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
         else:
-            casts = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
+            compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
         if not was_patched:
             calls_in_flight.wait_for(never_cast.codes())
-        handle = Handle(casts)
+        handle = Handle(compiled)
         _converted.append(handle)
         _put_in_force()
         autocast.say_if_enabled()
@@ -121,17 +121,17 @@ def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: 
 
 
 def revert() -> None:
-    """Leaves torch as it was found: no policy in force, nothing patched, no model applied to. Does nothing without convert()."""
+    """Undoes every convert(), casts() and apply(): no policy is in force, nothing of torch is patched. Does nothing without one."""
     global _regions_entered
     with _lock:
         _converted.clear()
-        _move_process_to(CompiledPolicy(state.NOTHING, None))  # whoever holds a dispatcher calls torch's own op from now on
-        compiled_policies.put_out_of_force()
+        _move_process_to(CompiledPolicy(state.NO_REPLACEMENTS, None))  # a dispatcher calls torch's own op from now on
+        compiled_policies.empty_all()
         module_calls.unmark_all()
         _regions_entered = False
-        stood = placement.in_place(), handed_out.counterparts()
+        replaced_by = placement.in_place(), function_protocol.counterparts()
         patches.restore()
-        references.give_back(*stood)
+        references.restore_names(*replaced_by)
 
 
 def is_converted() -> bool:
@@ -140,12 +140,12 @@ def is_converted() -> bool:
 
 
 def is_in_place() -> bool:
-    """Whether anything of torch is patched: from the first policy to `revert()`, also where no policy is in force."""
+    """Whether torch is patched: from the first policy on until `revert()`, also while no policy is in force."""
     return patches.installed()
 
 
 def any_applied() -> bool:
-    """Whether `apply()` has put a policy on any module that is still there."""
+    """Whether a policy is applied to any module that is alive."""
     return module_calls.any_marked()
 
 
@@ -154,8 +154,8 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
 
     Without a policy: "autocast", torch.autocast's own lists for the device in use.
 
-    `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. The
-    patches that it needs stay, doing nothing elsewhere, until `hmp.revert()`.
+    `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. torch stays
+    patched until `hmp.revert()`; outside the region the patches do nothing.
     """
     if torch.compiler.is_dynamo_compiling():
         _refuse_tracing()
@@ -171,9 +171,9 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        casts = _specialised(_uncompiled(made)())
+        compiled = _specialised(_uncompiled(made)())
         autocast.say_if_enabled()
-        return casts
+        return compiled
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
@@ -182,58 +182,58 @@ bridge.entering.append(casts)
 
 
 class _CastsIn:
-    """A function that returns the compiled policy for a region, where the policy has scoped lines for a model.
+    """Returns, when called, the compiled policy for a region whose policy has scoped lines for a model. HmpError once the model is gone.
 
-    The model's modules are marked at the first call, and no longer once this function is garbage."""
+    The first call marks the model's modules; when this object is garbage, the marks are removed."""
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
         scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
         self._policy, self._model = policy, weakref.ref(model)
-        self._casts: CompiledPolicy | None = None
+        self._compiled: CompiledPolicy | None = None
 
     def __call__(self) -> CompiledPolicy:
-        casts = self._casts
-        if casts is not None and casts.policy is not None:
-            return casts
+        compiled = self._compiled
+        if compiled is not None and compiled.policy is not None:
+            return compiled
         with _lock:
             model = self._model()
             if model is None:
                 raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
-            if self._casts is None or self._casts.policy is None:
-                self._casts = _resolved(self._policy, model, self._policy.unscoped)
-                weakref.finalize(self, module_calls.unmark_scope, self._casts.scope_id).atexit = False
-            return self._casts
+            if self._compiled is None or self._compiled.policy is None:
+                self._compiled = _resolved(self._policy, model, self._policy.unscoped)
+                weakref.finalize(self, module_calls.unmark_scope, self._compiled.scope_id).atexit = False
+            return self._compiled
 
 
 def _refuse_tracing() -> None:
-    """Raises while torch.compile traces a first casts(): nothing is patched yet, nor is the bridge that would answer Dynamo. Dynamo then
-    runs the frame uncompiled."""
+    """Raises HmpError where torch.compile traces a process's first casts(): hmp cannot patch torch while Dynamo traces. Dynamo then runs
+    the frame uncompiled."""
     raise HmpError("the first hmp.casts() of a process cannot be compiled; call hmp.convert() or enter hmp.casts() once before")
 
 
 def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` with Dynamo disabled in it, as long as nothing is patched; later hmp's bridge to torch.compile sees to that."""
+    """`function` with Dynamo disabled in it, while nothing is patched; later hmp's bridge to torch.compile disables it."""
     imported = dynamo()
     return function if imported is None or patches.installed() else imported.disable(function)
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
-    """`model`, whose every call runs under `policy` from now on; nothing outside its calls is cast. Without a policy it is
-    "autocast", torch.autocast's own lists for the device in use.
+    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast",
+    torch.autocast's own lists for the device in use.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
-    that the model holds now; their calls follow them inside calls of the model. A deep copy of the model is applied to as well;
-    a pickle of it takes no policy along. `verbose` logs the policy and every distinct decision once. `hmp.remove(model)` undoes it;
-    the patches, doing nothing elsewhere, stay until `hmp.revert()`.
+    that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the model has the policy too, a
+    pickle of it has none. `verbose` logs the policy and every distinct decision once. `hmp.remove(model)` undoes it; torch stays patched
+    until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
     chosen = as_policy(policy)
     _module(model, "apply()")
     with _lock:
-        casts = _resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
+        compiled = _resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(model)
-        module_calls.mark(model, _specialised(casts))
+        module_calls.mark(model, _specialised(compiled))
     if verbose:
         announce(chosen)
     return model
@@ -249,27 +249,27 @@ def _module(model: Any, where: str) -> torch.nn.Module:
 
 
 def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
-    """The compiled policy outside the modules that scoped lines speak of: `outside`, by default what holds in `model` itself.
+    """The compiled policy for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
 
-    Those modules are marked with compiled policies of their own."""
+    Marks those modules with compiled policies of their own."""
     policies = scopes.resolve(policy, model)
     outside = outside or policies[model]
     scope_id = module_calls.new_scope_id()
-    casts: dict[int, CompiledPolicy] = {}
+    by_policy: dict[int, CompiledPolicy] = {}
     for each in (outside, *policies.values()):
-        if id(each) not in casts:
-            casts[id(each)] = compiled_policies.compile_for_scope(policy, each, scope_id, is_verbose)
+        if id(each) not in by_policy:
+            by_policy[id(each)] = compiled_policies.compile_for_scope(policy, each, scope_id, is_verbose)
     try:
         for module, own in scopes.differing(policies, model, outside).items():
-            module_calls.mark_inside(module, casts[id(own)])
+            module_calls.mark_scoped(module, by_policy[id(own)])
     except BaseException:
         module_calls.unmark_scope(scope_id)
         raise
-    return casts[id(outside)]
+    return by_policy[id(outside)]
 
 
 def remove(model: M) -> M:
-    """`model`, no longer applied to."""
+    """`model`; no policy is applied to it any more."""
     with _lock:
         module_calls.unmark(model)
     return model
@@ -279,69 +279,73 @@ def register(owner: Any, name: str, cast: ListName) -> None:
     """Makes `owner.name`, a function of the user's, an op on the "bf16", "fp32" or "promote" list, under every policy."""
     with _lock:
         user_functions.add(owner, name, cast)
-        _make_again()
+        _recompile_all()
 
 
 @contextlib.contextmanager
 def observed_by(observer: Observer) -> Iterator[None]:
-    """A stretch in which `observer` sees every decision, of every policy and in every thread. What is not observed has no cost."""
+    """Context manager in which `observer` is told of every decision, of every policy and in every thread. Outside it costs nothing."""
     with _lock:
         compiled_policies.observers.append(observer)
-        _make_again()
+        _recompile_all()
     try:
         yield
     finally:
         with _lock:
             compiled_policies.observers.remove(observer)
-            _make_again()
+            _recompile_all()
 
 
-def _make_again() -> None:
-    """Compiles every policy in use again: what is registered, or who observes, has changed."""
+def _recompile_all() -> None:
+    """Compiles every policy in use again, after a change of the registered functions or of the observers."""
     if patches.installed():
         with compiled_policies.gc_paused():
-            compiled_policies.make_again()
+            compiled_policies.recompile_all()
             _put_in_force()
 
 
 def _put_in_force() -> None:
-    """Puts the latest conversion's policy in force for the process, none where there is no conversion."""
-    _move_process_to(_converted[-1]._casts if _converted else CompiledPolicy(state.NOTHING, None))
+    """Puts the latest conversion's policy in force for the process; no policy where there is no conversion."""
+    _move_process_to(_converted[-1]._compiled if _converted else CompiledPolicy(state.NO_REPLACEMENTS, None))
 
 
-def _move_process_to(casts: CompiledPolicy) -> None:
-    """Puts `casts` in force for the process; every op of every thread runs wholly under the old policy or wholly under the new one.
+def _move_process_to(compiled: CompiledPolicy) -> None:
+    """Puts `compiled` in force for the process. Every op of every thread runs wholly under the old policy or wholly under the new one.
 
-    For a builtin that is so by itself. A torch function in Python calls many, and is one op because its wrapper has casts off inside (R8).
-    So while there are other threads it gets a wrapper that does only that before the new policy is in force, and keeps one until the
-    old policy is out of force.
+    A call of a builtin always does. A torch function written in Python calls many builtins, and is one op because its wrapper calls it with
+    casts off (R8). So while there are other threads, those functions that only one of the two policies changes have, until the change is
+    over, a replacement that does nothing else.
     """
     old = PROCESS
     if not alone():
-        quiet = _quiet(casts.table.keys() - old.table.keys())
-        if quiet:
-            _set_process_policy(CompiledPolicy({**old.table, **quiet}, old.policy, old.fast_paths, old.given, old.scope_id))
-            calls_in_flight.wait_for({patches.code_of(function) for function in quiet})
-        quiet = _quiet(old.table.keys() - casts.table.keys())
-        if quiet:
-            _set_process_policy(CompiledPolicy({**quiet, **casts.table}, casts.policy, casts.fast_paths, casts.given, casts.scope_id))
-    _set_process_policy(casts)
+        single = _as_single_ops(compiled.replacements.keys() - old.replacements.keys())
+        if single:
+            _set_process_policy(_with_replacements(old, {**old.replacements, **single}))
+            calls_in_flight.wait_for({patches.code_of(function) for function in single})
+        single = _as_single_ops(old.replacements.keys() - compiled.replacements.keys())
+        if single:
+            _set_process_policy(_with_replacements(compiled, {**single, **compiled.replacements}))
+    _set_process_policy(compiled)
 
 
-def _quiet(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
-    """A table for those of the functions that are written in Python: each calls torch's own code with casts off."""
-    return {f: without_casts(patches.plain(f)) for f in functions if isinstance(f, types.FunctionType)}
+def _with_replacements(compiled: CompiledPolicy, replacements: Mapping[Any, Callable[..., Any]]) -> CompiledPolicy:
+    return CompiledPolicy(replacements, compiled.policy, compiled.fast_paths, compiled.user_policy, compiled.scope_id)
 
 
-def _set_process_policy(casts: CompiledPolicy) -> None:
-    PROCESS.table, PROCESS.policy, PROCESS.fast_paths = casts.table, casts.policy, casts.fast_paths
-    PROCESS.given, PROCESS.scope_id = casts.given, casts.scope_id
+def _as_single_ops(functions: Iterable[Any]) -> dict[Any, Callable[..., Any]]:
+    """A replacement for each of the functions that is written in Python: it calls torch's own code with casts off."""
+    return {f: without_casts(patches.unpatched(f)) for f in functions if isinstance(f, types.FunctionType)}
+
+
+def _set_process_policy(compiled: CompiledPolicy) -> None:
+    PROCESS.replacements, PROCESS.policy, PROCESS.fast_paths = compiled.replacements, compiled.policy, compiled.fast_paths
+    PROCESS.user_policy, PROCESS.scope_id = compiled.user_policy, compiled.scope_id
     dispatchers.specialise_for(PROCESS)
 
 
-def _specialised(casts: CompiledPolicy) -> CompiledPolicy:
-    """`casts`; the dispatchers are written for them, unless they are for another policy that is in force."""
+def _specialised(compiled: CompiledPolicy) -> CompiledPolicy:
+    """`compiled`; the dispatchers are specialised for it if the policy that they are specialised for is no longer in force."""
     if not dispatchers.is_specialised():
         with _lock:
-            dispatchers.specialise_for(casts)
-    return casts
+            dispatchers.specialise_for(compiled)
+    return compiled

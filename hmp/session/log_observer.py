@@ -1,4 +1,4 @@
-"""isVerbose: the policy, then every distinct decision once, through the logger `hmp`."""
+"""What `convert(isVerbose=True)` logs: the policy, then every distinct decision once, through the logger `hmp`."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class LogObserver:
         self._made: ContextVar[list[tuple[torch.dtype, torch.dtype]] | None] = ContextVar("hmp_casts_made", default=None)
 
     def casting(self, caster: Caster) -> Caster:
-        """`caster`, which notes what it casts."""
+        """A caster that casts by `caster`, and notes the dtypes for the call in progress."""
 
         def noting(tensor: Tensor, dtype: torch.dtype) -> Tensor:
             made = self._made.get()
@@ -53,11 +53,11 @@ class LogObserver:
         return noting
 
     def calling(self, op: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
-        """`op` itself: what it gets is told by the casts."""
+        """`op` itself: the casts say enough about its inputs."""
         return op
 
     def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
-        """`wrapper`, which logs its decision when it is a new one."""
+        """A function that calls `wrapper`, and logs its decision where it is a new one."""
 
         def observed(*args: Any, **kwargs: Any) -> Any:
             before = self._made.get()

@@ -48,7 +48,7 @@ class Compiling(Off):
 
 def state_of_program() -> CompiledPolicy | Off:
     """The state for the program that this thread or task compiles, or runs if it compiles none."""
-    here = state.here()
+    here = state.current_state()
     return here.program if isinstance(here, Compiling) else here
 
 
@@ -102,7 +102,7 @@ def _number(policy: Policy | None) -> int:
 def wrapper(here: CompiledPolicy | Off, key: Any) -> Callable[..., Any] | None:
     """The wrapper that is traced in place of torch's function `key` in the state `here`; None where nothing is cast."""
     if isinstance(here, InBackward):
-        return _decided(Policy("no lists"), 0, key) if key in here.table else None
+        return _decided(Policy("no lists"), 0, key) if key in here.replacements else None
     return None if here.policy is None else _decided(here.policy, user_functions.changes(), key)
 
 
@@ -160,7 +160,7 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
 
         def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
             found = wrapper(dynamo_internals.trace_of(tx).here, key)
-            return traced_call.call_composite(tx, dynamo_names.constant(tx, patches.plain(key)), found, args, kwargs)
+            return traced_call.call_composite(tx, dynamo_names.constant(tx, patches.unpatched(key)), found, args, kwargs)
 
         return call
     if function.__code__ is _WITHOUT_CASTS:
@@ -225,7 +225,7 @@ def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = 
 
 
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    casts = module_calls.casts_for(dynamo_names.value_of(args[0]), dynamo_internals.trace_of(tx).here)
+    casts = module_calls.policy_of_call(dynamo_names.value_of(args[0]), dynamo_internals.trace_of(tx).here)
     return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Object(casts)
 
 
@@ -263,12 +263,12 @@ placement.holders.append(dynamo_internals.tables)
 def _fill_functions() -> None:
     functions.update(
         {
-            state.traced_plainly: lambda tx, args, kwargs, source: dynamo_names.constant(tx, False),
+            state.is_traced_unpatched: lambda tx, args, kwargs, source: dynamo_names.constant(tx, False),
             state.casts_enabled: _casts_enabled,
             without_casts: _decorate_without_casts,
             state.call_without_casts: _call_without_casts,
             state.call_under: _call_under,
-            module_calls.casts_here: _casts_of_module,
+            module_calls.policy_of_call_now: _casts_of_module,
         }
     )
     functions.update((each, _region(each)) for each in entering)

@@ -149,7 +149,7 @@ def install(bridge: Any) -> None:
         (autocast.exit, _autocast_left),
         (part("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
     ):
-        patches.swap(function, make(patches.plain(function)))
+        patches.swap(function, make(patches.unpatched(function)))
     patches.on_restore(_forget)
 
 
@@ -159,7 +159,7 @@ def install_export(make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> 
     for name in ("_strict_export", "_strict_export_lower_to_aten_ir"):  # torch 2.7 calls the second one itself
         function = getattr(export, name, None)
         if function is not None:
-            patches.swap(function, make(patches.plain(function)))
+            patches.swap(function, make(patches.unpatched(function)))
 
 
 def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -90,7 +90,7 @@ def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> An
 
 def plain_function(value: types.FunctionType) -> Any:
     """The variable of torch's unpatched Python function, which Dynamo traces like a function of the user's."""
-    return part("variables.functions").UserFunctionVariable(patches.plain(value))
+    return part("variables.functions").UserFunctionVariable(patches.unpatched(value))
 
 
 @functools.cache

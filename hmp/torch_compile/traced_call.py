@@ -25,7 +25,7 @@ class Trace:
         self._modes = modes
         self._mode = mode
         self.here = here
-        self._ask(bool(here.table))
+        self._ask(bool(here.replacements))
 
     def _is_asked(self) -> bool:
         return any(mode is self._mode for mode in self._modes)
@@ -40,7 +40,7 @@ class Trace:
     def enter(self, here: Any) -> Any:
         """Changes the state to `here` from this point of the trace on; returns the state before."""
         before, self.here = self.here, here
-        self._ask(bool(here.table))
+        self._ask(bool(here.replacements))
         return before
 
     @contextlib.contextmanager

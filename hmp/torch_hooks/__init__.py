@@ -14,14 +14,14 @@ from . import (
     optimizers,
     override_tables,
 )
-from .module_calls import given_to
+from .module_calls import applied_policy
 
 __all__ = [
+    "applied_policy",
     "autocast",
     "backward",
     "checkpoint",
     "dispatch_modes",
-    "given_to",
     "late_imports",
     "module_calls",
     "module_construction",

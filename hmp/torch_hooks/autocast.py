@@ -1,14 +1,14 @@
-"""hmp and torch.autocast know of each other (R17): questions for torch.autocast's state are answered, its disabled regions turn casts off.
+"""R17: `torch.is_autocast_enabled()` and the like answer for hmp's casts too, and disabled regions of torch.autocast turn hmp's casts off.
 
 Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
 libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
 copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs).
 The one exception is torch.amp.custom_fwd, which asks in order to build an island.
 
-What cannot be reached: a name taken before (`from torch import is_autocast_enabled`) and `torch._C.is_autocast_enabled` give
-torch's own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
+What cannot be reached: `from torch import is_autocast_enabled` from before the patch and `torch._C.is_autocast_enabled` give torch's
+own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
 before then and that torch disabled itself (`torch.autocast("cuda")` without CUDA) counts as a request to disable; a library that
-copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) dispatchers torch.autocast on; an interrupt (Ctrl-C) at
+copies the state itself (`torch.autocast(enabled=torch.is_autocast_enabled())`) switches torch.autocast on; an interrupt (Ctrl-C) at
 the very end of a torch.autocast region, which torch wrote in Python, leaves torch's state and hmp's alike in it.
 """
 
@@ -26,14 +26,14 @@ import torch
 from torch.amp import autocast_mode
 
 from ..casting import each_tensor
-from ..context import CompiledPolicy, Off, Stretch, Table, state
+from ..context import CompiledPolicy, EnteredRegion, Off, Replacements, state
 from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
-# name → the device type that it speaks of, where no argument says so
+# name → the device type that it is about, "" where an argument says so
 _DTYPES = {
     "get_autocast_dtype": "",
     "get_autocast_gpu_dtype": "cuda",
@@ -53,28 +53,28 @@ def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | 
     return None
 
 
-# Private facts of torch. The functions that custom_fwd and custom_bwd make exist before hmp does anything, and are known by the
-# code that they share.
+# Private facts of torch. Functions that custom_fwd and custom_bwd decorated may be older than hmp's patches; they are recognised by the
+# code object that they share.
 _FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
 _BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
 _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
 _asked_to_enable: WeakSet[Any] = WeakSet()
-# The autocast regions of this context, innermost first: object, and the stretch of another state where there is one.
-_entered: ContextVar[tuple[tuple[Any, Stretch | None], ...]] = ContextVar("hmp_autocast", default=())
-# Those that have not ended: nobody sees their end after a revert.
-_stretches: WeakSet[Stretch] = WeakSet()
-# What is in place now: another object after every revert.
+# The autocast regions that this context is in, innermost first: torch's object, and hmp's region where the state inside is another one.
+_entered: ContextVar[tuple[tuple[Any, EnteredRegion | None], ...]] = ContextVar("hmp_autocast", default=())
+# Those of hmp's regions that have not ended: after a revert no patch sees their end.
+_regions: WeakSet[EnteredRegion] = WeakSet()
+# Identifies the patches that are installed: another object after every revert.
 _installation: object | None = None
 _answers: dict[Callable[..., Any], Callable[..., Any]] = {}
 _said = False
 
 
 class Paused(Off):
-    """The state inside `torch.autocast(enabled=False)`: nothing is cast, until `torch.autocast(enabled=True)` inside it brings that back.
+    """The state inside `torch.autocast(enabled=False)`: nothing is cast. `torch.autocast(enabled=True)` inside it turns casts on again.
 
-    After a revert it stands for the state around the region, for the patch that would see the region's end is gone.
+    After a revert it acts as the state around the region, because the patch that would see the region's end is gone.
     """
 
     __slots__ = ("_installation",)
@@ -85,21 +85,21 @@ class Paused(Off):
 
     @property
     def off(self) -> Off:
-        """The plain `Off`: what `disable_casts()` inside the region turns off no torch.autocast turns on."""
+        """An `Off`: torch.autocast(enabled=True) does not turn on what `disable_casts()` inside the region turned off."""
         return self.on.off
 
     @property
     def in_backward(self) -> Off:
-        """As outside the region: a gradient may be in another dtype than a weight all the same."""
+        """As outside the region, where a gradient may have another dtype than a weight, too."""
         return self.on.in_backward
 
     def _now(self) -> CompiledPolicy | Off:
         return self.on.off if self._installation is _installation else self.on
 
     @property
-    def table(self) -> Table:  # type: ignore[override]  # a property where Off has a constant
-        """An empty table, until a revert."""
-        return self._now().table
+    def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
+        """Empty, until a revert."""
+        return self._now().replacements
 
     @property
     def disabled(self) -> bool:  # type: ignore[override]
@@ -115,7 +115,7 @@ class Paused(Off):
 def install() -> None:
     """Patches torch.autocast and the functions that ask for its state, until patches.restore(); a second call does nothing.
 
-    To be called when dispatchers are in place: torch's tables that are keyed by function are filled by then, with torch's own functions.
+    To be called after override_tables.fill(), so that torch's tables that are keyed by function have torch's own functions as keys.
     """
     global _installation
     if _installation is not None:
@@ -133,14 +133,14 @@ def install() -> None:
         (autocast_mode.is_autocast_available, _noting_requests),
         (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
-        patches.swap(function, make(patches.plain(function)))
+        patches.swap(function, make(patches.unpatched(function)))
     if _FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
     say_if_enabled()
 
 
 def say_if_enabled() -> None:
-    """Logs, once, that torch.autocast is enabled here, where hmp's casts come into force."""
+    """Logs, once, that torch.autocast is enabled, if it is where this is called. To be called where hmp's casts come into force."""
     if _any_really_enabled():
         _say_once()
 
@@ -159,10 +159,10 @@ def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
 
 
 def _forget() -> None:
-    """Undoes what patches.restore() does not: a table of torch.compile's may have been made while the answers stood in torch's places."""
+    """Undoes what patches.restore() does not: torch.compile may have made a table of functions while the answers were in torch's places."""
     global _installation, _said
     _installation, _said = None, False
-    for changed in list(_stretches):
+    for changed in list(_regions):
         changed.now = None
     constants = dynamo_foldable()
     for answer, original in _answers.items():
@@ -178,15 +178,15 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> bool:
         really = original(*args, **kwargs)
         frame = sys._getframe(1)
-        policy = state.here().policy
+        policy = state.current_state().policy
         if policy is None:
             return really
         if frame.f_code is not _FORWARD:
             return really or not _is_torch(frame)
         if frame.f_locals["cast_inputs"] is not None:
             return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
-        # for the backward, on autograd's own object as custom_fwd's notes are
-        frame.f_locals["args"][0]._hmp_forward = state.here(), policy
+        # for custom_bwd, on autograd's ctx, where custom_fwd keeps its own notes
+        frame.f_locals["args"][0]._hmp_forward = state.current_state(), policy
         return really
 
     return hmp_dispatcher
@@ -195,7 +195,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
 def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callable[..., torch.dtype]:
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
-        policy = state.here().policy
+        policy = state.current_state().policy
         if policy is None or _is_torch(sys._getframe(1)):
             return dtype
         really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
@@ -228,27 +228,27 @@ def answer(original: Callable[..., Any], policy: Any, *args: Any, **kwargs: Any)
     return original(*args, **kwargs) if really else policy.dtype
 
 
-def inside(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
-    """The state inside a region of torch.autocast that is entered where `here` is in force."""
-    return _resumed(here) if enabled else _paused(here)
+def inside(current: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
+    """The state inside a region of torch.autocast that is entered where `current` is in force."""
+    return _resumed(current) if enabled else _paused(current)
 
 
 def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def enter(self: Any) -> Any:
         result = original(self)
-        here = state.here()
-        if isinstance(here, Paused) and not here.disabled:
-            here = here.on  # void
-        caller = sys._getframe(2)  # above the body that stands in place of torch's
-        chosen = inside(here, self._enabled or self in _asked_to_enable)
+        current = state.current_state()
+        if isinstance(current, Paused) and not current.disabled:
+            current = current.on  # a Paused from before a revert
+        caller = sys._getframe(2)  # frame 1 is the swapped `__enter__`
+        chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
-            chosen = _of_forward(caller) or here  # torch copies the state of the forward: no request
+            chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
         if self._enabled and chosen.policy is not None:
             _say_once()
-        changed = state.stretch(chosen) if chosen is not here else None
+        changed = state.entered_region(chosen) if chosen is not current else None
         _entered.set(((self, changed), *_entered.get()))
         if changed is not None:
-            _stretches.add(changed)
+            _regions.add(changed)
             try:
                 state.begin(changed)
             except BaseException:
@@ -262,7 +262,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *exc_info: Any) -> Any:
         entered = _entered.get()
-        # none where it was entered before hmp was in place, or in another context
+        # None where it was entered before hmp's patch, or in another context
         index = next((i for i, (region, _) in enumerate(entered) if region is self), None)
         if index is None:
             return original(self, *exc_info)
@@ -271,32 +271,33 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, *exc_info)
         finally:
             if changed is not None:
-                changed.now = None  # whatever interrupts the rest
+                changed.now = None  # first, in case end() is interrupted
                 state.end(changed)
             _entered.set((*entered[:index], *entered[index + 1 :]))
 
     return leave
 
 
-def _paused(here: CompiledPolicy | Off) -> CompiledPolicy | Off:
-    if not here.disabled:
-        return Paused(here.on)
-    return here if isinstance(here, Paused) else here.off
+def _paused(current: CompiledPolicy | Off) -> CompiledPolicy | Off:
+    if not current.disabled:
+        return Paused(current.on)
+    return current if isinstance(current, Paused) else current.off
 
 
-def _resumed(here: CompiledPolicy | Off) -> CompiledPolicy | Off:
-    return here.on if isinstance(here, Paused) else here
+def _resumed(current: CompiledPolicy | Off) -> CompiledPolicy | Off:
+    return current.on if isinstance(current, Paused) else current
 
 
 def _of_forward(frame: types.FrameType) -> CompiledPolicy | None:
-    """The casts under which the forward of this torch.amp.custom_bwd ran; None for none, or when they are no longer in force."""
+    """The policy under which the forward of this torch.amp.custom_bwd ran; None for none, and after a change of the policy."""
     ctx = frame.f_locals["args"][0]
-    casts, policy = getattr(ctx, "_hmp_forward", (None, None))
-    return casts if casts is not None and casts.policy == policy else None
+    compiled, policy = getattr(ctx, "_hmp_forward", (None, None))
+    return compiled if compiled is not None and compiled.policy == policy else None
 
 
 def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
-    """torch.autocast("cuda") without CUDA is no request to disable; its constructor asks this before it disables itself."""
+    """An `is_autocast_available` that notes the autocast objects whose constructor calls it with enabled=True: torch.autocast("cuda")
+    without CUDA disables itself, which is no request to turn casts off."""
 
     def is_autocast_available(device_type: str) -> bool:
         caller = sys._getframe(2)
@@ -308,11 +309,12 @@ def _noting_requests(original: Callable[[str], bool]) -> Callable[[str], bool]:
 
 
 def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
-    """custom_fwd(device_type="cuda") leaves CPU tensors alone; in an island that hmp asked for they are inputs like the others."""
+    """A `_cast` for custom_fwd(device_type="cuda"), which leaves CPU tensors alone: in an island that is one because of hmp it casts
+    tensors of every device."""
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         device_types = [device_type]
-        if sys._getframe(2).f_code is _FORWARD and isinstance(state.here(), Paused):
+        if sys._getframe(2).f_code is _FORWARD and isinstance(state.current_state(), Paused):
             tensors = each_tensor(value.values() if isinstance(value, dict) else value)
             device_types = [*{t.device.type for t in tensors} | {device_type}]
         for each in device_types:

@@ -1,4 +1,4 @@
-"""User Python that autograd calls, such as hooks, runs without lists (R13)."""
+"""R13: no list applies to user Python that autograd calls, such as hooks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import torch_private
-from ..context import Bound, call_without_casts, state, without_casts
+from ..context import UnderCapturedState, call_without_casts, state, without_casts
 from ..patching import patches
 from ..wrapping import outside
 from .torchs_functions import replace
@@ -25,23 +25,23 @@ def install() -> None:
         return push
 
     def of_users_function(original: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda func, *args, **kwargs: call_without_casts(original, Bound(func), *args, **kwargs)
+        return lambda func, *args, **kwargs: call_without_casts(original, UnderCapturedState(func), *args, **kwargs)
 
     def transform(original: Callable[..., Any]) -> Callable[..., Any]:
         def make(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Callable[..., Any]:
             # made anew at each call: the user's function runs under what is in force there
             return functools.wraps(func)(
-                lambda *inputs, **named: call_without_casts(original(Bound(func), *args, **kwargs), *inputs, **named)
+                lambda *inputs, **named: call_without_casts(original(UnderCapturedState(func), *args, **kwargs), *inputs, **named)
             )
 
         return make
 
     def continuing(original: Callable[..., Any]) -> Callable[..., Any]:
-        """A callback that is attached in backward is user Python in backward, in whatever thread it runs: DDP's communication hooks."""
+        """Attaches a callback that runs under the state in force now, in whatever thread: DDP's communication hooks run as in backward."""
 
         @functools.wraps(original)
         def attach(self: Any, callback: Callable[..., Any]) -> Any:
-            return original(self, functools.partial(state.call_under, state.here(), callback))
+            return original(self, functools.partial(state.call_under, state.current_state(), callback))
 
         return attach
 
@@ -49,7 +49,7 @@ def install() -> None:
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
-    # these put their results together with ops that may be listed
+    # casts are off in these themselves: they join their results by ops that may be listed
     for name in ("vjp", "jvp", "vhp", "hvp", "jacobian", "hessian"):
         replace("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
@@ -57,7 +57,7 @@ def install() -> None:
 
 
 class _Engine:
-    """Stands for autograd's engine, whose `run_backward` backward() and autograd.grad() call."""
+    """Autograd's engine, with a `run_backward`, which backward() and autograd.grad() call, that runs under `InBackward`."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine

@@ -13,7 +13,7 @@ from .. import torch_private
 from ..context import without_casts
 from ..patching import patches, subclasses
 from ..wrapping import outside
-from .torchs_functions import standing, swap
+from .torchs_functions import python_function_at, swap
 
 
 def install() -> None:
@@ -21,30 +21,30 @@ def install() -> None:
 
     def enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def entered(self: Any) -> Any:
-            _mute_dispatch(type(self))
+            _patch_dispatch(type(self))
             return original(self)
 
         return entered
 
-    swap(standing(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
+    swap(python_function_at(torch_private.Place(torch_private.TorchDispatchMode, "__enter__")), enter)
     fake_tensor_mode = torch_private.fake_tensor_mode()
     if fake_tensor_mode is not None:
-        _mute_dispatch(fake_tensor_mode)  # one may have been entered before
+        _patch_dispatch(fake_tensor_mode)  # one may be entered already
     for cls in subclasses(torch.Tensor):
-        _mute_dispatch(cls)
+        _patch_dispatch(cls)
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:
         super(torch.Tensor, cls).__init_subclass__(**kwargs)
-        _mute_dispatch(cls)
+        _patch_dispatch(cls)
 
     patches.rebind(torch.Tensor, "__init_subclass__", classmethod(init_subclass))
 
 
-def _mute_dispatch(cls: type) -> None:
+def _patch_dispatch(cls: type) -> None:
     handlers = [inspect.getattr_static(cls, "__torch_dispatch__", None)]
     # torch calls a DTensor's dispatcher from C++, which calls its methods
     handlers += vars(type(vars(cls).get("_op_dispatcher"))).values() if "_op_dispatcher" in vars(cls) else ()
     for handler in handlers:
         function = getattr(handler, "__func__", handler)
         if isinstance(function, types.FunctionType) and not patches.swapped(function) and function.__name__ != "__init__":
-            patches.swap(function, outside(without_casts(patches.plain(function))))
+            patches.swap(function, outside(without_casts(patches.unpatched(function))))

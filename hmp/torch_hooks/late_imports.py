@@ -1,4 +1,4 @@
-"""Modules of torch that are imported while torch is patched: their tables get torch's own functions in place of hmp's dispatchers.
+"""Puts torch's own functions back where modules of torch that are imported while torch is patched have got hmp's dispatchers.
 
 torch imports much of itself late: Dynamo at the first compilation, and with it torch._numpy, tables of quantization and of DTensor.
 """
@@ -20,13 +20,13 @@ from ..patching import patches
 _ROOTS = frozenset({"torch", "torchgen", "functorch"})
 
 
-class _Here(threading.local):
+class _Imports(threading.local):
     def __init__(self) -> None:
         self.modules: list[types.ModuleType] = []  # those whose import is in progress, and those that they have imported
         self.depth = 0
 
 
-_here = _Here()
+_imports = _Imports()
 _then: dict[str, Callable[[], None]] = {}
 
 
@@ -54,7 +54,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """The spec of a module of torch, with a loader that mends the module's tables once it is executed; None for other modules."""
+        """The spec of a module of torch, with a loader that replaces dispatchers in it after executing it; None for other modules."""
         spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.partition(".")[0] in _ROOTS else None
         loader: Any = spec.loader if spec is not None else None
         if not isinstance(loader, importlib.machinery.SourceFileLoader):
@@ -62,16 +62,16 @@ class _Finder(importlib.abc.MetaPathFinder):
         execute = loader.exec_module
 
         def exec_module(module: types.ModuleType) -> None:
-            del loader.exec_module  # as it was
-            _here.modules.append(module)
-            _here.depth += 1
+            del loader.exec_module  # the loader's own again
+            _imports.modules.append(module)
+            _imports.depth += 1
             try:
                 state.call_without_casts(execute, module)
             finally:
-                _here.depth -= 1
-                if not _here.depth:
-                    modules, _here.modules = _here.modules, []
-                    _Table(self._own, modules).mend()
+                _imports.depth -= 1
+                if not _imports.depth:
+                    modules, _imports.modules = _imports.modules, []
+                    _ObjectsOf(self._own, modules).replace_dispatchers()
             if name in _then and self in sys.meta_path:
                 _then[name]()
 
@@ -79,8 +79,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         return spec
 
 
-class _Table:
-    """All objects that some modules made and hold: their dicts, lists, classes, functions, and what these hold."""
+class _ObjectsOf:
+    """All objects that are reached from some modules' globals: dicts, lists, classes and functions of theirs, and what these contain."""
 
     def __init__(self, own: Callable[[Any], Any], modules: list[types.ModuleType]) -> None:
         self._own = own
@@ -91,17 +91,17 @@ class _Table:
             (dict, self._in_dict), (list, self._in_list), (set, self._in_set), ((tuple, frozenset), list),
         )  # fmt: skip
 
-    def mend(self) -> None:
-        """Replaces dispatchers by torch's own functions in all of them."""
+    def replace_dispatchers(self) -> None:
+        """Replaces dispatchers by torch's own functions in all these objects."""
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
             holder = todo.pop()
             if id(holder) not in self._seen:
-                self._seen[id(holder)] = holder  # kept, so that the id stays its own
+                self._seen[id(holder)] = holder  # a reference, so that no other object gets this id
                 todo += self._mended(holder)
 
     def _mended(self, holder: Any) -> list[Any]:
-        """Replaces dispatchers in `holder`; returns what it holds, where there may be more."""
+        """Replaces dispatchers in `holder`; returns the objects in it, which may contain more."""
         kind = type(holder)
         for kinds, mended in self._containers:
             if issubclass(kind, kinds):
@@ -118,27 +118,27 @@ class _Table:
             return [holder.func, *holder.args, holder.keywords]
         return [vars(holder)] if kind.__module__ in self._names and hasattr(holder, "__dict__") else []
 
-    def _in_dict(self, held: dict[Any, Any]) -> list[Any]:
-        items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(held)]
+    def _in_dict(self, container: dict[Any, Any]) -> list[Any]:
+        items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(container)]
         if any(key is not own for key, _, own, _ in items):
-            held.clear()  # so that the order is as it was
-            held.update((own, value) for _, _, own, value in items)
+            container.clear()  # so that the order is as it was
+            container.update((own, value) for _, _, own, value in items)
         else:
-            held.update((key, own) for key, value, _, own in items if value is not own)
+            container.update((key, own) for key, value, _, own in items if value is not own)
         return [each for item in items for each in item[2:]]
 
-    def _in_list(self, held: list[Any]) -> list[Any]:
-        for i, value in enumerate(held):
+    def _in_list(self, container: list[Any]) -> list[Any]:
+        for i, value in enumerate(container):
             other = self._other(value)
             if other is not value:
-                held[i] = other
-        return list(held)
+                container[i] = other
+        return list(container)
 
-    def _in_set(self, held: set[Any]) -> list[Any]:
-        for value in [value for value in held if self._other(value) is not value]:
-            held.remove(value)
-            held.add(self._other(value))
-        return list(held)
+    def _in_set(self, container: set[Any]) -> list[Any]:
+        for value in [value for value in container if self._other(value) is not value]:
+            container.remove(value)
+            container.add(self._other(value))
+        return list(container)
 
     def _in_function(self, function: types.FunctionType) -> list[Any]:
         function.__defaults__ = self._other(function.__defaults__)
@@ -159,7 +159,7 @@ class _Table:
         return list(vars(cls).values())
 
     def _other(self, value: Any) -> Any:
-        """What is to take the place of `value`: torch's function for a dispatcher, for a tuple that holds one a new tuple, else itself."""
+        """torch's function for a dispatcher; a new tuple or frozenset for one with a dispatcher in it; any other value itself."""
         kind: Any = type(value)
         if not issubclass(kind, (tuple, frozenset)):
             return self._own(value)

@@ -1,4 +1,4 @@
-"""Modules are constructed with casts off (R9): scripts convert first and build the model later."""
+"""R9: modules are constructed with casts off, because scripts convert first and build the model later."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..context import CompiledPolicy, Entered, Held, Off, state, without_casts
+from ..context import CompiledPolicy, ContextValue, CountsAsOpen, Off, state, without_casts
 from ..patching import patches, references, stands_in, subclasses
 
 # Class methods that construct a model and load or compute its state.
@@ -19,7 +19,7 @@ _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "lo
 def install() -> None:
     """Turns casts off in the construction of every module, of classes made later too, until patches.restore()."""
     for cls in subclasses(torch.nn.Module):
-        _mute(cls)
+        _patch_construction(cls)
     own: Any = vars(torch.nn.Module).get("__init_subclass__")
 
     def init_subclass(cls: Any, /, **kwargs: Any) -> None:
@@ -27,20 +27,20 @@ def install() -> None:
             super(torch.nn.Module, cls).__init_subclass__(**kwargs)
         else:
             own.__get__(None, cls)(**kwargs)
-        references.unbind(cls, stands_in)
+        references.make_static(cls, stands_in)
         if not isinstance(cls, type(torch.jit.ScriptModule)):  # which gives a class another `__init__` right after this
-            _mute(cls)
+            _patch_construction(cls)
 
     patches.rebind(torch.nn.Module, "__init_subclass__", classmethod(init_subclass))
     base_init = torch.nn.Module.__init__
-    patches.swap(base_init, _late(patches.plain(base_init)))
+    patches.swap(base_init, _late(patches.unpatched(base_init)))
 
 
-class QuietInit:
-    """Stands for a class's `__init__`. Called where casts are on, it runs with casts off; a base's that it calls finds them off already.
+class InitWithoutCasts:
+    """A class's `__init__`, which runs with casts off. A base's that it calls finds casts off, and is called directly.
 
-    A descriptor and no wrapper: frames between a subclass's `__init__` and its base's would hide the arguments from code that
-    collects them by walking the stack, and `Class.__init__` stays the very function that was there.
+    A descriptor, not a wrapper: a frame of hmp's between a subclass's `__init__` and its base's would hide the arguments from code that
+    collects them by walking the stack; and `Class.__init__` stays the same function.
     """
 
     def __init__(self, function: Any) -> None:
@@ -53,24 +53,24 @@ class QuietInit:
         return without_casts(bound)
 
 
-def _mute(cls: type) -> None:
+def _patch_construction(cls: type) -> None:
     own = vars(cls).get("__init__")
     if own is None:
         # a mixin's __init__ that is found before nn.Module's
         owner = next((base for base in cls.__mro__ if "__init__" in vars(base)), object)
         if owner is not object and not issubclass(owner, torch.nn.Module):
             own = vars(owner)["__init__"]
-    if own is not None and hasattr(own, "__get__") and not isinstance(own, QuietInit):
-        patches.rebind(cls, "__init__", QuietInit(own))
+    if own is not None and hasattr(own, "__get__") and not isinstance(own, InitWithoutCasts):
+        patches.rebind(cls, "__init__", InitWithoutCasts(own))
     for name in _CONSTRUCTORS & vars(cls).keys():
         constructor = getattr(vars(cls)[name], "__func__", None)
         if isinstance(constructor, types.FunctionType):
-            patches.swap(constructor, without_casts(patches.plain(constructor)))
+            patches.swap(constructor, without_casts(patches.unpatched(constructor)))
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
-    """nn.Module.__init__ for classes that got an `__init__` after they were made (dataclasses): it finds casts still on, and turns them off
-    until the construction returns."""
+    """An nn.Module.__init__ for classes that got their `__init__` after they were made (dataclasses): where casts are on, it turns them off
+    until that `__init__` returns."""
 
     def init(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         if state.casts_enabled():
@@ -95,15 +95,15 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
 
 
 class UntilReturn(Off):
-    """A state in which nothing is cast until a frame returns; from then on it stands for the state before."""
+    """A state in which nothing is cast until a frame returns; from then on it acts as the state before."""
 
     __slots__ = ("_before", "_entered", "_frame")
 
-    def __init__(self, before: Held, frame: types.FrameType) -> None:
+    def __init__(self, before: ContextValue, frame: types.FrameType) -> None:
         super().__init__((before.now or state.in_force(before)).on)
         self.now = None
         self._before = before
-        self._entered = Entered(None)
+        self._entered = CountsAsOpen(None)
         self._frame = frame
 
     def in_force(self) -> CompiledPolicy | Off:

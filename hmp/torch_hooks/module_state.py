@@ -1,4 +1,4 @@
-"""The state of modules is never narrowed: assignments to parameters, gradients and buffers keep their dtype (R9)."""
+"""R9: what is assigned to a parameter's data, a gradient or a buffer is cast to the dtype that it had."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def install() -> None:
 
 
 def _narrowing(value: Any, dtype: torch.dtype) -> bool:
-    """Whether casts are on here and `value` would change the dtype of what it is assigned to."""
+    """Whether casts are on and `value` would change the dtype of what it is assigned to."""
     return tensor_casts.castable(value) and dtype in tensor_casts.CASTABLE and value.dtype is not dtype and state.casts_enabled()
 
 
@@ -46,7 +46,7 @@ def _set_grad(self: torch.Tensor, value: Any) -> None:
 
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
-    held = module._buffers.get(name)
-    if held is None or not _narrowing(value, held.dtype):
+    old = module._buffers.get(name)
+    if old is None or not _narrowing(value, old.dtype):
         return None
-    return tensor_casts.cast(value, held.dtype)
+    return tensor_casts.cast(value, old.dtype)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..casting import tensor_casts
-from ..context import Bound, state
+from ..context import UnderCapturedState, state
 from ..patching import patches
 from .torchs_functions import replace
 
@@ -25,13 +25,13 @@ def install() -> None:
 
 
 def _install_quantized() -> None:
-    """Dynamically quantized modules have kernels for float32 alone, behind torch.ops, where no rule reaches: R11."""
+    """Makes dynamically quantized modules run in float32 (R11): their kernels, in torch.ops, which hmp does not patch, take no other."""
     for name, module in tuple(sys.modules.items()):
         if name.startswith("torch.ao.nn.quantized.dynamic.modules."):
             for cls in vars(module).values():
                 forward = vars(cls).get("forward") if inspect.isclass(cls) and cls.__module__ == name else None
                 if isinstance(forward, types.FunctionType):
-                    patches.swap(forward, _in_float32(patches.plain(forward)))
+                    patches.swap(forward, _in_float32(patches.unpatched(forward)))
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -45,16 +45,16 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _replicas(original: Callable[..., Any]) -> Callable[..., Any]:
-    """nn.DataParallel's threads inherit the caller's state."""
+    """A `parallel_apply` of nn.DataParallel's whose threads run under the caller's state (R14)."""
 
     def parallel_apply(modules: Any, *args: Any, **kwargs: Any) -> Any:
-        return original([Bound(module) for module in modules], *args, **kwargs)
+        return original([UnderCapturedState(module) for module in modules], *args, **kwargs)
 
     return parallel_apply
 
 
 def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
-    """Where casts are on attention runs op by op, in eval as in training (R8): the fused kernel is one op that no rule reaches."""
+    """A `get_fastpath_enabled` that is False where casts are on: attention then runs op by op in eval, too (R8)."""
 
     def get_fastpath_enabled() -> bool:
         return not state.casts_enabled() and original()
@@ -63,12 +63,12 @@ def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
 
 
 def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:
-    """RNNBase refuses an input whose dtype is not the weights'; where casts are on, R7 gives them one."""
+    """An RNNBase.check_input that accepts an input of another dtype than the weights' where casts are on, because R7 casts it."""
 
     def check_input(self: Any, input: torch.Tensor, batch_sizes: Any) -> None:
         weight = self._flat_weights[0]
         if input.dtype is not weight.dtype and state.casts_enabled():
-            # the original looks at dtype and shape alone
+            # the original reads only dtype and shape
             input = torch.empty(input.shape, dtype=weight.dtype, device="meta")
         original(self, input, batch_sizes)
 

@@ -1,6 +1,6 @@
-"""The code of torch that runs around a model and is never cast (R15).
+"""R15: torch's code that runs around a model is never cast.
 
-Gradient scaling and clipping, initialisers, tests and printing, data loading. Optimizers are in optimizers.py.
+It is gradient scaling and clipping, initialisers, tests, printing and data loading; optimizers are in optimizers.py.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch.nn.utils.prune
 from .. import torch_private
 from ..context import without_casts
 from ..patching import patches
-from .torchs_functions import find, standing
+from .torchs_functions import find, python_function_at
 
 # module → its functions; "Class.method" for methods
 _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
@@ -38,9 +38,9 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
 
 
 def install() -> None:
-    """Has all of it run with casts off, until patches.restore()."""
+    """Makes these functions run with casts off, until patches.restore()."""
     for function in _functions():
-        patches.swap(function, without_casts(patches.plain(function)))
+        patches.swap(function, without_casts(patches.unpatched(function)))
 
 
 def _functions() -> Iterator[types.FunctionType]:
@@ -49,7 +49,7 @@ def _functions() -> Iterator[types.FunctionType]:
             function = find(module_name, name)
             if function is not None:
                 yield function
-    yield from filter(None, map(standing, torch_private.AROUND_A_MODEL))
+    yield from filter(None, map(python_function_at, torch_private.AROUND_A_MODEL))
     for name, function in vars(torch.nn.init).items():
         if inspect.isfunction(function) and not name.startswith("_"):
             yield function
@@ -63,10 +63,10 @@ def _functions() -> Iterator[types.FunctionType]:
 
 
 def codes() -> set[types.CodeType]:
-    """The code of functions that are never cast, or in which the state is set (backward, optimizer steps): a call of one that began before
-    install() must end before a policy comes into force.
+    """The code objects of all functions that are swapped, such as those above, and of backward: calls of them that began before install()
+    must end before a policy comes into force.
 
-    Data loading is left out: a thread may wait in it for as long as it likes.
+    Not of data loading, in which a thread may wait for any time.
     """
-    found = {code for function, code in patches.bodies() if not str(function.__module__).startswith("torch.utils.data")}
+    found = {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}
     return found | {torch_private.run_backward.__code__}

@@ -1,6 +1,6 @@
-"""torch's tables of its own functions are filled from its own functions: before anything is patched, and 25 ms once.
+"""Makes torch fill its caches of functions before hmp patches any, so that they hold torch's own functions (R19). Takes 25 ms, once.
 
-They are what `__torch_function__` can override, and what a device as a context or as the default applies to.
+They say which functions `__torch_function__` can override, and to which a device as a context or as the default applies.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _CACHED: Any = type(functools.lru_cache(lambda: None))
 
 
 def fill() -> None:
-    """Fills the tables that are empty. For before anything is patched."""
+    """Fills the tables that are empty. To be called before anything is patched."""
     for table in _tables():
         table()
 
 
 def answer(own: Callable[[Any], Any]) -> None:
-    """Has torch know a function by what stands in its place, too, until patches.restore(); `own` tells the function."""
+    """Makes torch.overrides know dispatchers and counterparts by the functions that `own` returns for them, until patches.restore()."""
     for asked in (overrides.resolve_name, overrides.is_tensor_method_or_property):
-        patches.swap(asked, _of_own(patches.plain(asked), own))
+        patches.swap(asked, _of_own(patches.unpatched(asked), own))
 
 
 def _tables() -> Iterator[Callable[[], Any]]:
-    """What these modules of torch's keep once it is worked out, and work out from nothing."""
+    """The functions of these modules of torch's that take no argument and cache their result."""
     for module in (overrides, device_mode):
         for value in list(vars(module).values()):
             function = getattr(value, "__wrapped__", None)

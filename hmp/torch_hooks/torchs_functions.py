@@ -13,27 +13,27 @@ from ..patching import patches
 
 
 def find(module_name: str, name: str) -> types.FunctionType | None:
-    """The Python function of that name, "Class.method" for a method; None where this torch has none."""
+    """The Python function `name` of a module, "Class.method" for a method; None where this release of torch has none."""
     owner: Any = importlib.import_module(module_name)
     *owners, attribute = name.split(".")
     for each in owners:
         owner = inspect.getattr_static(owner, each, None)
-    return standing(torch_private.Place(owner, attribute))
+    return python_function_at(torch_private.Place(owner, attribute))
 
 
-def standing(place: torch_private.Place) -> types.FunctionType | None:
-    """The function that stands at a place, None for what is no Python function."""
+def python_function_at(place: torch_private.Place) -> types.FunctionType | None:
+    """The Python function at a place; None where something else or nothing is."""
     found: Any = inspect.getattr_static(*place, None)
     found = getattr(found, "__func__", found)
     return found if isinstance(found, types.FunctionType) else None
 
 
 def replace(module_name: str, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Puts what `make` makes of the function in its place, until patches.restore(); nothing where this torch has none."""
+    """Makes the function do what `make(function)` does, until patches.restore(); nothing where this release of torch has none."""
     swap(find(module_name, name), make)
 
 
 def swap(function: types.FunctionType | None, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Has `function` do what `make(function)` does, until patches.restore(); nothing for None."""
+    """Makes `function` do what `make(function)` does, until patches.restore(); nothing for None."""
     if function is not None:
-        patches.swap(function, make(patches.plain(function)))
+        patches.swap(function, make(patches.unpatched(function)))

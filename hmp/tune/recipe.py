@@ -104,7 +104,7 @@ class LossAsModel(torch.nn.Module):
         self._loss = loss
 
     def _get_name(self) -> str:
-        return self.model._get_name()  # what pages call it
+        return str(self.model._get_name())  # what pages call it
 
     def forward(self, batch: Any) -> Any:
         """The loss of the batch."""

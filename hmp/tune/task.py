@@ -21,7 +21,7 @@ from ..benchmark.variants import in_force
 from ..context import disable_casts
 from ..errors import HmpError
 from ..lists import Policy
-from ..session import given_to
+from ..session import applied_policy
 from .batches import Unchanged
 from .compiled import compiled_anew
 from .recipe import scalar
@@ -65,7 +65,7 @@ class Task:
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise HmpError(f"tune() takes a torch.nn.Module; {type(model).__name__} is none")
-        applied = given_to(model)
+        applied = applied_policy(model)
         if applied is not None:
             raise HmpError(f"policy {applied.name!r} is applied to the model, whose calls follow it; call hmp.remove(model) first")
         for name, given in (("loss", loss), ("metric", metric), ("optimizer", optimizer)):

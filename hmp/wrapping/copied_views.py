@@ -140,7 +140,7 @@ def _in_make_fx() -> bool:
 def install() -> None:
     """Has parameters and buffers made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
-    patches.swap(new, _of_originals(patches.plain(new)))
+    patches.swap(new, _of_originals(patches.unpatched(new)))
     handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
     patches.on_restore(handle.remove)
 

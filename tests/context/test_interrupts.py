@@ -174,7 +174,7 @@ def _long(action: Callable[[], Any]) -> tuple[Callable[[], None], float]:
 
 def interrupt(action: Callable[[], Any], times: int, seed: int = 0) -> None:
     """Lets so many timed interrupts land in the action; AssertionError after one that left something in force."""
-    here, standing = state.here(), len(state.regions_open)
+    here, standing = state.current_state(), len(state.regions_open)
     drawn = random.Random(seed)
     repeated, seconds = _long(action)
 
@@ -209,7 +209,7 @@ def interrupt(action: Callable[[], Any], times: int, seed: int = 0) -> None:
 
 
 def _is_as_before(here: Any, standing: int) -> None:
-    assert state.here() is here
+    assert state.current_state() is here
     if len(state.regions_open) != standing:
         gc.collect()  # a traceback that torch or Python keeps
     assert len(state.regions_open) == standing
@@ -250,7 +250,7 @@ def interrupt_from_outside(action: Callable[[], Any], times: int) -> None:
     ready, gone = threading.Semaphore(0), threading.Semaphore(0)
 
     def work() -> None:
-        here, standing = state.here(), len(state.regions_open)
+        here, standing = state.current_state(), len(state.regions_open)
         try:
             for _ in range(times):
                 try:

@@ -80,7 +80,7 @@ def converted() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-    assert in_force() == "LISTS" and state.here() is state.PROCESS
+    assert in_force() == "LISTS" and state.current_state() is state.PROCESS
     if len(state.regions_open) != before:
         gc.collect()
     assert len(state.regions_open) == before

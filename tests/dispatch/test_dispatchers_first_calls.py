@@ -111,8 +111,8 @@ def test_a_process_forked_while_a_dispatcher_is_being_written_can_write_its_own(
 def test_an_ops_wrapper_stands_in_the_table_for_as_long_as_the_policy_is_used() -> None:
     matmul = torch.matmul
     with hmp.convert(policy=LISTS), hmp.casts(OTHER):
-        made = state.here().table[matmul]
-        assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32 and state.here().table[matmul] is made
+        made = state.current_state().replacements[matmul]
+        assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32 and state.current_state().replacements[matmul] is made
     with hmp.convert(policy=OTHER):
         assert torch.matmul(x.bfloat16(), x.bfloat16()).dtype is F32
-        assert state.PROCESS.table[matmul] is made  # it remembers what failed (R11): there is one of it, whoever asks
+        assert state.PROCESS.replacements[matmul] is made  # it remembers what failed (R11): there is one of it, whoever asks

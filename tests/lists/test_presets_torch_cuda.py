@@ -50,7 +50,7 @@ NAMED = named(EXCEPTIONS)
 
 @contextlib.contextmanager
 def cuda_autocast() -> Iterator[None]:
-    """torch.autocast("cuda", dtype=torch.bfloat16), which without a GPU would dispatcher itself off."""
+    """torch.autocast("cuda", dtype=torch.bfloat16), which without a GPU would switch itself off."""
     torch.set_autocast_dtype("cuda", BF16)
     torch.set_autocast_enabled("cuda", True)
     try:

@@ -24,10 +24,10 @@ EMPTIED = """
 caches.activation_cache: _last hits misses
 caches.weight_cache: _nbytes hits misses refused
 context.state: regions_open
-dispatch.handed_out: _asked _counterparts _in_types _places _tables
+dispatch.function_protocol: _asked _counterparts _in_types _places _tables
 dispatch.placement: _dispatchers
 dispatch.dispatchers: _made
-patching.patches: _plain _rebound _swapped _undo
+patching.patches: _unpatched _rebound _swapped _undo
 session.compiled_policies: _alive _casts _latest _log_observers observers
 session.conversion: _converted _regions_entered
 torch_compile.bridge: functions
@@ -47,7 +47,7 @@ STAYS = {
     "caches.write_marks._harmless": "code objects of functions that wait",
     "caches.write_marks._looked_in": "modules that were looked in for such functions",
     "context.regions._open": "a context's own; regions that have ended are looked through",
-    "context.state._here": "a context's own, put back by whoever set it",
+    "context.state._current": "a context's own, put back by whoever set it",
     "dispatch.placement.holders": "filled at import",
     "dispatch.dispatcher_code.NAMES": "what generated code refers to",
     "dispatch.dispatcher_code._SIGNATURES": "what generated code refers to, by number",
@@ -58,7 +58,7 @@ STAYS = {
     "fork_safe._held_by": "a thread's own, while it forks",
     "fork_safe._locks": "weak: every lock there is",
     "lists.spelling._warned": "a warning is given once",
-    "patching.cache._forgets": "filled at import",
+    "patching.cache._cache_clears": "filled at import",
     "torch_compile.bridge._number_of": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge._numbers": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge.entering": "filled at import",
@@ -66,7 +66,7 @@ STAYS = {
     "torch_hooks.autocast._entered": "a context's own",
     "torch_hooks.autocast._installation": "a number that tells installations apart",
     "torch_hooks.autocast._said": "a warning is given once",
-    "torch_hooks.autocast._stretches": "weak: autocast regions that are alive",
+    "torch_hooks.autocast._regions": "weak: autocast regions that are alive",
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
     "torch_private._parts": "filled at import",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",

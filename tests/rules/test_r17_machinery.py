@@ -1,4 +1,4 @@
-"""R17: torch's own machinery that copies the autocast state does not dispatcher real autocast on because hmp answers for it."""
+"""R17: torch's own machinery that copies the autocast state does not switch real autocast on because hmp answers for it."""
 
 from __future__ import annotations
 

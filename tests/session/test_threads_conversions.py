@@ -237,8 +237,8 @@ def test_a_dispatcher_that_has_decided_and_not_called_yet_is_waited_for() -> Non
 def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_off_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     """The order of the steps in which a policy comes into force while there are other threads."""
     module = sys.modules["hmp.session.conversion"]
-    tables, be = [state.PROCESS.table], module._set_process_policy
-    monkeypatch.setattr(module, "_set_process_policy", lambda casts: (be(casts), tables.append(casts.table)))
+    tables, be = [state.PROCESS.replacements], module._set_process_policy
+    monkeypatch.setattr(module, "_set_process_policy", lambda casts: (be(casts), tables.append(casts.replacements)))
 
     def python(table: Any) -> set[Any]:
         return {function for function in table if isinstance(function, FunctionType)}
@@ -281,7 +281,7 @@ def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatc
 def test_a_first_call_while_the_policy_changes_ends() -> None:
     """The code of a dispatcher's first call meets a table that no longer holds the op, before the dispatchers were told."""
     hmp.convert(policy=policy(bf16=["sin"]))
-    state.PROCESS.table = state.NOTHING
+    state.PROCESS.replacements = state.NO_REPLACEMENTS
     assert torch.sin(torch.ones(1)).dtype is torch.float32
 
 

@@ -1,12 +1,12 @@
 """`func` in `__torch_function__` is the same object that the user finds as `torch.mul`, and equals torch's own function.
 
 torch's C code looks `func` up by name when it calls a `__torch_function__`: a method on torch.Tensor, any other builtin in the module of
-torch._C that defines it. These look-ups are answered here, with counterparts (patching.stand_ins): objects that call the dispatcher, and
-compare and hash as torch's function does.
+torch._C that defines it. Descriptors of this module answer these look-ups with counterparts (patching.stand_ins): objects that call the
+dispatcher, and compare and hash as torch's function does (R19).
 
-For a method, `torch.Tensor.mul` gives the counterpart, while `x.mul(y)` and `x * y` call the dispatcher directly. For another builtin
-(`torch.matmul`) the user finds the dispatcher, which is quicker to call, until a `__torch_function__` of the user's is called for the first
-time: then counterparts replace the dispatchers there, and in all names that were bound to them. Without the protocol there is no cost.
+For a method, `torch.Tensor.mul` is the counterpart, while `x.mul(y)` and `x * y` call the dispatcher directly. Another builtin's name
+(`torch.matmul`) is bound to the dispatcher, which costs less to call, until a `__torch_function__` of the user's is called for the first
+time: then counterparts replace the dispatchers, in names of the user's too. A program without a `__torch_function__` pays nothing.
 """
 
 from __future__ import annotations
@@ -29,21 +29,21 @@ _METACLASS: type = type(torch.Tensor)
 _TENSOR, _OF_TENSOR = torch.Tensor, vars(torch.Tensor)
 
 _lock = fork_safe.RLock()
-# By torch's function: torch.mm and torch._VF.mm are two objects that are equal, and one is handed out.
+# torch's function → its counterpart. torch.mm and torch._VF.mm are two objects that are equal, and have one.
 _counterparts: dict[Any, Counterpart] = {}
-_places: dict[Any, list[tuple[Any, str, Any]]] = {}  # where users find it in modules, and the dispatcher there
-_asked: list[types.ModuleType] = []  # modules of torch._C that are answered for
-_in_types: list[tuple[type, str, Any]] = []  # type, name, what was there
-_tables: list[Callable[[], list[Any]]] = []  # give tables of hmp's that hold dispatchers
+_places: dict[Any, list[tuple[Any, str, Any]]] = {}  # torch's function → (module, name, dispatcher) where users find it
+_asked: list[types.ModuleType] = []  # modules of torch._C whose class has `_Defined` descriptors
+_in_types: list[tuple[type, str, Any]] = []  # type, name, the attribute before `_put`
+_tables: list[Callable[[], list[Any]]] = []  # each returns the containers of hmp's that hold dispatchers
 _MISSING = object()
 _modes, _mode_at, _device_mode = torch_private.function_modes, torch_private.function_mode_at, torch_private.device_mode.__name__
 _BUILTINS = (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> None:
-    """Answers these look-ups for the functions of `sites`, each with its dispatcher, until patches.restore(). `tables` gives the tables of
-    hmp's in which dispatchers are not to be replaced."""
-    with _lock:  # a handler of another thread may be handed something meanwhile
+    """Answers these look-ups for the functions of `sites`, each with its dispatcher, until patches.restore(). `tables` returns containers
+    of hmp's in which dispatchers are not to be replaced."""
+    with _lock:  # torch may call a `__torch_function__` in another thread meanwhile
         if not _tables:
             _tables.append(tables)
             patches.on_restore(_restore)
@@ -51,7 +51,7 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
         for site, dispatcher in sites:
             original: Any = site.original
             if type(original) not in _BUILTINS:
-                continue  # somebody else's, in torch's place
+                continue  # another library's patch
             if original not in _counterparts:
                 _counterparts[original] = _counterpart(site, dispatcher)
             if isinstance(site.owner, type):
@@ -67,16 +67,16 @@ def install(sites: list[tuple[Site, Any]], tables: Callable[[], list[Any]]) -> N
                 _put(_FUNCTIONS, name, _Function(original))
             elif torch_private.is_in_c(home) and _is_elsewhere(original, home):
                 _ask(home, name, original)
-        _type_modified(_TENSOR)  # where its metaclass had nothing to say Python remembers what the class said
+        _type_modified(_TENSOR)  # Python's caches hold what it found on the class while the metaclass had no such attribute
 
 
 def _is_elsewhere(original: Any, home: types.ModuleType) -> bool:
-    """Whether users find a function in another module than its own of torch._C; else it is handed out as it stands there."""
+    """Whether users find a function in another module than the one of torch._C that defines it."""
     return any(owner is not home for owner, _, _ in _places[original])
 
 
-def standing(original: Any, dispatcher: Any) -> Any:
-    """What a name of the user's that is bound to torch's function is bound to from now on: a method's counterpart, else the dispatcher."""
+def for_users_names(original: Any, dispatcher: Any) -> Any:
+    """What replaces torch's function where a name of the user's is bound to it: a method's counterpart, else the dispatcher."""
     counterpart = _counterparts.get(original) if type(original) in _BUILTINS else None
     return counterpart if isinstance(counterpart, MethodCounterpart) else dispatcher
 
@@ -92,19 +92,19 @@ def _counterpart(site: Site, dispatcher: Callable[..., Any]) -> Counterpart:
     return (ComparisonCounterpart if compares(site.attribute) else MethodCounterpart)(dispatcher, site.original)
 
 
-def _hand_out(original: Any, standing: Any) -> Any:
-    """The counterpart of `original` for C code that is about to call a `__torch_function__`; `standing` for whoever else looks it up."""
+def _look_up(original: Any, attribute: Any) -> Any:
+    """The counterpart of `original` for C code that is about to call a `__torch_function__`; `attribute` for any other look-up."""
     frame = sys._getframe(2)
-    if not _is_ours(frame.f_globals.get("__name__")):  # C code that hands out was called by a dispatcher or a wrapper
-        return standing
+    if not _is_ours(frame.f_globals.get("__name__")):  # such C code was called by a dispatcher or a wrapper
+        return attribute
     if _places:
-        if not _is_anybodys(frame):
+        if not _is_users_handler(frame):
             return original
-        _take_over()
-    return _counterparts.get(original, standing)  # none while another thread reverts
+        _put_counterparts_everywhere()
+    return _counterparts.get(original, attribute)  # none while another thread reverts
 
 
-def _is_anybodys(call: types.FrameType) -> bool:
+def _is_users_handler(call: types.FrameType) -> bool:
     """Whether the `__torch_function__` that torch is about to call is the user's, not hmp's or that of torch.device as a context."""
     modes = _modes()
     if modes:
@@ -119,31 +119,31 @@ def _has_handler(value: Any) -> bool:
     if kind is dict:
         return any(map(_has_handler, value.values()))
     handler = getattr(kind, "__torch_function__", None)
-    return handler is not None and getattr(handler, "__func__", handler) not in _NOBODYS and not _is_ours(kind.__module__)
+    return handler is not None and getattr(handler, "__func__", handler) not in _DEFAULT_HANDLERS and not _is_ours(kind.__module__)
 
 
-# What every subclass has that has none of its own, and what torch's own objects without one have.
-_NOBODYS = (torch.Tensor.__torch_function__.__func__, torch_private.no_torch_function)  # type: ignore[attr-defined]
+# The `__torch_function__` that subclasses of Tensor inherit, and the disabled one.
+_DEFAULT_HANDLERS = (torch.Tensor.__torch_function__.__func__, torch_private.no_torch_function)  # type: ignore[attr-defined]
 
 
 def _is_ours(module: Any) -> bool:
-    """Whether a module is hmp's or has the mode of a device, which asks a table that torch filled of its own functions."""
+    """Whether a module is hmp's, or torch's module of the mode for devices, which looks `func` up in a table of torch's own functions."""
     return module == _device_mode or str(module).partition(".")[0] == "hmp"
 
 
-def _take_over() -> None:
-    """Replaces dispatchers by counterparts wherever users find builtins, from now on."""
+def _put_counterparts_everywhere() -> None:
+    """Replaces dispatchers by counterparts in torch's modules and in users' references."""
     with _lock:
-        references.replace(_replaced(), [table for give in _tables for table in give()])
+        references.use_counterparts(_put_counterparts(), [table for give in _tables for table in give()])
 
 
-def _replaced() -> dict[Any, Counterpart]:
-    """Puts counterparts in the places where users find builtins; returns them by the dispatchers that stood there."""
+def _put_counterparts() -> dict[Any, Counterpart]:
+    """Puts counterparts where users find builtins in torch's modules. Returns them by the dispatchers that they replace."""
     dispatchers: dict[Any, Counterpart] = {}
     while _places:
         original, places = _places.popitem()
         for owner, name, dispatcher in places:
-            patches.replace(owner, name, _counterparts[original])
+            patches.rebind_again(owner, name, _counterparts[original])
             dispatchers[dispatcher] = _counterparts[original]
     return dispatchers
 
@@ -155,7 +155,7 @@ class _Function:
         self.original = original
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        return _hand_out(self.original, self.original)
+        return _look_up(self.original, self.original)
 
 
 class _Defined:
@@ -172,8 +172,8 @@ class _Defined:
         except KeyError:
             raise AttributeError(f"module {module.__name__!r} has no attribute {self.name!r}") from None
         if getattr(found, "__wrapped__", found) is not self.original:
-            return found  # somebody else's
-        return _hand_out(self.original, found)
+            return found  # another library's patch
+        return _look_up(self.original, found)
 
     def __set__(self, module: Any, value: Any) -> None:
         vars(module)[self.name] = value
@@ -206,21 +206,21 @@ class _Method:
     def __set__(self, cls: type, value: Any) -> None:
         value = self.dispatcher if value is self.counterpart and cls is torch.Tensor else value
         if self._is_operator():
-            self._past(lambda: type.__setattr__(cls, self.name, value))
+            self._while_removed(lambda: type.__setattr__(cls, self.name, value))
         else:
             _change_type(cls, self.name, value)
 
     def __delete__(self, cls: type) -> None:
         if self._is_operator() or self.name not in vars(cls):  # which is an error
-            self._past(lambda: type.__delattr__(cls, self.name))
+            self._while_removed(lambda: type.__delattr__(cls, self.name))
         else:
             _change_type(cls, self.name, _MISSING)
 
     def _is_operator(self) -> bool:
-        """Whether Python keeps what a class has under the name in a second place: `__add__`, which `+` looks for there."""
+        """Whether the name has a slot in C too, which Python sets with the attribute: `__add__` has one, which `+` calls."""
         return self.name.startswith("__")
 
-    def _past(self, change: Callable[[], None]) -> None:
+    def _while_removed(self, change: Callable[[], None]) -> None:
         """Calls `change` while this descriptor is not on the metaclass, so that it changes the class itself."""
         with _lock:
             _change_type(_METACLASS, self.name, _MISSING)
@@ -231,15 +231,15 @@ class _Method:
 
 
 def _change_type(cls: type, name: str, value: Any) -> None:
-    """Has a type hold `value` under a name, nothing where that is `_MISSING`: past its metaclass, and where it is written in C, whose dict
-    Python shows without letting anybody change it."""
+    """Sets an attribute of a type in its dict, or deletes it for `_MISSING`: without its metaclass, and of types written in C too, whose
+    dict Python code can otherwise only read."""
     names: dict[str, Any] = next(each for each in gc.get_referents(vars(cls)) if type(each) is dict)
     was = names.get(name)
     if value is _MISSING:
         names.pop(name, None)
     else:
         names[name] = value
-    # bytecode of any thread remembers what it found in a type, without holding it, until the type says that it was changed
+    # the caches of bytecode hold attributes of types, without a reference, until the type is declared modified: `was` must live until then
     _type_modified(cls)
     del was
 
