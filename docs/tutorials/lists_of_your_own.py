@@ -197,8 +197,9 @@ assert abs(found["tuned"] - found["float32"]) < 0.03
 # And `hmp.record()` shows that the lists do what they say:
 
 # %%
+model = hmp.apply(new_model(), "tuned")
 with hmp.record() as report:
-    trained_model = trained("tuned")
+    model(unseen[0])
 report.assert_dtype("matmul", torch.float32)
 report.assert_dtype("linear", torch.bfloat16)
 
