@@ -1,0 +1,211 @@
+# ---
+# jupyter:
+#   jupytext:
+#     text_representation:
+#       extension: .py
+#       format_name: percent
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # From a NaN to a repaired list
+#
+# A network learns in float32 and gives NaN in float16. Which op is it, and how little must change? hmp decides the precision of every
+# torch op from lists, so the answer is a name on a list. This page goes the whole way: the NaN, the op that made it, the repaired
+# list, and a comparison of the repaired run with float32. It takes less than a minute on a CPU.
+
+# %%
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+
+import hmp
+
+torch.set_num_threads(1)  # networks this small are fastest on one thread
+
+# %% [markdown]
+# ## The data and the model
+#
+# scikit-learn brings 1797 handwritten digits of 8 x 8 pixels. Here they are bytes, 0 to 255, as most image files have them.
+
+# %%
+digits = load_digits()
+images = torch.tensor(digits.images, dtype=torch.float32) * (255 / 16)
+labels = torch.tensor(digits.target)
+train, test = slice(0, 1400), slice(1400, None)
+
+# %% [markdown]
+# The model looks at how alike the rows of an image are, and its columns: all products of two rows, divided by their mean square.
+# The division makes the features independent of how bright the image is, so nobody scaled the bytes down before.
+
+
+# %%
+class Likeness(nn.Module):
+    def forward(self, rows):
+        products = rows @ rows.transpose(-1, -2)
+        energy = products.diagonal(dim1=-2, dim2=-1).mean(-1)
+        return products / energy[:, None, None]
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.likeness = Likeness()
+        self.classify = nn.Sequential(nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+
+    def forward(self, images):
+        rows, columns = self.likeness(images), self.likeness(images.transpose(-1, -2))
+        return self.classify(torch.cat([rows.flatten(1), columns.flatten(1)], 1))
+
+
+# %% [markdown]
+# Training is a plain loop. `hmp.apply(model, policy)` is the only line of hmp's in it: from then on every call of the model runs in the
+# precision that the policy's lists say, and nothing else does. Parameters stay float32.
+
+
+# %%
+def trained(policy=None, epochs=10):
+    torch.manual_seed(0)
+    model = Model()
+    if policy is not None:
+        hmp.apply(model, policy)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    for _ in range(epochs):
+        for batch in torch.randperm(1400).split(50):
+            loss = F.cross_entropy(model(images[batch]).float(), labels[batch])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    return model, loss.item()
+
+
+@torch.no_grad()
+def accuracy(model):
+    return (model(images[test]).argmax(1) == labels[test]).float().mean().item()
+
+
+# %%
+in_float32, loss = trained()
+print(f"float32: loss {loss:.3f}, test accuracy {accuracy(in_float32):.1%}")
+
+# %% [markdown]
+# ## The NaN
+#
+# `torch-cuda@2.13` are the lists by which `torch.autocast` of torch 2.13 runs on a CUDA card: products in float16, sums and losses in
+# float32. hmp follows them on any device, a CPU too.
+
+# %%
+policy = hmp.Policy.load("torch-cuda@2.13")
+broken, loss = trained(policy, epochs=1)
+print(f"float16: loss {loss}, test accuracy {accuracy(broken):.1%}")
+
+# %%
+assert loss != loss  # NaN, the only number that differs from itself
+
+# %% [markdown]
+# ## The finding
+#
+# After a step everything is NaN, which says nothing of where it began. `hmp.detect_nonfinite()` stops at the first op that makes NaN
+# or Inf out of finite inputs, in forward or backward.
+
+# %%
+try:
+    with hmp.detect_nonfinite():
+        trained(policy, epochs=1)
+except hmp.NonFiniteError as error:
+    finding = error.finding
+print(finding)
+
+# %% [markdown]
+# Read it from the top. No op made the NaN directly: `matmul` made Inf, in the module `likeness`, at the line of the `@`. Its inputs are
+# harmless, at most 255, but a sum of eight products of them reaches 8 x 255 x 255 = 520,200, and float16 ends at 65,504. Inf divided
+# by Inf was the NaN, one line later.
+
+# %%
+assert (finding.op, finding.made, finding.module) == ("matmul", "Inf", "likeness")
+assert torch.finfo(torch.float16).max < 8 * 255 * 255
+
+# %% [markdown]
+# ## The repaired list
+#
+# The last line of the finding is Python, made to be pasted. It takes `matmul` off the low-precision list and puts it on the float32 list;
+# every other op keeps its precision. (The list is called `bf16` also where the low dtype is float16.)
+
+# %%
+policy = hmp.Policy.load("torch-cuda@2.13")
+repaired = policy.replace(bf16=policy.bf16 - {"matmul"}, fp32=policy.fp32 | {"matmul"})
+
+# %%
+assert 'policy.replace(bf16=policy.bf16 - {"matmul"}, fp32=policy.fp32 | {"matmul"})' in finding.remedy
+print(policy.diff(repaired))
+
+# %% [markdown]
+# The detector stays on for the first epoch under the repaired list: one repair can uncover the next overflow. Here it finds nothing.
+
+# %%
+with hmp.detect_nonfinite():
+    trained(repaired, epochs=1)
+
+# %%
+in_float16, loss = trained(repaired)
+print(f"repaired: loss {loss:.3f}, test accuracy {accuracy(in_float16):.1%}")
+assert abs(accuracy(in_float16) - accuracy(in_float32)) < 0.02
+
+# %% [markdown]
+# ## What runs in float16 now
+#
+# `hmp.record()` notes what every op computed in. The layers with the parameters, which are most of the work, are still in float16.
+
+# %%
+with hmp.record() as report:
+    in_float16(images[test])
+report.assert_dtype("matmul", torch.float32)
+report.assert_dtype("linear", torch.float16)
+
+# %% [markdown]
+# ## The comparison with float32
+#
+# The loss is finite; is it right? `hmp.compare` runs forward and backward once more and puts each op beside float32: `isolated` is the
+# error that the op makes on its own inputs, `accumulated` has all the rounding before it in it, and `share` says which ops the error
+# comes from. First the lists as they were:
+
+
+# %%
+def loss_of(output):
+    return F.cross_entropy(output, labels[:100])
+
+
+before = hmp.compare(in_float32, images[:100], policy, loss=loss_of)
+print(before)
+
+# %% [markdown]
+# `matmul` is all of the error. And now the repaired ones, with the same weights and the same batch:
+
+# %%
+after = hmp.compare(in_float32, images[:100], repaired, loss=loss_of)
+print(after)
+
+# %% [markdown]
+# What is left is the rounding of float16 in the two linear layers, less than a thousandth of the output.
+
+# %%
+assert not before.output < float("inf")
+assert after.output < 0.001
+
+# %% [markdown]
+# ## Keep it
+#
+# A policy is a folder of text files. `hmp.apply(model, "repaired")` and `hmp run --policy repaired train.py` take it from there.
+
+# %%
+repaired.save("repaired")
+assert hmp.Policy.load("repaired") == repaired
+
+# %% [markdown]
+# Two remarks. bfloat16 has the range of float32, so `policy.replace(dtype="bfloat16")` would have ended this overflow as well, with
+# fewer digits everywhere; the finding says that too. And small gradients can vanish in float16: with it, longer trainings scale the
+# loss with `torch.amp.GradScaler`, under hmp as without.
