@@ -222,6 +222,10 @@ _profiler: Any = torch.autograd.profiler
 _required("torch.autograd.profiler._is_profiler_enabled")
 
 
+# A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
+unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
+
+
 def in_plain_autograd() -> bool:
     """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from ..casting import Tensor
+from ..torch_private import unsafe_view as _unsafe_view
 
-import torch
-
-from ..casting import Tensor, cast
-
-# torch's own, taken before anything is patched
-_detach = Tensor.detach
+_view_as = Tensor.view_as  # torch's own, taken before anything is patched
 
 # Bytes of a tensor from which sharing a cast (measured: 4 microseconds a use) is quicker than casting. Not numel(), an op in a trace.
 WORTH_SHARING = 32768
 
 
-class Shared(torch.autograd.Function):
-    """`copy`, a cast of `source` made before, as a new node of the graph: its gradient flows to `source`, in the dtype of `source`."""
+def shared(source: Tensor, copy: Tensor) -> Tensor:
+    """`copy`, a cast of `source` made before, as a new node of the graph: its gradient flows to `source`, in the dtype of `source`.
 
-    @staticmethod
-    def forward(ctx: Any, source: Tensor, copy: Tensor) -> Tensor:
-        ctx.dtype = source.dtype
-        ctx.set_materialize_grads(False)  # None stays None: with a gradient of zeros an optimizer would decay the weight
-        return _detach(copy)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, None]:
-        return None if grad is None else cast(grad, ctx.dtype), None
-
-
-shared: Callable[[Tensor, Tensor], Tensor] = Shared.apply
+    The node is that of a view of `source` whose memory is then exchanged for the copy's. Autograd itself casts the gradient, because the
+    node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long.
+    """
+    use: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
+    use.data = copy
+    return _view_as(use, use)  # whose node sums the gradients of one use in the copy's dtype, as a cast does: a recurrent op makes many

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ..caches import cast_cache
+from ..caches import cast_cache, shared_cast
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature
@@ -70,7 +70,8 @@ NAMES: dict[str, Any] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64,
     "__name__": __name__, "SIGNATURES": _SIGNATURES,
     "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
-    "CAST_PRODUCT_INPUT": cast_cache.cast_product_input,
+    "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "shared_cast": shared_cast, "TO": tensor_casts.TO,
+    "strided": torch.strided, "grad_enabled": torch.is_grad_enabled,
 }  # fmt: skip
 
 
@@ -225,13 +226,25 @@ def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
         lines += [
             f"{indent}if {absent}(dtype := {p.name}.dtype) is not {to}:",
             f"{indent}    if ((kind := type({p.name})) is Tensor or kind is Parameter) and ({others}):",
-            f"{indent}        {p.name}_cast = {fast_path.casts}({p.name}, {to})",
+            *_cast_of(p.name, fast_path, indent + "        "),
             f"{indent}    else:",
             f"{indent}        cast = False",
             f"{indent}else:",
             f"{indent}    {p.name}_cast = {p.name}",
         ]
     return lines
+
+
+def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
+    """Lines that cast one plain tensor; `kind` is its class."""
+    to = str(fast_path.dtype).removeprefix("torch.")
+    cast = f"{name}_cast = {fast_path.casts}({name}, {to})"
+    if fast_path.casts != "CAST_PRODUCT_INPUT":
+        return [indent + cast]
+    # what the caches would not keep is cast here: asking them takes as long as the cast
+    small = f"{name}.layout is strided and {name}.nbytes < shared_cast.WORTH_SHARING"
+    uncached = f"{small} and (kind is Tensor or {name}.requires_grad and grad_enabled())"
+    return [f"{indent}if {uncached}:", f"{indent}    {name}_cast = TO[{to}]({name})", f"{indent}else:", f"{indent}    {cast}"]
 
 
 def _usual_calls(signature: Signature) -> list[tuple[str, tuple[Parameter, ...]]]:

@@ -47,8 +47,8 @@ true_divide: input! other~
 truediv: input! other~
 radd: input! other~
 rmul: input! other~
-add_: input! other~ ; alpha-
-sub_: input! other~ ; alpha-
+add_: input! other~ | ; alpha
+sub_: input! other~ | ; alpha
 mul_: input! other~
 iadd: input! other~
 isub: input! other~

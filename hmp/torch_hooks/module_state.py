@@ -29,7 +29,9 @@ def install() -> None:
 
 def _narrowing(value: Any, dtype: torch.dtype) -> bool:
     """Whether casts are on and `value` would change the dtype of what it is assigned to."""
-    return tensor_casts.castable(value) and dtype in tensor_casts.CASTABLE and value.dtype is not dtype and state.casts_enabled()
+    if getattr(value, "dtype", dtype) is dtype:  # None, and most gradients: zero_grad() and optimizers ask for each parameter
+        return False
+    return tensor_casts.castable(value) and dtype in tensor_casts.CASTABLE and state.casts_enabled()
 
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
