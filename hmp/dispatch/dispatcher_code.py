@@ -3,8 +3,8 @@
 A call for which the fast path's condition is true goes to the op. Otherwise the dispatcher casts plain tensors by itself, and calls the
 wrapper for anything else.
 Over a bare forwarder generated code adds 80 to 200 ns to a call where one function for any arguments adds 190 to 260.
-docs/architecture.md shows what is written for `linear`; in a traceback, a debugger and `inspect.getsource(F.linear.__code__)` its lines
-are found too.
+docs/pages/explain/architecture.md shows what is written for `linear`; in a traceback, a debugger and
+`inspect.getsource(F.linear.__code__)` its lines are found too.
 """
 
 from __future__ import annotations
