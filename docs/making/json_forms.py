@@ -20,12 +20,18 @@ _FORMS = {
 }
 
 
+# The objects whose keys are names, and not words of the form.
+_NAMED = {"changes": "OP", "devices": "DEVICE", "devices.DEVICE.kernels": "DTYPE", "extras": "EXTRA"}
+_DEPTH = 4
+
+
 def page(samples: Mapping[str, bytes]) -> str:
     """A table of keys for each form."""
     parts = [
         "# JSON\n\nEvery command that has `--json` takes a FILE that ends in `.json`, or `-` to print it in place of the text. Every JSON "
-        "says its `schema_version`, a whole number that grows when a key goes or changes its meaning. What JSON has no number for is the "
-        'text "nan", "inf" or "-inf". The tables show the keys of samples that were made with this site; `[]` is each element of a list.\n'
+        "says its `schema_version`. What JSON has no number for is the "
+        'text "nan", "inf" or "-inf". The tables show the keys of samples that were made with this site; `[]` is each element of a list, '
+        'a word in capitals stands for names, and "null, here" is said of what the samples had no value for.\n'
     ]
     for name, (title, source) in _FORMS.items():
         rows = dict(_keys(json.loads(samples[name])))
@@ -34,21 +40,36 @@ def page(samples: Mapping[str, bytes]) -> str:
     return "\n".join(parts)
 
 
-def _keys(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+def _keys(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """The keys of a JSON value, in order, with the kinds of their values."""
-    if isinstance(value, dict):
+    if path.count(".") + path.count("[]") >= _DEPTH:
+        return
+    if isinstance(value, list) and value:
+        yield from _keys(_one_of(value), f"{path}[]")
+    elif isinstance(value, dict) and path in _NAMED:
+        here = f"{path}.{_NAMED[path]}"
+        yield here, _kind(_one_of(list(value.values())))
+        yield from _keys(_one_of(list(value.values())), here)
+    elif isinstance(value, dict):
         for key, each in value.items():
             here = f"{path}.{key}" if path else key
             yield here, _kind(each)
-            if depth < 3:
-                yield from _keys(each, here, depth + 1)
-    elif isinstance(value, list):
-        for each in value[:1]:
-            yield from _keys(each, f"{path}[]", depth)
+            yield from _keys(each, here)
 
 
-def _kind(value: Any) -> str:
+def _one_of(values: list[Any]) -> Any:
+    """One value that shows most: of objects every key, with a value that is not null or empty where one has it."""
+    if not all(isinstance(value, dict) for value in values):
+        return next((value for value in values if value not in (None, [], {})), values[0])
+    merged: dict[str, list[Any]] = {}
+    for value in values:
+        for key, each in value.items():
+            merged.setdefault(key, []).append(each)
+    return {key: _one_of(found) for key, found in merged.items()}
+
+
+def _kind(value: Any, plural: bool = False) -> str:
     if isinstance(value, list):
-        return f"list of {_kind(value[0])}s" if value else "list"
-    names = {dict: "object", str: "text", bool: "true or false", int: "number", float: "number", type(None): "null where there is none"}
-    return names[type(value)]
+        return f"list{'s' * plural}" + (f" of {_kind(_one_of(value), plural=True)}" if value else "")
+    kinds = {dict: "object", str: "text", bool: "truth value", int: "number", float: "number"}
+    return "null, here" if value is None else kinds[type(value)] + "s" * plural

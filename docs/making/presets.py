@@ -10,7 +10,7 @@ def page() -> str:
     policies = {name: hmp.Policy.load(name) for name in hmp.policies()}
     columns: dict[str, dict[str, str]] = {}
     for name, policy in policies.items():
-        columns[name] = {op: cast for cast in ("bf16", "fp32", "promote") for op in getattr(policy, cast)}
+        columns[name] = {op: cast for cast in ("promote", "fp32", "bf16") for op in getattr(policy, cast)}
     ops = sorted(set().union(*columns.values()))
     dtypes = {name: str(policy.dtype).removeprefix("torch.") for name, policy in policies.items()}
     short = "\n".join(
@@ -30,7 +30,8 @@ installed; here it is the one that this site was built with. `hmp lists NAME` pr
 
 ## Op by op
 
-An empty cell: on none of its lists. `bf16` is the list of the low dtype, also where that is float16.
+An empty cell: on none of its lists. Of a name on two, the list that counts is shown (R4). `bf16` is the list of the low dtype, also where
+that is float16.
 
 <div class="filtered" markdown>
 

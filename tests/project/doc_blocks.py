@@ -12,7 +12,7 @@ import types
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_LIMIT = 240
+_LIMIT = 540
 
 
 def blocks(text: str, language: str = "python") -> list[str]:
