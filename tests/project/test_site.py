@@ -58,7 +58,6 @@ def test_the_table_of_presets_is_what_they_hold() -> None:
     [
         lambda: hmp.Policy.load("habanna"),
         lambda: hmp.Policy.load("habana").replace(dtype="int8"),
-        lambda: hmp.Policy.load("habana").replace(bf16={"two words"}),
         lambda: hmp.apply(torch.nn.Linear(1, 1), 3),
         lambda: hmp.set_cache_limit(-1),
         lambda: hmp.compare(3, 4),
