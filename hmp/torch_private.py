@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# The releases of torch that hmp was tested with; the README says which tests ran with each.
+# The releases of torch that hmp was tested with; docs/pages/evidence/tested-versions.md says which tests ran with each.
 RELEASES_RUN = ("2.7.0", "2.13.0", "2.15.0")
 
 

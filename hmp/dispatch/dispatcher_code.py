@@ -2,7 +2,8 @@
 
 If the fast path's condition is true, a dispatcher calls the op with what it was called with. Otherwise it casts plain tensors by itself,
 and calls the wrapper for anything else. Generated code adds 80 to 200 ns to a call, one function for any arguments would add 190 to 260.
-docs/architecture.md shows the source for `linear`; tracebacks, debuggers and `inspect.getsource(F.linear.__code__)` show it too.
+docs/pages/explain/architecture.md shows the source for `linear`; tracebacks, debuggers and `inspect.getsource(F.linear.__code__)` show it
+too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ..caches import cast_cache, shared_cast
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature
+from ..torch_private import trace_here
 from .fast_path import PLAIN, FastPath, condition_of
 
 
@@ -71,7 +73,7 @@ NAMES: dict[str, Any] = {
     "__name__": __name__, "SIGNATURES": _SIGNATURES,
     "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "shared_cast": shared_cast, "TO": tensor_casts.TO,
-    "strided": torch.strided, "grad_enabled": torch.is_grad_enabled,
+    "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
 }  # fmt: skip
 
 
@@ -243,7 +245,8 @@ def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
         return [indent + cast]
     # what the caches would not keep is cast here: asking them takes as long as the cast
     small = f"{name}.layout is strided and {name}.nbytes < shared_cast.WORTH_SHARING"
-    uncached = f"{small} and (kind is Tensor or {name}.requires_grad and grad_enabled())"
+    # in a trace always: torch.jit compares the lines of a trace that was made with gradients with those of one made without
+    uncached = f"{small} and (kind is Tensor or {name}.requires_grad and grad_enabled() or trace_here() is not None)"
     return [f"{indent}if {uncached}:", f"{indent}    {name}_cast = TO[{to}]({name})", f"{indent}else:", f"{indent}    {cast}"]
 
 

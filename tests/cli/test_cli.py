@@ -207,8 +207,12 @@ def test_benchmark_that_cannot_be_run_is_wrong_use(
 
 
 @pytest.mark.slow
-def test_the_readmes_recipe_is_one(tmp_path: Path) -> None:
-    (text,) = [part.partition("```\n")[0] for part in (ROOT / "README.md").read_text().split("```python\n") if "def batches" in part]
+def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
+    (text,) = [
+        part.partition("```\n")[0]
+        for part in (ROOT / "docs/pages/how-to/benchmark.md").read_text().split("```python\n")
+        if "def batches" in part
+    ]
     (tmp_path / "recipe.py").write_text(text)
     done = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
     assert done.returncode == 0, done.stderr

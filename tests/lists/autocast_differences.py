@@ -1,7 +1,7 @@
 """Where hmp differs from torch.autocast, with reasons: what the sweep may find, and the page that says so.
 
 `PYTHONPATH=tests/support python tests/lists/autocast_differences.py` runs the sweep over op_db and writes
-docs/differences-from-autocast.md.
+docs/pages/explain/differences-from-autocast.md.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from preset_sweep import OPS, RELEASE, Difference, named
 from test_presets_torch_cpu_recurrent import ALL as RECURRENT
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "differences-from-autocast.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "pages" / "explain" / "differences-from-autocast.md"
 
 MIXTURE = "the first input decides (R7); this release computes the mixture in the matrix's dtype, later ones refuse it"
 NUMBERS = "Python code of torch draws the random samples in the input's dtype before autocast casts both; here the input is cast first"

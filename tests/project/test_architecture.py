@@ -1,4 +1,4 @@
-"""docs/architecture.md speaks of what there is."""
+"""docs/pages/explain/architecture.md speaks of what there is."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hmp.ops import sites
 from hmp.ops.signatures import signature_of
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
-PAGE = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "pages" / "explain" / "architecture.md").read_text(encoding="utf-8")
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py)(?::(\w+))?`", PAGE)))
 
 

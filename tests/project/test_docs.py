@@ -1,37 +1,62 @@
-"""Every Python block of the pages in docs/ runs, each in a process of its own."""
+"""Every Python block of the pages in docs/ runs, each in a process of its own, and every command on them is one."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
-BLOCKS = [
-    pytest.param(block, id=f"{page.stem}-{number}")
-    for page in sorted(DOCS.glob("*.md"))
-    for number, block in enumerate(re.findall(r"^```python\n(.*?)^```$", page.read_text(encoding="utf-8"), re.M | re.S))
-]
+import doc_blocks
+from hmp import cli
+from making import command_line
+
+PAGES = doc_blocks.ROOT / "docs" / "pages"
+FILES = sorted(PAGES.rglob("*.md"))
+# What takes more than a few seconds: it imports transformers or Lightning, starts a search, or times.
+SLOW = ("transformers", "lightning", "optimum", "hmp.tune(", "hmp.benchmark(")
+HELP = {each.partition("\n")[0]: each for each in command_line.page().split("## hmp ")[1:]}
 
 
-def test_the_pages_hold_blocks_and_no_others() -> None:
-    assert len(BLOCKS) >= 7
-    for page in DOCS.glob("*.md"):
-        assert set(re.findall(r"^```(\w*)$", page.read_text(encoding="utf-8"), re.M)) <= {"python", "text", ""}
+def _cases() -> list[object]:
+    found = []
+    for page in FILES:
+        for number, block in enumerate(doc_blocks.blocks(page.read_text(encoding="utf-8"))):
+            marks = [pytest.mark.slow] if any(word in block for word in SLOW) else []
+            found.append(pytest.param(page, block, id=f"{page.relative_to(PAGES).with_suffix('')}-{number}", marks=marks))
+    return found
 
 
-@pytest.mark.parametrize("block", BLOCKS)
-def test_docs_run(block: str, tmp_path: Path) -> None:
-    script = tmp_path / "block.py"
-    script.write_text(block)
-    root = str(DOCS.parent)
-    command = [
-        sys.executable,
-        "-c",
-        f"import sys, runpy; sys.path.insert(0, {root!r}); runpy.run_path({str(script)!r}, run_name='__main__')",
-    ]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path)
-    assert ran.returncode == 0, ran.stderr
+CASES = _cases()
+
+
+def test_the_pages_hold_blocks_of_known_languages() -> None:
+    assert len(CASES) >= 30
+    for page in FILES:
+        languages = set(re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
+        assert languages <= {"python", "text", "sh", "yaml"}, page
+
+
+@pytest.mark.parametrize(("page", "block"), CASES)
+def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
+    if "from recipe import" in block:
+        assert cli.main(["init", str(tmp_path / "recipe.py")]) == 0
+    doc_blocks.run(block, tmp_path)
+
+
+def commands() -> list[str]:
+    """The lines of the shell on the pages and in the README that call hmp, without their remarks."""
+    texts = [file.read_text(encoding="utf-8") for file in [*FILES, doc_blocks.ROOT / "README.md"]]
+    lines = {line for text in texts for block in doc_blocks.blocks(text, "sh") for line in block.splitlines()}
+    lines |= {line for text in texts for line in re.findall(r"`((?:python -m )?hmp [^`]+)`", text)}
+    return sorted(line for line in lines if re.match(r"(python -m )?hmp [a-z]", line))
+
+
+@pytest.mark.parametrize("line", commands())
+def test_every_command_is_one_with_the_options_that_it_has(line: str) -> None:
+    words = shlex.split(line.removeprefix("python -m "), comments=True)[1:]
+    assert words[0] in HELP, line
+    own = next((place for place, word in enumerate(words) if word.endswith(".py")), len(words))  # what is behind a script is the script's
+    for option in (word.partition("=")[0] for word in words[:own] if word.startswith("--")):
+        assert re.search(rf"^  (-\w, )?{option}\b", HELP[words[0]], re.MULTILINE), line

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-SHIPPED = ("hmp", "op_lists", "pyproject.toml", "setup.cfg", "README.md", "LICENSE")
+SHIPPED = ("hmp", "op_lists", "pyproject.toml", "setup.cfg", "docs/package-index.md", "LICENSE")
 REPORT = """
 import json, pathlib, hmp, hmp.cli
 print(json.dumps({
@@ -45,6 +45,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, target / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
+            (target / name).parent.mkdir(exist_ok=True)
             shutil.copy(ROOT / name, target / name)
     return target
 
