@@ -21,7 +21,7 @@ sys.path.insert(0, str(ROOT))
 
 import hmp  # noqa: E402 - of this checkout, installed or not
 
-WIDTH, HEIGHT = 1160, 770
+WIDTH, HEIGHT = 1160, 790
 EXAMPLE = """
 import torch
 from torch import nn
@@ -52,6 +52,7 @@ pre.finding {{ white-space: pre-wrap; font-size: 13.5px; line-height: 1.55; marg
 
 
 def main() -> None:
+    torch.set_num_threads(1)  # so that no time is one of waiting for another thread
     model_class = _example()
     with tempfile.TemporaryDirectory() as folder:
         page = Path(folder) / "page.html"

@@ -34,6 +34,7 @@ CASES = _cases()
 def test_the_pages_hold_blocks_of_known_languages() -> None:
     assert len(CASES) >= 30
     for page in FILES:
+        assert len(re.findall(r"^```", page.read_text(encoding="utf-8"), re.MULTILINE)) % 2 == 0, page
         languages = set(re.findall(r"^```(\w+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
         assert languages <= {"python", "text", "sh", "yaml"}, page
 
