@@ -15,6 +15,9 @@ from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
 
 
+_assign_grad = _grad.__set__
+
+
 class _Descriptor(property):
     __objclass__ = None  # torch 2.7's Dynamo reads it off every descriptor of Tensor
 
@@ -29,9 +32,7 @@ def install() -> None:
 
 def _narrowing(value: Any, dtype: torch.dtype) -> bool:
     """Whether casts are on and `value` would change the dtype of what it is assigned to."""
-    if getattr(value, "dtype", dtype) is dtype:  # None, and most gradients: zero_grad() and optimizers ask for each parameter
-        return False
-    return tensor_casts.castable(value) and dtype in tensor_casts.CASTABLE and state.casts_enabled()
+    return tensor_casts.castable(value) and value.dtype is not dtype and dtype in tensor_casts.CASTABLE and state.casts_enabled()
 
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
@@ -42,9 +43,12 @@ def _set_data(self: torch.Tensor, value: Any) -> None:
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
-    if _narrowing(value, self.dtype) and getattr(self, "grad_dtype", self.dtype) is self.dtype:
-        value = tensor_casts.cast(value, self.dtype)
-    _grad.__set__(self, value)
+    try:
+        _assign_grad(self, value)
+    except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
+        if not _narrowing(value, self.dtype) or getattr(self, "grad_dtype", self.dtype) is not self.dtype:
+            raise
+        _assign_grad(self, tensor_casts.cast(value, self.dtype))
 
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
