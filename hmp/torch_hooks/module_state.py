@@ -14,7 +14,6 @@ from ..patching import patches
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
 
-
 _assign_grad = _grad.__set__
 
 
