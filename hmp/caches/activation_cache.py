@@ -2,6 +2,9 @@
 
 As with weights, a copy is used again only while nobody has asked for write access to the activation's memory (write_marks, R18). The
 graph keeps the copy alive. Where no graph is made, the last copy is kept until its activation is freed or another one is cast.
+
+A mark takes as long as a cast of 64 KiB, and most activations are the input of one product. So of activations of one size that one kind of
+autograd node made, and of which no copy was ever used again, only a few are still marked, to see whether that has changed.
 """
 
 from __future__ import annotations
@@ -25,6 +28,10 @@ _detach = Tensor.detach
 
 # In bytes, as WORTH_SHARING. To set a mark takes ten times as long in a process with other Python threads.
 WORTH_A_SLOW_MARK = 16 * shared_cast.WORTH_SHARING
+# Copies made in a row and not used again after which activations of the same origin are cast only; of those, one in _LOOK_AGAIN is marked.
+_SEEN_ENOUGH = 32
+_MOST_ORIGINS = 4096
+_LOOK_AGAIN = 31  # a prime: queries, keys and values come in turns of three, and a mark must be set for the first of them
 
 hits = 0
 misses = 0
@@ -37,16 +44,19 @@ def _no_copy() -> None:
 class _Entry:
     """The copy of the activation in one storage, and what must be true of the activation for the copy to be used again."""
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "view")
+    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "view")
 
-    def __init__(self, tensor: Tensor, dtype: torch.dtype, version: int) -> None:
+    def __init__(self, tensor: Tensor, dtype: torch.dtype, version: int, origin: _Origin) -> None:
         self.dtype = dtype
+        self.origin = origin
         self.view = view_key(tensor, version)
         self.epoch = _epoch
         self.low: Callable[[], Tensor | None] = _no_copy
         self.low_version = -1
 
 
+_Origin = tuple[int, type]  # bytes, and the kind of the autograd node that made the activation
+_unshared: dict[_Origin, int] = {}  # how many copies were made since one was last used again
 _epoch = 0  # entries of an earlier epoch are never used
 # The last copy made without a graph, and its entry, which the activation's storage owns: the copy is dropped when the entry dies.
 _last: tuple[Tensor | None, weakref.ref[_Entry] | None] = (None, None)
@@ -75,6 +85,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         low = entry.low()
         if low is not None and _version(low) == entry.low_version and not (grad and low.is_inference()):
             hits += 1
+            _unshared[entry.origin] = 0
             if grad and tensor.requires_grad:
                 return shared(tensor, _detach(low))
             return _detach(low) if low.requires_grad else low  # the activation needed a gradient when the copy was made
@@ -84,7 +95,13 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool) -> Tensor:
     """`tensor` in `dtype`, cast now, and cached where its memory can be marked."""
     global misses, _last
-    entry = _Entry(tensor, dtype, version)
+    origin = tensor.nbytes, type(tensor.grad_fn)
+    if len(_unshared) > _MOST_ORIGINS:
+        _unshared.clear()
+    in_vain = _unshared[origin] = _unshared.get(origin, -1) + 1
+    if in_vain >= _SEEN_ENOUGH and in_vain % _LOOK_AGAIN and tensor.nbytes < WORTH_A_SLOW_MARK:
+        return cast(tensor, dtype)
+    entry = _Entry(tensor, dtype, version, origin)
     # marked before the cast: a write during the cast clears the mark
     if mark(tensor, entry, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
         return cast(tensor, dtype)
@@ -110,7 +127,8 @@ def _entry_died(reference: weakref.ref[_Entry]) -> None:
 
 
 def clear() -> None:
-    """Makes every entry invalid, and drops the copy that no graph keeps alive."""
+    """Makes every entry invalid, drops the copy that no graph keeps alive, and forgets which activations are used once."""
     global _last, _epoch
+    _unshared.clear()
     _last = None, None
     _epoch += 1

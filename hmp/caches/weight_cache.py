@@ -86,11 +86,16 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # A trace must contain the cast, not its result. It also compares lines of source, so all casts of a trace are made in this line.
-    if _compiling() or _tracing() is not None or _dispatch_modes() or (trains and (_is_small(weight) or not in_plain_autograd())):
+    if _compiling() or _tracing() is not None:
         return cast(weight, dtype)
     try:
         entry = getattr(storage_of(weight), "_hmp_cache_entry", None)  # cache_entry(weight), inlined for speed
     except (NotImplementedError, RuntimeError):  # a sparse weight has no storage
+        return cast(weight, dtype)
+    if trains and type(entry) is _Entry and entry.low is None and entry.version != weight._version and not entry.pays[True]:
+        entry.version = weight._version  # written after each use, as most weights that train are: nothing more is to be asked
+        return cast(weight, dtype)
+    if _dispatch_modes() or (trains and (_is_small(weight) or not in_plain_autograd())):
         return cast(weight, dtype)
     if type(entry) is not _Entry:
         return _cast_and_maybe_keep(weight, dtype, trains, None)
