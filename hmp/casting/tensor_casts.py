@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
@@ -11,6 +12,8 @@ from typing import Any, TypeGuard
 import torch
 
 from ..torch_private import MKLDNN as MKLDNN
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd
 
 Tensor = torch.Tensor
 Caster = Callable[[Tensor, torch.dtype], Tensor]
@@ -33,6 +36,8 @@ _and = torch.logical_and
 _not = torch.logical_not
 _detach = torch.Tensor.detach
 _dispatch = torch.Tensor.__torch_dispatch__
+_vector_norm = torch.linalg.vector_norm
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 def castable(value: object) -> TypeGuard[Tensor]:
@@ -53,7 +58,7 @@ def cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor`, in its own dtype, with finite values beyond the range of `dtype` clamped to that range (R12). Infinities stay."""
     limit = FINITE_MAX[dtype]
-    if not _may_lose(tensor, dtype):
+    if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
         return tensor
     return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
 
@@ -61,6 +66,16 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
     # sparse and nested tensors have no clamp; they are no attention masks either
     return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _is_known_within(tensor: Tensor, limit: float) -> bool:
+    """Whether no value is beyond `limit`; False too where asking would wait for a device, or be part of a trace or a transform.
+
+    Most masks are within it. One op that asks is quicker than the four that clamp, and where a gradient is needed they save memory, too.
+    """
+    if type(tensor) is not Tensor or not tensor.is_cpu or _compiling() or _dispatch_modes() or not in_plain_autograd():
+        return False
+    return not tensor.numel() or float(_vector_norm(_detach(tensor), math.inf)) <= limit  # a NaN is not
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -71,7 +86,7 @@ def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_finite(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype` with finite values staying finite (R12), with a gradient or without: for scores that a mask was added to."""
     low = cast(tensor, dtype)
-    if not _may_lose(tensor, dtype):
+    if not _may_lose(tensor, dtype) or _is_known_within(tensor, FINITE_MAX[dtype]):
         return low
     # cast first, then repaired: backward saves one bool an element, where a clamp before the cast would save the float32 tensor
     overflowed = _and(_isinf(low), _not(_isinf(tensor)))

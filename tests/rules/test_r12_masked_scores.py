@@ -88,17 +88,20 @@ def test_r12_saturating_sums_leave_torchs_refusal_of_out_with_gradients() -> Non
         torch.add(x, 1e9, out=torch.empty(3, dtype=torch.float16))
 
 
-def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one() -> None:
+@pytest.mark.parametrize(("masked", "more"), [(0.0, 0), (torch.finfo(torch.float32).min, 1)], ids=["no mask", "a mask"])
+def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked(masked: float, more: int) -> None:
     saved = []
 
     def note(tensor):
         saved.append(tensor.nbytes)
         return tensor
 
-    scores = torch.randn(8, 8, requires_grad=True)
+    scores = torch.randn(8, 8)
+    scores[0, 0] = masked
+    scores.requires_grad_()
     with hmp.casts(hmp.Policy(bf16={"softmax"})), torch.autograd.graph.saved_tensors_hooks(note, lambda t: t):
         scores.softmax(-1)
-    assert sum(saved) == 64 * (2 + 1)
+    assert sum(saved) == 64 * (2 + more)
 
 
 @pytest.mark.parametrize("call", ["torch.softmax", "F.softmax", "Tensor.softmax", "F.log_softmax"])
