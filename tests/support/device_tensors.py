@@ -20,6 +20,7 @@ DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 torch.set_default_device(DEVICE)
 
 _HOST = "it is about the CPU's memory; tests/device/on_marks.py and on_caches.py ask the same of the device"
+_CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_accelerator.py": "its device is made of Python; tests/device/on_threads.py runs its checks on this one",
@@ -30,6 +31,8 @@ NOT_ON_A_DEVICE = {
     "test_r18_marks.py": _HOST,
     "test_r18_threads.py": _HOST,
     "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
+    "test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled": _CPU_S_AUTOCAST,
+    "test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them": _CPU_S_AUTOCAST,
     "test_trap_catches_the_naive_caster": "it shows a mistake of another caster's, which a mode hides",
 }
 
