@@ -54,7 +54,7 @@ def _listed(list_name: str, low: torch.dtype, given: torch.dtype, to: torch.dtyp
 
 
 def _or_in_float32(want: Outcome, call: Call, args: list[Any], to: torch.dtype) -> Outcome:
-    """R11: what plain torch has no forward for in the low dtype is computed in float32, and stays so; what has no backward is torch's error."""
+    """R11: what has no forward kernel in the low dtype is computed in float32 and stays so. Lacking a backward is torch's error."""
     if want.error is None or by_explicit_casts(call, [t.detach() for t in args], None, to).error is None:
         return want
     return by_explicit_casts(call, args, None, F32)
