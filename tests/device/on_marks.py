@@ -97,7 +97,9 @@ def _broadcast(tensor: torch.Tensor, value: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
-            dist.all_gather_into_tensor(tensor.detach(), torch.full_like(tensor, value))
+            # alive until the group is gone: torch 2.7 hangs where a thread of the group's is the last to hold a tensor
+            alias, values = tensor.detach(), torch.full_like(tensor, value)
+            dist.all_gather_into_tensor(alias, values)
             synchronize()
         finally:
             dist.destroy_process_group()
