@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = ROOT / "tests"
-OF_NO_PACKAGE = {"models", "project", "rules", "support", "sweep", "training"}
+OF_NO_PACKAGE = {"device", "models", "project", "rules", "support", "sweep", "training"}
 FILES = sorted(file for file in TESTS.rglob("*.py") if file.parent != TESTS)
 FOLDERS = sorted({file.relative_to(TESTS).parts[0] for file in FILES})
 SHARED = {path.stem for path in (TESTS / "support").iterdir()}

@@ -260,7 +260,7 @@ def test_r7_recurrent_nets_take_packed_sequences() -> None:
     module = torch.nn.GRU(3, 4)
     narrow = copy.deepcopy(module).to(BF16)
     x = torch.randn(5, 2, 3).to(BF16)
-    packed = torch.nn.utils.rnn.pack_padded_sequence(x, torch.tensor([5, 3]))
+    packed = torch.nn.utils.rnn.pack_padded_sequence(x, [5, 3])
     expected, _ = narrow(packed)
     with hmp.casts("habana"):
         got, _ = module(packed)

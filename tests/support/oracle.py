@@ -111,7 +111,7 @@ def _gradients(results: list[Any], leaves: list[torch.Tensor]) -> list[torch.Ten
         return [None] * len(leaves)
     generator = torch.Generator().manual_seed(11)
     # randn in float32, then .to(): the same cotangent for every result dtype
-    cotangents = [torch.randn(e.shape, generator=generator, dtype=F32).to(e.dtype) for e in ends]
+    cotangents = [torch.randn(e.shape, generator=generator, dtype=F32, device="cpu").to(e.device, e.dtype) for e in ends]
     return list(torch.autograd.grad(ends, leaves, cotangents, allow_unused=True))
 
 

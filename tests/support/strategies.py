@@ -62,7 +62,7 @@ class Leaf:
         return self._tensor(values)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, np.float32)).to(self.dtype)
+        return torch.from_numpy(np.asarray(values, np.float32)).to(torch.get_default_device(), self.dtype)
 
 
 def build(tree: Any) -> Any:

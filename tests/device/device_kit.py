@@ -1,0 +1,154 @@
+"""What the checks of this folder share: the device, the registry of checks, and what plain torch gives with every cast written out.
+
+A check is a function without arguments that raises where hmp is wrong. It may return a line about the device that is worth a reader's
+while, which goes into the results. No pytest and no other package but torch is needed to run one.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+import hmp
+
+DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
+ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
+F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+# the parts of .ci/device that are made of checks, each in the module `on_<part>`
+PARTS = ("rules", "threads", "caches", "graphs", "marks", "fp16", "ddp", "presets", "compile", "tools")
+
+# what the checks of `threads` import beside torch; the others need torch alone
+OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")
+
+Check = Callable[[], "str | None"]
+
+
+class NotRun(Exception):
+    """Raised by a check that cannot run here; its message is the reason."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one check ended: "passed", "failed" or "not run"; `said` is what it returned, the reason, or the error."""
+
+    name: str
+    outcome: str
+    said: str
+    seconds: float
+
+
+class Checks:
+    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one that says nothing about other devices."""
+
+    def __init__(self) -> None:
+        self.all: dict[str, Check] = {}
+
+    def __call__(self, function: Check) -> Check:
+        self.all[function.__name__] = function
+        return function
+
+    def on_cuda(self, reason: str) -> Callable[[Check], Check]:
+        def register(function: Check) -> Check:
+            if ON_CUDA:
+                return self(function)
+
+            def refuse() -> None:
+                raise NotRun(f"only on cuda: {reason}")
+
+            self.all[function.__name__] = refuse
+            return function
+
+        return register
+
+
+def checks_of(part: str) -> dict[str, Check]:
+    """The checks of a part by name. ModuleNotFoundError where a package is missing that the part needs."""
+    found: dict[str, Check] = importlib.import_module(f"on_{part}").check.all
+    return found
+
+
+def results(part: str) -> Iterator[Result]:
+    """Runs the checks of a part, one after the other, each on torch as it was found."""
+    try:
+        found = checks_of(part)
+    except ModuleNotFoundError as error:
+        if error.name not in OTHER_PACKAGES:
+            raise
+        yield Result(part, "not run", f"{error.name} is missing", 0.0)
+        return
+    for name, function in found.items():
+        yield result(name, function)
+
+
+def result(name: str, function: Check) -> Result:
+    """Runs one check."""
+    start = time.perf_counter()
+    torch.manual_seed(0)
+    outcome, said = "passed", ""
+    try:
+        said = function() or ""
+        synchronize()  # an error of a kernel arrives here
+    except NotRun as reason:
+        outcome, said = "not run", str(reason)
+    except Exception:
+        outcome, said = "failed", traceback.format_exc()
+    finally:
+        hmp.revert()
+    return Result(name, outcome, said, time.perf_counter() - start)
+
+
+def synchronize() -> None:
+    """Waits for what the device still has to do."""
+    if not ON_CPU:
+        getattr(torch, DEVICE).synchronize()
+
+
+def allocated() -> int:
+    """The bytes that CUDA's allocator has given out to what is still alive, the work space of cuBLAS left out."""
+    gc.collect()
+    synchronize()
+    torch._C._cuda_clearCublasWorkspaces()  # one for each stream, the private one of a graph's capture too
+    return int(torch.cuda.memory_allocated())
+
+
+def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = False) -> torch.Tensor:
+    """Normal numbers on the device, the same on every device."""
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), device="cpu")
+    return values.to(DEVICE, dtype).requires_grad_(grad)
+
+
+def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:
+    """A policy that holds just these names."""
+    lists = (frozenset(names.split()) for names in (bf16, fp32, promote))
+    return hmp.Policy(**dict(zip(("bf16", "fp32", "promote"), lists, strict=True)), name="device", dtype=dtype)
+
+
+def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+    """Asserts the same device, dtype, shape and bits; NaN equals NaN."""
+    assert got.device == want.device, f"{what}: on {got.device}, not {want.device}"
+    assert got.dtype is want.dtype, f"{what}: {got.dtype}, not {want.dtype}"
+    assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
+    got, want = got.detach(), want.detach()
+    equal = (got == want) | (got.isnan() & want.isnan())
+    if not bool(equal.all()):
+        apart = (got.double() - want.double()).abs().nan_to_num(nan=float("inf")).max().item()
+        raise AssertionError(f"{what}: {int((~equal).sum())} of {equal.numel()} numbers differ, by {apart:.3g} at most")
+
+
+def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> None:
+    """Asserts the same of each pair."""
+    assert len(got) == len(want) > 0, (what, len(got), len(want))
+    for number, (one, other) in enumerate(zip(got, want, strict=True)):
+        same(one, other, f"{what}, tensor {number}")
+
+
+def keeps_copies() -> bool:
+    """Whether hmp keeps copies of weights in this device's memory: then the checks of the caches must save casts."""
+    return ON_CPU

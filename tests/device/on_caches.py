@@ -1,0 +1,283 @@
+"""The caches of casts on the device: never stale, on one stream or several, in one thread or several, and no memory that grows."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, Checks, all_same, allocated, keeps_copies, same, synchronize, tensor
+from networks_kit import WIDTH, Net, Plain, batch, gradients, lists, loss_of, parameters
+
+check = Checks()
+ROUNDS = 10
+
+
+def _copies() -> str:
+    info = hmp.cache_info()
+    return f"{info.hits} casts saved, {info.entries} copies kept, refused: {info.refused or 'none'}"
+
+
+def _low(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """linear as hmp must compute it: the casts are written out, and torch is torch."""
+    with hmp.disable_casts():
+        return F.linear(x.to(BF16), weight.detach().to(BF16))
+
+
+@check
+def inference_uses_the_weights_of_now() -> str:
+    """Weights are used three times, changed, and used again."""
+    net, plain, (x, _) = Net(), Plain(), batch()
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for number in range(ROUNDS):
+            for _ in range(3):
+                got = net(x)
+            with hmp.disable_casts():
+                same(got, plain(x), f"round {number}")
+                for each, other in zip(net.parameters(), plain.parameters(), strict=True):
+                    each.add_(0.125)
+                    other.add_(0.125)
+        info = hmp.cache_info()
+        assert (info.hits > 0) is keeps_copies(), info
+        assert (info.bytes > 0) is keeps_copies(), info
+        if not keeps_copies():
+            assert set(info.refused) == {"device"}, info
+        return _copies()
+
+
+@check
+def inference_mode_uses_the_weights_of_now() -> None:
+    net, plain, (x, _) = Net(), Plain(), batch()
+    with hmp.convert(policy=lists()), torch.inference_mode():
+        for number in range(ROUNDS):
+            got = [net(x) for _ in range(3)]
+            with hmp.disable_casts():
+                all_same(got, [plain(x)] * 3, f"round {number}")
+                for each, other in zip(net.parameters(), plain.parameters(), strict=True):
+                    each.data.mul_(1.25)
+                    other.data.mul_(1.25)
+
+
+def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Tensor]:
+    """Losses, gradients and weights of steps that accumulate over two batches and evaluate between."""
+    kind = {"SGD": torch.optim.SGD, "AdamW": torch.optim.AdamW}[name]
+    optimizer = kind(net.parameters(), lr=0.01, **options)
+    seen = []
+    for step in range(ROUNDS):
+        for micro in range(2):
+            x, y = batch(10 * step + micro)
+            loss = loss_of(net, x, y)
+            loss.backward()
+            seen.append(loss.detach().clone())
+        seen.extend(gradients(net))
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            seen.extend(net(batch(3)[0]).to(F32) for _ in range(2))
+    return seen + parameters(net)
+
+
+@check
+def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
+    kinds = [
+        ("SGD", {"foreach": False}),
+        ("SGD", {"foreach": True, "momentum": 0.9}),
+        ("SGD", {"fused": True}),
+        ("AdamW", {"foreach": True}),
+    ]
+    kinds.append(("AdamW", {"fused": True}))
+    if not ON_CPU:  # a capturable step is for devices that capture
+        kinds.append(("AdamW", {"capturable": True}))
+        kinds.append(("AdamW", {"capturable": True, "fused": True}))
+    said = ""
+    for name, options in kinds:
+        want = _train(Plain(), name, **options)
+        with hmp.convert(policy=lists()):
+            got = _train(Net(), name, **options)
+            said = _copies()
+        all_same(got, want, f"{name} {options}")
+    return said
+
+
+@check
+def tied_weights_get_the_sum_of_their_gradients() -> None:
+    """One weight is used five times in a forward; its casts may be shared, its gradients are summed in float32."""
+    x, weight = tensor(32, WIDTH), tensor(WIDTH, WIDTH, seed=1).div(16).requires_grad_()
+    other = weight.detach().clone().requires_grad_()
+
+    def run(weight: torch.Tensor, explicit: bool) -> list[torch.Tensor]:
+        hidden = x
+        for _ in range(5):
+            hidden = F.linear(hidden.to(BF16), weight.to(BF16)) if explicit else F.linear(hidden, weight)
+        hidden.float().square().mean().backward()
+        assert weight.grad is not None
+        return [hidden, weight.grad]
+
+    want = run(other, explicit=True)
+    with hmp.convert(policy=lists()):
+        all_same(run(torch.nn.Parameter(weight.detach().clone()), explicit=False), want, "tied")
+
+
+@check
+def an_activation_written_between_its_uses_is_cast_again() -> None:
+    """Queries and keys come of one tensor, which is written between the two."""
+    weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for number in range(ROUNDS):
+            hidden = tensor(64, WIDTH, seed=number)
+            same(F.linear(hidden, weight), _low(hidden, weight), "first use")
+            hidden.view(-1)[:100].neg_()
+            same(F.linear(hidden, weight), _low(hidden, weight), "after a write through a view")
+            hidden.data.mul_(2)
+            same(F.linear(hidden, weight), _low(hidden, weight), "after a write through .data")
+            torch.ones(64, WIDTH, device=DEVICE, out=hidden)
+            same(F.linear(hidden, weight), _low(hidden, weight), "after out=")
+
+
+@check
+def threads_that_share_frozen_weights_get_their_own_results() -> None:
+    """Each thread computes on a stream of its own where the device has streams."""
+    net, plain = Net().requires_grad_(False), Plain().requires_grad_(False)
+    failures: list[str] = []
+
+    def work(seed: int) -> None:
+        try:
+            with torch.cuda.stream(torch.cuda.Stream()) if ON_CUDA else nullcontext():
+                _compare(net, plain, seed)
+        except BaseException as error:
+            failures.append(f"thread {seed}: {error!r}")
+
+    synchronize()
+    with hmp.convert(policy=lists()):
+        threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+    assert not failures, failures
+
+
+def _compare(net: torch.nn.Module, plain: torch.nn.Module, seed: int) -> None:
+    for number in range(ROUNDS):
+        x = batch(100 * seed + number)[0]
+        got = net(x)
+        with hmp.disable_casts():
+            same(got, plain(x), f"thread {seed}, round {number}")
+
+
+STREAMS = "other devices have no streams here"
+
+
+@check.on_cuda(STREAMS)
+def a_weight_cast_on_one_stream_is_used_on_another() -> None:
+    """The first stream is busy when the weight is written there, cast there and used on the second, which waits for it."""
+    one, two = torch.cuda.Stream(), torch.cuda.Stream()
+    weight, x = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
+    results: list[tuple[int, torch.Tensor]] = []
+    synchronize()
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for number in range(1, ROUNDS + 1):
+            writer, reader = (one, two) if number % 2 else (two, one)
+            with torch.cuda.stream(writer):
+                torch.cuda._sleep(2_000_000)
+                weight.fill_(number)
+                results.append((number, F.linear(x, weight)))
+                results.append((number, F.linear(x, weight)))
+            reader.wait_stream(writer)
+            with torch.cuda.stream(reader):
+                results.append((number, F.linear(x, weight)))
+                torch.cuda._sleep(2_000_000)
+                results.append((number, F.linear(x, weight)))
+            writer.wait_stream(reader)  # the next round writes
+    synchronize()
+    # small integers: exact in bfloat16 as sums of 256 equal ones
+    for number, result in results:
+        same(result, torch.full_like(result, number * WIDTH), f"round {number}")
+
+
+@check.on_cuda(STREAMS)
+def a_weight_written_on_a_side_stream_is_seen_by_the_default_one() -> None:
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    weight, x = torch.nn.Parameter(torch.zeros(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
+    results = []
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for number in range(1, ROUNDS + 1):
+            F.linear(x, weight)
+            F.linear(x, weight)  # a copy would be kept by now
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(2_000_000)
+                weight.data.fill_(number)
+            current.wait_stream(side)
+            results.append((number, F.linear(x, weight)))
+    synchronize()
+    for number, result in results:
+        same(result, torch.full_like(result, number * WIDTH), f"round {number}")
+
+
+@check.on_cuda(STREAMS)
+def a_copy_in_use_on_a_stream_is_not_given_to_another() -> None:
+    """While one stream is yet to read the cast weight, the weight is written and its freed memory would be filled by the other stream."""
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    weight, x = torch.nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
+    results, kept = [], []
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for number in range(1, ROUNDS + 1):
+            F.linear(x, weight)
+            F.linear(x, weight)
+            side.wait_stream(current)
+            with torch.cuda.stream(side):
+                torch.cuda._sleep(5_000_000)
+                results.append((number, F.linear(x, weight)))
+            done = side.record_event()
+            hmp.clear_cache()  # frees every copy
+            kept.append([torch.full((WIDTH, WIDTH), -1.0, dtype=BF16, device=DEVICE) for _ in range(4)])
+            current.wait_event(done)
+            weight.fill_(number + 1)
+    synchronize()
+    for number, result in results:
+        same(result, torch.full_like(result, number * WIDTH), f"round {number}")
+
+
+@check.on_cuda(STREAMS)
+def training_on_a_side_stream_equals_explicit_casts() -> None:
+    def run(net: torch.nn.Module) -> list[torch.Tensor]:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            seen = _train(net, "SGD", momentum=0.9)
+        torch.cuda.current_stream().wait_stream(side)
+        return seen
+
+    want = run(Plain())
+    with hmp.convert(policy=lists()):
+        all_same(run(Net()), want, "on a side stream")
+
+
+@check.on_cuda("other devices' allocators do not tell what they gave out")
+def device_memory_does_not_grow_over_steps() -> str:
+    """After the tenth and the fortieth step as much is allocated, and after revert() as much as before."""
+    net, (x, y) = Net(), batch()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001, momentum=0.9)
+
+    def steps(count: int) -> int:
+        for _ in range(count):
+            loss_of(net, x, y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                net(x)
+        return allocated()
+
+    with hmp.convert(policy=lists()):
+        steps(1)  # libraries take what they work in
+    plain = steps(10)
+    with hmp.convert(policy=lists()):
+        ten, forty = steps(10), steps(30)
+    reverted = steps(1)
+    assert ten == forty, (ten, forty)
+    assert reverted == plain, (plain, reverted)
+    return f"allocated after ten plain steps {plain:,} bytes, ten with hmp {ten:,}, forty {forty:,}, after revert() {reverted:,}"

@@ -1,0 +1,132 @@
+"""DistributedDataParallel and FSDP2 with one process on the device: gradients, statistics and weights equal those without, to the bit."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import hmp
+from device_kit import DEVICE, ON_CUDA, Checks, NotRun, all_same
+from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
+
+check = Checks()
+BACKEND = "nccl" if ON_CUDA else "gloo"
+STEPS = 5
+
+
+@contextlib.contextmanager
+def one_process() -> Iterator[None]:
+    """A process group of this process alone."""
+    if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
+        raise NotRun(f"this torch was built without {BACKEND}")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(BACKEND, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            dist.destroy_process_group()
+
+
+def _ddp(net: torch.nn.Module, **options: Any) -> torch.nn.Module:
+    return DistributedDataParallel(net, device_ids=[torch.cuda.current_device()] if ON_CUDA else None, **options)
+
+
+def _train(net: torch.nn.Module, model: torch.nn.Module) -> list[torch.Tensor]:
+    """Losses, gradients of accumulated batches, evaluations and weights; `net` has the parameters of `model`."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    seen = []
+    for step in range(STEPS):
+        silent = model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
+        with silent:
+            loss_of(model, *batch(10 * step)).backward()
+        loss = loss_of(model, *batch(10 * step + 5))
+        loss.backward()
+        seen += [loss.detach().clone(), *gradients(net)]
+        optimizer.step()
+        optimizer.zero_grad()
+        with torch.no_grad():
+            seen += [model(batch(3)[0]).float() for _ in range(2)]
+    return seen + parameters(net)
+
+
+def _compare(wrap: Callable[[torch.nn.Module], torch.nn.Module], what: str) -> None:
+    plain = Plain()
+    want = _train(plain, plain)
+    with hmp.convert(policy=lists()):
+        net = Net()
+        alone = _train(net, net)
+        with one_process():
+            net = Net()
+            together = _train(net, wrap(net))
+    all_same(alone, want, f"without {what}")
+    all_same(together, want, what)
+
+
+@check
+def ddp_equals_one_process_alone() -> str:
+    _compare(_ddp, f"DDP on {BACKEND}")
+    return f"with {BACKEND}"
+
+
+@check
+def ddp_whose_gradients_are_views_of_its_buckets() -> None:
+    _compare(lambda net: _ddp(net, gradient_as_bucket_view=True), "gradient_as_bucket_view")
+
+
+@check
+def ddp_with_small_buckets() -> None:
+    _compare(lambda net: _ddp(net, bucket_cap_mb=0.01), "small buckets")
+
+
+@check
+def running_statistics_move_under_ddp_as_without() -> None:
+    """Batch norm: its statistics stay float32, are broadcast and move."""
+
+    def run(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.Linear(256, 64), torch.nn.BatchNorm1d(64), torch.nn.Linear(64, 64)).to(DEVICE)
+        model = wrap(net)
+        for step in range(STEPS):
+            loss_of(model, *batch(step)).backward()
+        statistics = [b for b in net.buffers() if b.is_floating_point()]
+        assert all(b.dtype is torch.float32 and bool((b != 0).all()) for b in statistics)
+        return [*statistics, *gradients(net)]
+
+    with hmp.convert(policy="habana"):
+        alone = run(lambda net: net)
+        with one_process():
+            all_same(run(_ddp), alone, "statistics and gradients")
+
+
+@check
+def fsdp2_with_one_process_equals_explicit_casts() -> None:
+    try:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+    except ImportError as error:
+        raise NotRun(f"this torch has no FSDP2: {error}") from error
+    plain = Plain()
+
+    def run(net: torch.nn.Module) -> list[torch.Tensor]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        seen = []
+        for step in range(STEPS):
+            loss = loss_of(net, *batch(10 * step))
+            loss.backward()
+            seen.append(loss.detach().clone())
+            optimizer.step()
+            optimizer.zero_grad()
+        full = [getattr(p, "full_tensor", lambda p=p: p)() for p in net.parameters()]
+        return seen + [p.detach().clone() for p in full]
+
+    want = run(plain)
+    with hmp.convert(policy=lists()), one_process():
+        net = Net()
+        fully_shard(net, mesh=init_device_mesh(DEVICE, (1,)))
+        all_same(run(net), want, "FSDP2")

@@ -1,0 +1,273 @@
+"""hmp under captured CUDA graphs: a replay computes with the weights and inputs of now, and so does eager code beside it.
+
+A replay writes memory that torch does not see written: no version grows, no mark is cleared. What is right is what plain torch gives
+with every cast written out, captured or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, F16, F32, Checks, all_same, allocated, keeps_copies, policy, same, synchronize, tensor
+from networks_kit import WIDTH, Net, Plain, batch, lists, loss_of, parameters
+
+check = Checks()
+GRAPHS = "kernels are captured as graphs there alone"
+REPLAYS = 6
+
+
+def captured(function: Callable[[], object], warm: int = 3) -> torch.cuda.CUDAGraph:
+    """A graph of `function`, run a few times before on a side stream, as torch's manual wants it."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm):
+            function()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        function()
+    return graph
+
+
+class Inference:
+    """A captured no_grad forward of a net with a static input."""
+
+    def __init__(self, net: torch.nn.Module, inference_mode: bool = False) -> None:
+        self.net, self.x, self.y = net, batch()[0], torch.empty(0)
+        self.mode = torch.inference_mode if inference_mode else torch.no_grad
+        self.graph = captured(self._forward)
+
+    def _forward(self) -> None:
+        with self.mode():
+            self.y = self.net(self.x)
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        self.x.copy_(x)
+        self.graph.replay()
+        return self.y
+
+
+def _explicit(net: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What the weights of now give in plain torch."""
+    plain = Plain()
+    plain.load_state_dict(net.state_dict())
+    with torch.no_grad(), hmp.disable_casts():
+        return plain(x)
+
+
+@check.on_cuda(GRAPHS)
+def a_replayed_forward_has_the_weights_of_now() -> None:
+    """Written by methods, by .data, by an optimizer, by load_state_dict: a replay casts the weights as they are then."""
+    for inference_mode in (False, True):
+        net = Net()
+        with hmp.convert(policy=lists()):
+            with torch.no_grad():
+                for _ in range(3):
+                    net(batch()[0])  # what could be kept is kept before the capture
+            run = Inference(net, inference_mode)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            for number in range(REPLAYS):
+                x = batch(20 + number)[0]
+                same(run(x), _explicit(net, x), f"replay {number}, inference_mode {inference_mode}")
+                if number % 3 == 0:
+                    with torch.no_grad():
+                        net.first.weight.mul_(1.5)
+                elif number % 3 == 1:
+                    net.second.weight.data.neg_()
+                    net.load_state_dict({name: value * 0.75 for name, value in net.state_dict().items()})
+                else:
+                    loss_of(net, *batch(number)).backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+                same(net(x).detach(), _explicit(net, x), f"eager after replay {number}")
+
+
+@check.on_cuda(GRAPHS)
+def a_replay_outside_of_the_region_and_after_revert_computes_as_captured() -> None:
+    net = Net()
+    with hmp.casts(lists()):
+        run = Inference(net)
+    x = batch(30)[0]
+    same(run(x), _explicit(net, x), "outside of the region")
+    hmp.revert()
+    with torch.no_grad():
+        net.first.weight.mul_(2)
+    same(run(x), _explicit(net, x), "after revert()")
+    assert net(x).dtype is F32
+
+
+@check.on_cuda(GRAPHS)
+def eager_code_sees_what_a_replay_wrote() -> None:
+    """A graph's static output is the input of eager products; each replay writes it anew, unseen by torch."""
+    net, head = Net(), torch.nn.Parameter(tensor(32, 64, seed=5))
+    with hmp.convert(policy=lists()):
+        static = batch()[0]
+        wide = torch.empty(static.shape[0], 64, device=DEVICE)
+        with torch.no_grad():
+            graph = captured(lambda: wide.copy_(net(static)))
+        for number in range(REPLAYS):
+            x = batch(40 + number)[0]
+            static.copy_(x)
+            graph.replay()
+            with torch.no_grad():
+                got = [F.linear(wide, head) for _ in range(3)]
+            with hmp.disable_casts():
+                want = F.linear(_explicit(net, x).to(F32).to(BF16), head.detach().to(BF16))
+            all_same(got, [want] * 3, f"replay {number}")
+
+
+@check.on_cuda(GRAPHS)
+def eager_code_sees_the_weights_that_a_replayed_write_made() -> None:
+    """The graph holds the write to a weight, the eager code its uses: no version of the weight grows in a replay."""
+    weight, x = torch.nn.Parameter(torch.ones(WIDTH, WIDTH, device=DEVICE)), torch.ones(8, WIDTH, device=DEVICE)
+    with hmp.convert(policy=lists()), torch.no_grad():
+        graph = captured(lambda: weight.add_(1), warm=1)
+        weight.fill_(0)
+        for number in range(1, REPLAYS + 1):
+            graph.replay()
+            got = [F.linear(x, weight) for _ in range(3)]
+            all_same(got, [torch.full((8, WIDTH), float(number * WIDTH), dtype=BF16, device=DEVICE)] * 3, f"replay {number}")
+
+
+class Training:
+    """A captured training step: forward, loss, backward, and the optimizer's step."""
+
+    def __init__(self, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.net, self.optimizer = net, optimizer
+        self.x, self.y = batch()
+        self.loss = torch.empty(0)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self._step()
+        torch.cuda.current_stream().wait_stream(side)
+        optimizer.zero_grad(set_to_none=True)  # the gradients are made in the graph's memory
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._step(set_to_none=False)
+
+    def _step(self, set_to_none: bool = True) -> None:
+        loss = loss_of(self.net, self.x, self.y)
+        loss.backward()
+        self.optimizer.step()
+        self.loss = loss.detach()
+        self.optimizer.zero_grad(set_to_none=set_to_none)
+
+    def __call__(self, number: int) -> torch.Tensor:
+        x, y = batch(60 + number)
+        self.x.copy_(x)
+        self.y.copy_(y)
+        self.graph.replay()
+        return self.loss.clone()
+
+
+def _trained(net: torch.nn.Module, make: Callable[..., torch.optim.Optimizer], **options: object) -> list[torch.Tensor]:
+    step = Training(net, make(net.parameters(), lr=0.01, **options))
+    seen = []
+    for number in range(REPLAYS):
+        seen.append(step(number))
+        with torch.no_grad():
+            seen.extend(net(batch(3)[0]).to(F32) for _ in range(2))  # eager, between replays
+    return seen + parameters(net)
+
+
+@check.on_cuda(GRAPHS)
+def a_replayed_training_step_equals_explicit_casts() -> None:
+    """Both captured: losses, evaluations between replays and weights agree to the bit, and the weights move."""
+    for make, options in (
+        (torch.optim.SGD, {"momentum": 0.9}),
+        (torch.optim.Adam, {"capturable": True, "foreach": True}),
+        (torch.optim.AdamW, {"capturable": True, "fused": True}),
+    ):
+        want = _trained(Plain(), make, **options)
+        assert not torch.equal(want[-1], parameters(Plain())[-1]), "the weights do not move"
+        with hmp.convert(policy=lists()):
+            got = _trained(Net(), make, **options)
+        hmp.revert()
+        all_same(got, want, f"{make.__name__} {options}")
+
+
+@check.on_cuda(GRAPHS)
+def graphed_callables_equal_explicit_casts() -> None:
+    """torch.cuda.make_graphed_callables captures forward and backward; the optimizer is eager."""
+
+    def run(net: torch.nn.Module) -> list[torch.Tensor]:
+        x, _ = batch()
+        graphed = torch.cuda.make_graphed_callables(net, (x,))
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+        seen = []
+        for number in range(REPLAYS):
+            loss = loss_of(graphed, *batch(80 + number))
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            seen.append(loss.detach().clone())
+        return seen + parameters(net)
+
+    want = run(Plain())
+    with hmp.convert(policy=lists()):
+        all_same(run(Net()), want, "make_graphed_callables")
+
+
+@check.on_cuda(GRAPHS)
+def no_copy_of_the_graph_s_memory_outlives_the_graph() -> str:
+    """A captured graph owns a pool of memory. Once graph, net and results are dropped, all of it is free."""
+
+    def once() -> None:
+        net = Net()
+        with hmp.convert(policy=lists()):
+            run = Inference(net)
+            run(batch()[0])
+            with torch.no_grad():
+                for _ in range(3):
+                    net(run.y.to(F32).repeat(1, WIDTH // run.y.shape[1]))
+            synchronize()
+
+    once()  # what libraries take once is taken
+    before = allocated()
+    once()
+    after = allocated()
+    assert after == before, (before, after)
+    return f"{before:,} bytes allocated before and after"
+
+
+@check.on_cuda(GRAPHS)
+def a_copy_made_while_capturing_is_not_used_by_eager_code() -> None:
+    """The cast in a graph is computed in a replay alone: right after the capture its memory holds nothing."""
+    net = Net()
+    with hmp.convert(policy=lists()):
+        run = Inference(net)
+        with torch.no_grad():
+            net.first.weight.mul_(3)
+        x = batch(90)[0]
+        with torch.no_grad():
+            same(net(x), _explicit(net, x), "eager, before any replay")
+        same(run(x), _explicit(net, x), "the first replay")
+        info = hmp.cache_info()
+        assert (info.hits > 0) is keeps_copies(), info
+
+
+@check.on_cuda(GRAPHS)
+def masks_beyond_float16_are_captured_without_asking_the_device() -> None:
+    """R12: scores and mask saturate in the graph. To ask the device for a number while it captures would raise."""
+    mask = torch.full((8, 8), torch.finfo(F32).min, device=DEVICE).triu(1)
+    static, weight, out = tensor(4, 8, 8), tensor(8, 8, seed=3), torch.empty(4, 8, 8, device=DEVICE)
+
+    def attend() -> None:
+        scores = F.linear(static, weight)
+        out.copy_(torch.softmax(torch.add(scores, mask), -1) + torch.softmax(scores.masked_fill(mask < 0, torch.finfo(F32).min), -1))
+
+    with hmp.convert(policy=policy(bf16="linear add softmax", dtype=F16)), torch.no_grad():
+        graph = captured(attend)
+        for number in range(REPLAYS):
+            static.copy_(tensor(4, 8, 8, seed=number))
+            graph.replay()
+            assert bool(out.isfinite().all()), number
+            assert bool((out.sum(-1) - 2).abs().max() < 0.05), number
+            assert not bool(out.masked_select(mask.expand_as(out) < 0).any()), number

@@ -1,0 +1,384 @@
+"""Writes to the device's memory: each is seen by the next use, and what torch's copy-on-write mark does on this memory.
+
+hmp sets the mark where it can be trusted to be cleared (hmp/caches/write_marks.py). The checks hold whether it marks memory of this
+device or not; the probes at the end ask torch itself, without hmp, and their findings go into the results.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, same, synchronize, tensor
+from hmp.caches import write_marks
+from networks_kit import WIDTH, lists
+
+check = Checks()
+Writer = Callable[[torch.Tensor, float], Any]
+
+
+def _alias(tensor: torch.Tensor, value: float) -> None:
+    torch.empty(0, device=DEVICE).set_(tensor.detach()).fill_(value)
+
+
+def _alias_of_storage(tensor: torch.Tensor, value: float) -> None:
+    alias = torch.empty(0, device=DEVICE)
+    alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+    alias.fill_(value)
+
+
+def _preserving(tensor: torch.Tensor, value: float) -> None:
+    with torch.autograd._unsafe_preserve_version_counter(tensor), torch.no_grad():
+        tensor.fill_(value)
+
+
+def _optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> Writer:
+    def write(tensor: torch.Tensor, value: float) -> None:
+        tensor.grad = torch.full_like(tensor, value)
+        kind([tensor], lr=0.5, **options).step()
+        tensor.grad = None
+
+    return write
+
+
+def _loaded(tensor: torch.Tensor, value: float) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("w", tensor.detach())
+    module.load_state_dict({"w": torch.full_like(tensor, value)})
+
+
+def _pinned(tensor: torch.Tensor, value: float) -> None:
+    other = torch.full(tensor.shape, value, device="cpu")
+    tensor.data.copy_(other.pin_memory() if ON_CUDA else other, non_blocking=True)
+
+
+def _in_thread(tensor: torch.Tensor, value: float) -> None:
+    thread = threading.Thread(target=lambda: tensor.data.fill_(value))
+    thread.start()
+    thread.join()
+
+
+def _setter(tensor: torch.Tensor, value: float) -> None:
+    tensor.data = torch.full_like(tensor.data, value)
+
+
+def _transposed(tensor: torch.Tensor, value: float) -> None:
+    """The same memory, read in another order."""
+    tensor.data = tensor.data.t()
+    tensor.data[0, 1] = value
+
+
+def _on_a_stream(tensor: torch.Tensor, value: float) -> None:
+    side, current = torch.cuda.Stream(), torch.cuda.current_stream()
+    side.wait_stream(current)
+    with torch.cuda.stream(side):
+        tensor.data.fill_(value)
+    current.wait_stream(side)
+
+
+def _by_a_graph(tensor: torch.Tensor, value: float) -> None:
+    alias, graph = tensor.detach(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        alias.fill_(value)
+    graph.replay()
+
+
+def _broadcast(tensor: torch.Tensor, value: float) -> None:
+    """A collective of one process, which copies what another tensor holds."""
+    if not dist.is_available():
+        return tensor.data.fill_(value)
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            # alive until the group is gone: torch 2.7 hangs where a thread of the group's is the last to hold a tensor
+            alias, values = tensor.detach(), torch.full_like(tensor, value)
+            dist.all_gather_into_tensor(alias, values)
+            synchronize()
+        finally:
+            dist.destroy_process_group()
+
+
+NO_GRAD = torch.no_grad()
+WRITERS: dict[str, Writer] = {
+    "fill_": NO_GRAD(lambda t, v: t.fill_(v)),
+    "fill_ in inference_mode": torch.inference_mode()(lambda t, v: t.fill_(v)),
+    "setitem": NO_GRAD(lambda t, v: t.__setitem__(0, v)),
+    "out=": NO_GRAD(lambda t, v: torch.add(torch.full_like(t, v), 1.0, out=t)),
+    "foreach": NO_GRAD(lambda t, v: torch._foreach_add_([t], v)),
+    "copy_": NO_GRAD(lambda t, v: t.copy_(torch.full_like(t, v))),
+    "copy_ from pinned memory": _pinned,
+    "index_put_": NO_GRAD(lambda t, v: t.index_put_((torch.tensor([1, 2], device=DEVICE),), torch.tensor(v, device=DEVICE))),
+    "scatter_": NO_GRAD(lambda t, v: t.scatter_(0, torch.zeros(1, 4, dtype=torch.int64, device=DEVICE), v)),
+    "uniform_": NO_GRAD(lambda t, v: t.uniform_(v, v + 1)),
+    "detach": lambda t, v: t.detach().fill_(v),
+    "row of a view": lambda t, v: t.detach()[1].fill_(v),
+    "data": lambda t, v: t.data.fill_(v),
+    "data of a view": lambda t, v: t.detach().t().data.fill_(v),
+    "data =": _setter,
+    "data = transposed": _transposed,
+    "set_ alias": _alias,
+    "set_ to its storage": _alias_of_storage,
+    "aten.fill_": lambda t, v: torch.ops.aten.fill_.Scalar(t.detach(), v),
+    "_unsafe_preserve_version_counter": _preserving,
+    "dlpack": lambda t, v: torch.from_dlpack(t.detach()).fill_(v),
+    "dlpack's capsule": lambda t, v: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t.detach())).fill_(v),
+    "storage.fill_": lambda t, v: t.untyped_storage().fill_(int(abs(v)) % 64),
+    "storage.copy_": lambda t, v: t.untyped_storage().copy_(torch.full_like(t, v).untyped_storage()),
+    "init": lambda t, v: torch.nn.init.constant_(t, v),
+    "load_state_dict": _loaded,
+    "vector_to_parameters": lambda t, v: torch.nn.utils.vector_to_parameters(torch.full((t.numel(),), v, device=DEVICE), [t]),
+    "in a thread": _in_thread,
+    "SGD": _optimizer(torch.optim.SGD, foreach=False),
+    "SGD foreach": _optimizer(torch.optim.SGD, foreach=True),
+    "SGD fused": _optimizer(torch.optim.SGD, fused=True),
+    "AdamW foreach": _optimizer(torch.optim.AdamW, foreach=True),
+    "AdamW fused": _optimizer(torch.optim.AdamW, fused=True),
+    "collective": _broadcast,
+}  # fmt: skip
+if ON_CUDA:
+    WRITERS |= {
+        "AdamW capturable": _optimizer(torch.optim.AdamW, capturable=True),
+        "AdamW capturable, fused": _optimizer(torch.optim.AdamW, capturable=True, fused=True),
+        "on another stream": _on_a_stream,
+        "in a graph": _by_a_graph,
+    }
+
+
+def each_writer(look: Callable[[str, Writer], None]) -> str:
+    """Looks at every writer, and names all that failed."""
+    failures = []
+    for name, writer in WRITERS.items():
+        try:
+            look(name, writer)
+        except Exception as error:
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+    assert not failures, f"{len(failures)} of {len(WRITERS)} writers:\n" + "\n".join(failures)
+    return f"{len(WRITERS)} writers"
+
+
+@check
+def every_write_is_seen_by_the_next_use_without_a_gradient() -> str:
+    """The weight is used thrice, written, used: as plain torch with the cast written out."""
+    x = tensor(8, WIDTH)
+
+    def look(name: str, writer: Writer) -> None:
+        weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+        for number in range(3):
+            with torch.no_grad():
+                for _ in range(3):
+                    F.linear(x, weight)
+            with hmp.disable_casts():
+                writer(weight, float(number + 2))
+            _compare(x, weight, f"{name}, write {number}")
+
+    with hmp.convert(policy=lists()):
+        said = each_writer(look)
+        assert (hmp.cache_info().hits > 0) is keeps_copies(), hmp.cache_info()
+    return said
+
+
+@check
+def every_write_is_seen_by_the_next_use_with_a_gradient() -> str:
+    """As a weight is used while gradients accumulate, and written by code of the user's between."""
+    x = tensor(8, WIDTH)
+
+    def look(name: str, writer: Writer) -> None:
+        weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+        for number in range(3):
+            for _ in range(3):
+                F.linear(x, weight).sum().backward()
+            weight.grad = None
+            with hmp.disable_casts():
+                writer(weight, float(number + 2))
+            got = F.linear(x, weight)
+            with hmp.disable_casts():
+                same(got, F.linear(x.to(BF16), weight.detach().to(BF16)), f"{name}, write {number}")
+
+    with hmp.convert(policy=lists()):
+        return each_writer(look)
+
+
+def _compare(x: torch.Tensor, weight: torch.Tensor, what: str) -> None:
+    with torch.no_grad():
+        got = [F.linear(x, weight) for _ in range(2)]
+        with hmp.disable_casts():
+            for one in got:
+                same(one, F.linear(x.to(BF16), weight.to(BF16)), what)
+
+
+@check
+def a_mark_that_hmp_sets_is_cleared_by_every_write() -> str:
+    """Where hmp refuses to mark memory of this device, it never takes it for marked."""
+    refusals = set()
+
+    def look(name: str, writer: Writer) -> None:
+        weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+        before = weight.detach().clone()
+        refusal = write_marks.mark(weight)
+        refusals.add(refusal or "marked")
+        assert write_marks.is_marked(weight) is not bool(refusal), refusal
+        writer(weight, 3.0)
+        assert not torch.equal(before, weight.detach()), "nothing was written"
+        assert not write_marks.is_marked(weight), "the mark is still there"
+
+    said = each_writer(look)
+    assert ("device" in refusals) is not keeps_copies(), refusals
+    return f"{said}; hmp's marks here: {', '.join(sorted(refusals))}"
+
+
+@check.on_cuda("other devices' allocators do not tell what they gave out")
+def a_write_after_a_use_copies_no_memory() -> str:
+    """The peak of a write to a weight that was just used is what it is without hmp: nothing of the weight's size is copied."""
+    weight, x = torch.nn.Parameter(tensor(4096, 4096)), tensor(8, 4096)
+
+    def peak_of_a_write() -> int:
+        start = allocated()
+        torch.cuda.reset_peak_memory_stats()
+        with torch.no_grad():
+            weight.add_(1)
+        synchronize()
+        return int(torch.cuda.max_memory_allocated()) - start
+
+    plain = peak_of_a_write()
+    with hmp.convert(policy=lists()), torch.no_grad():
+        peaks = []
+        for _ in range(5):
+            for _ in range(3):
+                F.linear(x, weight)
+            peaks.append(peak_of_a_write())
+    assert max(peaks) <= plain, (plain, peaks)
+    return f"a weight of {weight.nbytes:,} bytes, peak of a write {max(peaks):,} bytes with hmp, {plain:,} without"
+
+
+# --- what torch's mark does on this memory: asked of torch alone ----------------------------------------------------------------
+
+
+def _marked(*shape: int) -> torch.Tensor:
+    """Memory of the device with torch's own mark: its clone is freed at once. NotRun where this torch or its allocator refuses."""
+    if not hasattr(torch._C, "_is_cow_tensor") or not hasattr(torch, "_lazy_clone"):
+        raise NotRun("this torch has no copy-on-write that Python can ask")
+    made = tensor(*shape)
+    try:
+        torch._lazy_clone(made)
+    except RuntimeError as error:
+        raise NotRun(f"torch refuses to mark memory of {DEVICE}: {str(error).splitlines()[0]}") from error
+    if not torch._C._is_cow_tensor(made):
+        raise NotRun(f"torch does not mark memory of {DEVICE}")
+    return made
+
+
+@check
+def probe_which_writes_clear_torch_s_mark() -> str:
+    """Not what hmp relies on, but what it could."""
+    _marked(2, 2)
+    kept, failed = [], []
+    for name, writer in WRITERS.items():
+        weight = torch.nn.Parameter(_marked(WIDTH, WIDTH))
+        assert torch._C._is_cow_tensor(weight)
+        try:
+            writer(weight, 3.0)
+        except Exception as error:
+            failed.append(f"{name} ({type(error).__name__})")
+            continue
+        if torch._C._is_cow_tensor(weight):
+            kept.append(name)
+    if ON_CPU:  # hmp relies on it there
+        assert not kept and not failed, (kept, failed)
+    cleared = len(WRITERS) - len(kept) - len(failed)
+    return f"torch's mark is cleared by {cleared} of {len(WRITERS)} writers; kept by: {kept or 'none'}; raised: {failed or 'none'}"
+
+
+@check
+def probe_which_reads_clear_torch_s_mark() -> str:
+    readers: dict[str, Callable[[torch.Tensor], Any]] = {
+        "cast": lambda t: t.to(BF16),
+        "linear": lambda t: F.linear(t, t),
+        "matmul in bf16": lambda t: t.to(BF16) @ t.to(BF16),
+        "softmax": lambda t: torch.softmax(t, -1),
+        "layer_norm": lambda t: F.layer_norm(t, t.shape[-1:]),
+        "conv1d": lambda t: F.conv1d(t[None], t[:, :, None]),
+        "attention": lambda t: F.scaled_dot_product_attention(t[None, None], t[None, None], t[None, None]),
+        "sum": lambda t: t.sum(),
+        "item": lambda t: t[0, 0].item(),
+        "cpu()": lambda t: t.cpu(),
+        "source of copy_": lambda t: torch.empty_like(t).copy_(t),
+        "clone": lambda t: t.clone(),
+        "index_select": lambda t: t.index_select(0, torch.tensor([0, 1], device=DEVICE)),
+        "embedding": lambda t: F.embedding(torch.tensor([0, 1], device=DEVICE), t),
+        "data_ptr()": lambda t: t.data_ptr(),
+    }
+    cleared = []
+    for name, read in readers.items():
+        memory = _marked(64, 64)
+        read(memory)
+        if torch._C._is_cow_tensor(memory):
+            continue
+        cleared.append(name)
+    return f"torch's mark is cleared by the reads {cleared or 'none'} of {len(readers)}"
+
+
+@check.on_cuda("streams and an allocator that tells")
+def probe_what_a_write_to_marked_memory_costs() -> str:
+    memory = _marked(4096, 4096)
+    start = allocated()
+    torch.cuda.reset_peak_memory_stats()
+    memory.add_(1)
+    synchronize()
+    alone = int(torch.cuda.max_memory_allocated()) - start
+    clone = torch._lazy_clone(memory)
+    start = allocated()
+    torch.cuda.reset_peak_memory_stats()
+    memory.add_(1)
+    synchronize()
+    beside = int(torch.cuda.max_memory_allocated()) - start
+    same(memory, clone + 1, "a clone that is alive keeps the values of before")
+    return f"of {memory.nbytes:,} bytes: the first write after a mark takes {alone:,} bytes more, beside a clone that is alive {beside:,}"
+
+
+@check.on_cuda("streams")
+def probe_record_stream_on_marked_memory() -> str:
+    """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""
+
+    def given_out_early(marked: bool) -> bool:
+        torch.cuda.empty_cache()
+        memory = _marked(1024, 1024) if marked else tensor(1024, 1024)
+        synchronize()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(200_000_000)
+            late = memory.sum()
+        memory.record_stream(side)
+        del memory
+        # the next tensors of that size: one of them has the memory if the allocator takes it for free
+        others = [torch.full((1024, 1024), 5.0, device=DEVICE) for _ in range(2)]
+        synchronize()
+        del others
+        return bool(late.abs() > 1e6)  # the sum of fives, not of normal numbers
+
+    plain, with_mark = given_out_early(False), given_out_early(True)
+    assert not plain, "plain torch gave out memory that a stream was yet to read"
+    return f"record_stream() {'is ignored' if with_mark else 'holds'} on marked memory"
+
+
+@check.on_cuda("graphs")
+def probe_a_replayed_write_to_marked_memory() -> str:
+    memory = tensor(64, 64)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        memory.add_(1)
+    try:
+        torch._lazy_clone(memory)
+    except (RuntimeError, AttributeError) as error:
+        raise NotRun(str(error).splitlines()[0]) from error
+    was = bool(torch._C._is_cow_tensor(memory))
+    graph.replay()
+    synchronize()
+    is_still = bool(torch._C._is_cow_tensor(memory))
+    return f"memory marked: {was}; after a replay that wrote to it still marked: {is_still}"

@@ -1,0 +1,209 @@
+"""hmp.apply(model) without a policy is torch.autocast of the device: the same bits forward and backward, on small networks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, Checks, NotRun, all_same, same, tensor
+
+check = Checks()
+
+
+class Recurrent(torch.nn.Module):
+    def __init__(self, kind: Callable[..., torch.nn.Module]) -> None:
+        super().__init__()
+        self.inner = kind(32, 64, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = torch.nn.Linear(128, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.inner(x)[0])
+
+
+class Attention(torch.nn.Module):
+    """Written by hand: scores, mask, softmax, values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv, self.out = torch.nn.LayerNorm(32), torch.nn.Linear(32, 96), torch.nn.Linear(32, 32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+        scores = q @ k.transpose(-1, -2) / 32**0.5
+        later = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).triu(1)
+        return x + self.out(torch.softmax(scores.masked_fill(later, float("-inf")), -1) @ v)
+
+
+class Fused(Attention):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (each[:, None] for each in self.qkv(self.norm(x)).chunk(3, -1))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, 0])
+
+
+def _mlp() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.LayerNorm(64), torch.nn.Linear(64, 8))
+
+
+def _conv() -> torch.nn.Module:
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3, padding=1), torch.nn.BatchNorm2d(16), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Conv2d(16, 16, 3),
+        torch.nn.GroupNorm(4, 16), torch.nn.SiLU(), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(16, 8),
+    )  # fmt: skip
+
+
+def _encoder() -> torch.nn.Module:
+    return torch.nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True)
+
+
+SEQUENCES, IMAGES = (4, 16, 32), (2, 3, 16, 16)
+MODELS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
+    "mlp": (_mlp, SEQUENCES),
+    "convolutions": (_conv, IMAGES),
+    "attention": (Attention, SEQUENCES),
+    "fused attention": (Fused, SEQUENCES),
+    "encoder layer": (_encoder, SEQUENCES),
+    "lstm": (lambda: Recurrent(torch.nn.LSTM), SEQUENCES),
+    "gru": (lambda: Recurrent(torch.nn.GRU), SEQUENCES),
+    "rnn": (lambda: Recurrent(torch.nn.RNN), SEQUENCES),
+}
+# In training only: in eval hmp gives these the precision of training (R8), torch.autocast takes their fast path.
+NOT_IN_EVAL = {"encoder layer"}
+
+
+def _build(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
+    make, shape = MODELS[name]
+    torch.manual_seed(0)
+    with torch.device("cpu"):
+        model = make()
+    return model.to(DEVICE), tensor(*shape, seed=4)
+
+
+def _run(name: str, region: Callable[[torch.nn.Module], Any], training: bool) -> list[torch.Tensor]:
+    """The result and, in training, the gradients and the statistics."""
+    model, x = _build(name)
+    model.train(training)
+    call = region(model)
+    if not training:
+        with torch.no_grad():
+            return [call(x)]
+    x.requires_grad_()
+    y = call(x)
+    loss = F.mse_loss(y.float(), torch.zeros_like(y, dtype=F32))
+    loss.backward()
+    assert x.grad is not None
+    found = [p.grad for p in model.parameters()]
+    assert all(g is not None and g.dtype is F32 for g in found), "a gradient is missing or narrowed"
+    return [y, x.grad, *found, *(b for b in model.buffers() if b.is_floating_point())]
+
+
+def _autocast(dtype: torch.dtype | None) -> Callable[[torch.nn.Module], Any]:
+    def region(model: torch.nn.Module) -> Any:
+        def call(x: torch.Tensor) -> torch.Tensor:
+            with torch.autocast(DEVICE, dtype=dtype):
+                return model(x)
+
+        return call
+
+    return region
+
+
+def _equal_to_autocast(dtype: torch.dtype, region: Callable[[torch.nn.Module], Any]) -> str:
+    failures, refused = [], []
+    deterministic = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True  # both sides choose the same kernels
+    try:
+        for name in MODELS:
+            for training in (True, False):
+                if not training and name in NOT_IN_EVAL:
+                    continue
+                what = f"{name}, {'training' if training else 'eval'}"
+                try:
+                    want = _run(name, _autocast(dtype), training)
+                except RuntimeError:
+                    refused.append(what)
+                    continue
+                try:
+                    all_same(_run(name, region, training), want, what)
+                except Exception as error:
+                    failures.append(f"{what}: {type(error).__name__}: {error}")
+                hmp.revert()
+    finally:
+        torch.backends.cudnn.deterministic = deterministic
+    assert not failures, "\n".join(failures)
+    return ", ".join(MODELS) + (f"; torch.autocast raises for {', '.join(refused)}" if refused else "")
+
+
+@check
+def without_a_policy_apply_takes_the_lists_of_the_device() -> str:
+    named = hmp.Policy.load("autocast")
+    for_device = hmp.Policy.load("torch-cuda" if ON_CUDA else "torch-cpu")
+    assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
+    assert named.dtype is BF16
+    return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; low dtype {named.dtype}"
+
+
+@check
+def apply_equals_torch_autocast_in_bfloat16() -> str:
+    return _equal_to_autocast(BF16, hmp.apply)
+
+
+@check
+def convert_and_casts_equal_torch_autocast_in_bfloat16() -> str:
+    def region(model: torch.nn.Module) -> Any:
+        return hmp.casts("autocast")(model)
+
+    def converted(model: torch.nn.Module) -> Any:
+        hmp.convert(policy="autocast")
+        return model
+
+    _equal_to_autocast(BF16, region)
+    return _equal_to_autocast(BF16, converted)
+
+
+@check
+def apply_equals_torch_autocast_in_float16() -> str:
+    model, x = _build("mlp")
+    if _autocast(F16)(model)(x).dtype is not F16:
+        raise NotRun(f"torch.autocast({DEVICE!r}) has no float16 here")
+    policy = hmp.Policy.load("autocast").replace(dtype=F16)
+    return _equal_to_autocast(F16, lambda model: hmp.apply(model, policy))
+
+
+@check
+def the_low_dtype_is_bfloat16_on_every_device() -> str:
+    """torch.autocast's own default on CUDA is float16; hmp's is bfloat16, and it answers so when it is asked."""
+    model, x = _build("mlp")
+    plain = _autocast(None)(model)(x).dtype
+    with hmp.casts():
+        got = model(x).dtype
+        assert got is BF16
+        assert torch.is_autocast_enabled(DEVICE)
+        assert torch.get_autocast_dtype(DEVICE) is BF16
+    return f"hmp {got}, torch.autocast by default {plain}"
+
+
+@check
+def an_enabled_torch_autocast_has_the_last_word_and_a_disabled_one_leaves_all() -> None:
+    model, x = _build("mlp")
+    with hmp.casts("habana"):
+        with torch.autocast(DEVICE, enabled=False):
+            assert model(x).dtype is F32
+        with torch.autocast(DEVICE, dtype=F16 if ON_CUDA else BF16):
+            assert model(x).dtype is (F16 if ON_CUDA else BF16)
+        assert model(x).dtype is BF16
+
+
+@check
+def after_revert_the_model_is_torch_s() -> None:
+    for name in MODELS:
+        model, x = _build(name)
+        model.eval()
+        with torch.no_grad():
+            before = model(x)
+            hmp.apply(model)(x)
+            hmp.revert()
+            same(model(x), before, name)

@@ -1,0 +1,373 @@
+"""The cast rules on the device, each beside plain torch on the same device with the casts written out: results and gradients to the bit.
+
+What torch alone needs; tests/rules holds the whole of it, and runs with tensors on the device by HMP_TEST_DEVICE.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from device_kit import BF16, DEVICE, F16, F32, ON_CPU, Checks, all_same, policy, same, synchronize, tensor
+from hmp.ops import op_facts
+from ops_kit import OPS
+from oracle import Outcome, assert_same, by_explicit_casts, castable, outcome
+
+check = Checks()
+Call = Callable[..., Any]
+
+
+SEVERAL = [name for name, (_, make) in OPS.items() if len(make()) > 1]
+
+
+def _to(value: Any, dtype: torch.dtype) -> Any:
+    """Leaves in that dtype."""
+    return [t.detach().to(dtype).requires_grad_(t.requires_grad) for t in value]
+
+
+def _each(names: list[str], one: Callable[[str], None]) -> str:
+    failures = []
+    for name in names:
+        try:
+            one(name)
+        except Exception as error:
+            failures.append(f"{name}: {type(error).__name__}: {error}")
+        hmp.revert()
+    assert not failures, f"{len(failures)} of {len(names)}:\n" + "\n".join(failures)
+    return f"{len(names)} ops"
+
+
+def _listed(list_name: str, low: torch.dtype, given: torch.dtype, to: torch.dtype) -> str:
+    def one(name: str) -> None:
+        call, make = OPS[name]
+        want = by_explicit_casts(call, _to(make(), given), None, to)
+        with hmp.casts(policy(**{list_name: name}, dtype=low)):
+            got = outcome(call, _to(make(), given))
+        assert_same(got, _or_in_float32(want, call, _to(make(), given), to))
+
+    return _each(list(OPS), one)
+
+
+def _or_in_float32(want: Outcome, call: Call, args: list[Any], to: torch.dtype) -> Outcome:
+    """R11: what has no forward kernel in the low dtype is computed in float32 and stays so. Lacking a backward is torch's error."""
+    if want.error is None or by_explicit_casts(call, [t.detach() for t in args], None, to).error is None:
+        return want
+    return by_explicit_casts(call, args, None, F32)
+
+
+@check
+def r1_ops_of_the_low_list_in_bfloat16() -> str:
+    return _listed("bf16", BF16, F32, BF16)
+
+
+@check
+def r1_ops_of_the_low_list_in_float16() -> str:
+    return _listed("bf16", F16, F32, F16)
+
+
+@check
+def r2_ops_of_the_float32_list() -> str:
+    return _listed("fp32", BF16, BF16, F32)
+
+
+def _mixed(args: list[Any], first: torch.dtype, others: torch.dtype) -> list[Any]:
+    return [*_to(args[:1], first), *_to(args[1:], others)]
+
+
+@check
+def r3_ops_of_the_promote_list_take_the_widest() -> str:
+    def one(name: str) -> None:
+        call, make = OPS[name]
+        for first, others in ((BF16, F32), (F32, BF16), (F16, BF16)):
+            want = by_explicit_casts(call, _mixed(make(), first, others), None, F32)
+            with hmp.casts(policy(promote=name)):
+                got = outcome(call, _mixed(make(), first, others))
+            assert_same(got, want)
+
+    return _each(SEVERAL, one)
+
+
+@check
+def r5_in_place_ops_keep_their_first_input() -> None:
+    for into, other in ((BF16, F32), (F32, BF16), (F16, F32)):
+        for name, call in {
+            "add_": lambda a, b: a.add_(b),
+            "mul_": lambda a, b: a.mul_(b),
+            "iadd": lambda a, b: a.__iadd__(b),
+            "addmm_": lambda a, b: a.addmm_(b, b),
+            "setitem": lambda a, b: a.__setitem__(0, b[0]),
+            "baddbmm_": lambda a, b: a[None].baddbmm_(b[None], b[None]),
+        }.items():
+            ours, theirs, b = tensor(8, 8, dtype=into), tensor(8, 8, dtype=into), tensor(8, 8, seed=1, dtype=other)
+            with hmp.casts("habana"):
+                call(ours, b)
+            hmp.revert()
+            # where torch takes the mixture it is torch's own, with one rounding (R5)
+            try:
+                call(theirs, b)
+            except RuntimeError:
+                theirs = tensor(8, 8, dtype=into)
+                call(theirs, b.to(into))
+            same(ours, theirs, f"{name} into {into} from {other}")
+
+
+@check
+def r6_out_gets_the_result_in_its_own_dtype() -> None:
+    a, b = tensor(8, 8), tensor(8, 8, seed=1)
+    for dtype in (F32, BF16):
+        out = torch.empty(8, 8, dtype=dtype, device=DEVICE)
+        with hmp.casts(policy(bf16="matmul")):
+            assert torch.matmul(a, b, out=out) is out
+        same(out, torch.matmul(a.to(BF16), b.to(BF16)).to(dtype), f"matmul into {dtype}")
+
+
+@check
+def r7_an_unlisted_product_of_mixed_inputs_takes_the_first_ones_dtype() -> None:
+    a, b = tensor(4, 8, dtype=BF16), tensor(8, 6, seed=1)
+    with hmp.casts(policy(bf16="relu")):
+        got = [torch.matmul(a, b), torch.matmul(a.float(), b.to(BF16))]
+    all_same(got, [torch.matmul(a, b.to(BF16)), torch.matmul(a.float(), b.to(BF16).float())], "matmul")
+
+
+@check
+def r9_batch_norm_keeps_its_state_in_float32_and_moves_it() -> None:
+    def run(explicit: bool) -> list[torch.Tensor]:
+        mean, var = torch.zeros(16, device=DEVICE), torch.ones(16, device=DEVICE)
+        x, weight, bias = (t.requires_grad_() for t in (tensor(8, 16, 4, 4), tensor(16, seed=1), tensor(16, seed=2)))
+        y = F.batch_norm(x.to(BF16) if explicit else x, mean, var, weight, bias, training=True)
+        y.float().square().mean().backward()
+        assert bool((mean != 0).all() & (var != 1).all()), "the statistics did not move"
+        return [y, mean, var, *(t.grad for t in (x, weight, bias) if t.grad is not None)]
+
+    want = run(explicit=True)
+    with hmp.casts(policy(bf16="batch_norm")):
+        all_same(run(explicit=False), want, "batch_norm")
+
+
+@check
+def r9_other_norms_on_the_low_list_train_their_float32_weights() -> None:
+    for name, call in {
+        "layer_norm": lambda x, w, b: F.layer_norm(x, (16,), w, b),
+        "group_norm": lambda x, w, b: F.group_norm(x.transpose(1, 2), 4, w, b),
+        "instance_norm": lambda x, w, b: F.instance_norm(x.transpose(1, 2), weight=w, bias=b),
+    }.items():
+        leaves = [tensor(8, 4, 16, grad=True), tensor(16, seed=1, grad=True), tensor(16, seed=2, grad=True)]
+        with hmp.casts(policy(bf16=name)):
+            y = call(*leaves)
+            assert y.dtype is BF16, (name, y.dtype)
+            (y.float() * tensor(*y.shape, seed=3)).sum().backward()
+        grads = [t.grad for t in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        (call(*leaves) * tensor(*y.shape, seed=3)).sum().backward()
+        for got, leaf in zip(grads, leaves, strict=True):
+            assert got is not None and leaf.grad is not None and got.dtype is F32, name
+            assert float((got - leaf.grad).abs().max()) <= 0.05 * float(leaf.grad.abs().max()), name
+
+
+@check
+def r10_a_write_into_a_cast_view_raises() -> None:
+    x = tensor(4, 8)
+    with hmp.casts(policy(bf16="t")):
+        for write in (lambda: x.t().add_(1), lambda: x.t().__setitem__(0, 0.0), lambda: x.t().__imul__(2)):
+            try:
+                write()
+            except hmp.HmpError:
+                continue
+            raise AssertionError("a write that is lost was let through")
+
+
+@check
+def r11_the_table_of_missing_kernels_is_true_of_this_device() -> str:
+    """Each named op that can be called with one or two tensors: plain torch refuses the low dtype where the table says so."""
+    named = {
+        (name, dtype)
+        for where, dtypes, names in op_facts.NO_KERNEL
+        if where in ("*", DEVICE)
+        for name in names
+        for dtype in dtypes.split()
+        if not name.startswith("special.")
+    }
+    wrong, tried = [], 0
+    for name, dtype in sorted(named):
+        function = getattr(torch, name, None) or getattr(torch.linalg, name.removeprefix("linalg."), None)
+        if function is None:
+            continue
+        x = tensor(4, 4).abs() + 4 * torch.eye(4, device=DEVICE)
+        for args in ((x,), (x, x)):
+            try:
+                function(*args)
+                synchronize()
+            except Exception:  # it takes other arguments
+                continue
+            tried += 1
+            low = [a.to(getattr(torch, dtype)) for a in args]
+            try:
+                function(*low)
+                synchronize()
+                wrong.append(f"{name} has a kernel in {dtype}")
+            except Exception:  # lobpcg looks its dtype up in a table
+                pass
+            break
+    assert tried > 20, tried
+    # an op that has a kernel after all is computed in float32: slower, never wrong
+    return f"{tried} looked at; {'; '.join(wrong) or 'none has a kernel'}"
+
+
+@check
+def r11_ops_without_a_kernel_give_float32() -> str:
+    """By the table or learnt: whatever plain torch refuses in bfloat16 comes out in float32 with float32's values."""
+    x = tensor(4, 4) + 4 * torch.eye(4, device=DEVICE)
+    calls: dict[str, Call] = {
+        "linalg.inv": lambda a: torch.linalg.inv(a),
+        "linalg.qr": lambda a: torch.linalg.qr(a)[1],
+        "linalg.det": lambda a: torch.linalg.det(a),
+        "cholesky": lambda a: torch.linalg.cholesky(a @ a.mT + torch.eye(4, device=a.device, dtype=a.dtype)),
+        "igamma": lambda a: torch.igamma(a.abs(), a.abs()),
+        "histc": lambda a: torch.histc(a, 4),
+        "fft": lambda a: torch.fft.rfft(a),
+        "linalg.eigvalsh": lambda a: torch.linalg.eigvalsh(a),
+        "bessel_j0": lambda a: torch.special.bessel_j0(a),
+        "avg_pool3d": lambda a: F.avg_pool3d(a[None, None, None], (1, 2, 2)),
+    }
+    low, refused = x.to(BF16), []
+
+    def one(name: str) -> None:
+        call = calls[name]
+        try:
+            want = call(low)
+        except (RuntimeError, NotImplementedError):
+            refused.append(name)
+            if name == "cholesky":
+                want = torch.linalg.cholesky((low @ low.mT + torch.eye(4, device=DEVICE, dtype=BF16)).float())
+            else:
+                want = call(low.float())
+        with hmp.casts(policy(bf16="relu")):
+            got = call(low)
+            assert call(low).dtype is got.dtype
+        if name == "histc" and got.dtype is F32:
+            want = want.float()
+        same(got, want, name)
+
+    _each(list(calls), one)
+    return f"without a kernel in bfloat16: {', '.join(refused)}"
+
+
+@check
+def r12_scalars_and_masks_beyond_the_low_dtype_stay_finite() -> None:
+    lowest = torch.finfo(F32).min
+    later = torch.ones(8, 8, dtype=torch.bool, device=DEVICE).triu(1)
+    mask = torch.zeros(8, 8, device=DEVICE).masked_fill(later, lowest)
+    for low in (BF16, F16):
+        q = tensor(2, 2, 8, 16)
+        with hmp.casts(policy(bf16="matmul add mul softmax scaled_dot_product_attention masked_fill", dtype=low)):
+            scores = torch.matmul(q, q.transpose(-1, -2))
+            for name, each in {
+                "mask added": scores + mask,
+                "masked_fill": scores.masked_fill(later, lowest),
+                "where": torch.where(later, lowest, scores),
+                "product": scores + (1.0 - (~later).to(low)) * lowest,
+            }.items():
+                weights = torch.softmax(each, -1)
+                assert bool(weights.isfinite().all()), (name, low)
+                assert not bool(weights.masked_select(later.expand_as(weights)).any()), (name, low)
+            attended = F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+            assert attended.dtype is low and bool(attended.isfinite().all()), low
+
+
+@check
+def r13_hooks_and_functions_of_the_user_s_run_without_casts_in_backward() -> str:
+    """On an accelerator backward runs on a thread of the device's."""
+    import threading
+
+    seen: list[tuple[bool, torch.dtype]] = []
+    threads = set()
+    ones = torch.ones(2, 2, device=DEVICE)
+
+    def note(*_: object) -> None:
+        threads.add(threading.get_ident())
+        seen.append((hmp.casts_enabled(), torch.matmul(ones, ones).dtype))
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            note()
+            return gradient
+
+    with hmp.casts("habana"):
+        x = tensor(4, 4, grad=True)
+        x.register_hook(note)
+        hidden = Identity.apply(torch.matmul(x, x))
+        hidden.register_hook(note)
+        hidden.float().sum().backward()
+        assert torch.matmul(ones, ones).dtype is BF16
+    assert seen == [(False, F32)] * 3, seen
+    assert x.grad is not None and x.grad.dtype is F32
+    own = threading.get_ident() in threads
+    assert own is ON_CPU, threads
+    return f"backward on {'the calling thread' if own else 'a thread of the device'}"
+
+
+@check
+def r13_double_backward_equals_explicit_casts() -> None:
+    def run(explicit: bool) -> list[torch.Tensor]:
+        x, w = tensor(4, 8, grad=True), tensor(8, 8, seed=1, grad=True)
+        y = torch.tanh(torch.matmul(x.to(BF16), w.to(BF16)) if explicit else torch.matmul(x, w)).float().sum()
+        (first,) = torch.autograd.grad(y, w, create_graph=True)
+        first.square().sum().backward()
+        assert x.grad is not None and w.grad is not None
+        return [first, x.grad, w.grad]
+
+    want = run(explicit=True)
+    with hmp.casts(policy(bf16="matmul")):
+        got = run(explicit=False)
+    all_same(got, want, "double backward")
+
+
+@check
+def r14_a_checkpoint_is_recomputed_as_its_forward_ran() -> None:
+    w = tensor(8, 8, seed=1, grad=True)
+    dtypes: list[torch.dtype] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        y = torch.matmul(x, w)
+        dtypes.append(y.dtype)
+        return F.dropout(torch.softmax(y, -1), 0.5)
+
+    def run(reentrant: bool | None) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        w.grad, x = None, tensor(4, 8, grad=True)
+        with hmp.casts("habana"):
+            y = block(x) if reentrant is None else checkpoint(block, x, use_reentrant=reentrant)
+        y.float().square().sum().backward()
+        assert x.grad is not None and w.grad is not None
+        return [y, x.grad, w.grad.clone()]
+
+    want = run(None)
+    for reentrant in (True, False):
+        dtypes.clear()
+        all_same(run(reentrant), want, f"use_reentrant={reentrant}")
+        assert dtypes == [BF16, BF16], dtypes
+
+
+@check
+def r15_and_r16_the_optimizer_is_torch_s_and_revert_leaves_none_behind() -> None:
+    before = torch.matmul, torch.Tensor.add_, F.linear, torch.optim.SGD.step
+    weight = torch.nn.Parameter(tensor(8, 8))
+    state = torch.optim.AdamW([weight], lr=0.1)
+    with hmp.convert():
+        (weight @ weight).float().sum().backward()
+        state.step()
+        assert all(t.dtype is F32 for t in state.state[weight].values() if isinstance(t, torch.Tensor))
+    hmp.revert()
+    assert all(one is other for one, other in zip(before, (torch.matmul, torch.Tensor.add_, F.linear, torch.optim.SGD.step), strict=True))
+    assert castable([weight @ weight])[0].dtype is F32

@@ -1,0 +1,181 @@
+"""What hmp tells of a run on the device: recordings, findings of NaN, statistics of memory, and what is saved for backward."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, F16, ON_CUDA, Checks, all_same, allocated, policy, synchronize, tensor
+from hmp.benchmark.memory import Saved
+from networks_kit import Net, batch, gradients, lists, loss_of
+
+check = Checks()
+
+
+@check
+def a_recording_names_ops_dtypes_and_casts() -> str:
+    net, (x, y) = Net(), batch()
+    with hmp.convert(policy=lists()):
+        want = _gradients(net, x, y)
+        with hmp.record() as report:
+            got = _gradients(net, x, y)
+    all_same(got, want, "a recorded step computes what an unrecorded one does")
+    linears = [row for row in report.rows if row.op == "linear"]
+    assert sum(row.calls for row in linears) == 3, linears
+    assert {(row.rule, row.compute, row.output) for row in linears} == {("bf16", "bfloat16", "bfloat16")}, linears
+    assert {row.inputs for row in linears} == {"float32", "bfloat16, float32"}, linears
+    assert any(row.op == "mse_loss" and row.rule == "fp32" for row in report.rows)
+    return str(report.about["device"])
+
+
+def _gradients(net: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    net.zero_grad()
+    loss_of(net, x, y).backward()
+    return gradients(net)
+
+
+@check.on_cuda("elsewhere a call ends when its kernel does")
+def a_synchronized_recording_counts_the_time_of_kernels() -> str:
+    """Beside the device's own events: an unsynchronized recording sees the launch alone."""
+    x, weight = tensor(8192, 8192), tensor(8192, 8192, seed=1)
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    with hmp.convert(policy=lists()):
+        F.linear(x, weight)
+        synchronize()
+        start.record()
+        F.linear(x, weight)
+        end.record()
+        synchronize()
+        found = []
+        for synchronized in (False, True):
+            with hmp.record(synchronize=synchronized) as report:
+                F.linear(x, weight)
+            synchronize()
+            found.append(1000 * sum(row.op_seconds + row.cast_seconds for row in report.rows))
+    events = start.elapsed_time(end)
+    assert found[1] >= events / 3, (found, events)  # more than a launch
+    return f"linear of 8192 x 8192 with its casts: {events:.2f} ms by events, {found[1]:.2f} synchronized, {found[0]:.2f} not"
+
+
+@check
+def the_first_op_that_makes_inf_is_found() -> None:
+    """Forward in float16, and in backward."""
+    big = tensor(8, 8).abs() * 1e4
+    with hmp.convert(policy=lists(F16)):
+        try:
+            with hmp.detect_nonfinite():
+                hidden = F.linear(big, big)
+                torch.softmax(hidden - hidden, -1)
+        except hmp.NonFiniteError as error:
+            assert error.finding.op == "linear", error
+        else:
+            raise AssertionError("nothing was found")
+    zero = torch.zeros(4, device=DEVICE, requires_grad=True)
+    try:
+        with hmp.detect_nonfinite():
+            (torch.sqrt(zero).sum() * 2).backward()
+    except hmp.NonFiniteError as error:
+        assert error.finding.direction == "backward", error
+    else:
+        raise AssertionError("nothing was found in backward")
+
+
+@check
+def a_healthy_run_has_no_finding() -> None:
+    net, (x, y) = Net(), batch()
+    with hmp.convert(policy=lists()), hmp.detect_nonfinite("log") as findings:
+        want = _gradients(net, x, y)
+    assert not findings, findings
+    with hmp.convert(policy=lists()):
+        all_same(_gradients(net, x, y), want, "a watched step computes what an unwatched one does")
+
+
+@check
+def hmp_saves_no_more_for_backward_than_torch_autocast() -> str:
+    """Bytes that a forward keeps, under torch.autocast's own lists; each side after a step of its own."""
+    net, (x, y) = Net(), batch()
+    own = [*net.parameters()]
+
+    def step(autocast: bool) -> int:
+        def loss() -> torch.Tensor:
+            with torch.autocast(DEVICE, dtype=BF16, enabled=autocast):
+                return F.mse_loss(net(x).float(), y)
+
+        loss().backward()
+        net.zero_grad()
+        return Saved(own).measure(loss)
+
+    theirs, plain = step(autocast=True), step(autocast=False)
+
+    def ours() -> torch.Tensor:
+        return loss_of(net, x, y)
+
+    with hmp.convert(policy="autocast"):
+        ours().backward()
+        net.zero_grad()
+        mine = Saved(own).measure(ours)
+    assert mine <= theirs, (mine, theirs)
+    return f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}"
+
+
+@check.on_cuda("other devices' allocators do not tell what they gave out")
+def a_step_s_peak_is_no_higher_than_under_torch_autocast() -> str:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(*(torch.nn.Linear(1024, 1024) for _ in range(8))).to(DEVICE)
+    x = tensor(2048, 1024)
+
+    def peak(autocast: bool) -> int:
+        for _ in range(2):
+            net.zero_grad()
+            start = allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.autocast(DEVICE, dtype=BF16, enabled=autocast):
+                loss = net(x).float().square().mean()
+            loss.backward()
+            synchronize()
+            found = int(torch.cuda.max_memory_allocated()) - start
+            del loss
+        return found
+
+    theirs = peak(autocast=True)
+    with hmp.convert(policy=policy(bf16="linear")):
+        mine = peak(autocast=False)
+    hmp.revert()
+    plain = peak(autocast=False)
+    assert mine <= 1.1 * theirs, (mine, theirs)
+    return f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}"
+
+
+@check
+def memory_statistics_are_those_of_the_allocator() -> str:
+    kept = tensor(512, 512)
+    found = hmp.memory_stats(DEVICE)
+    assert len(found) == 10, found
+    if ON_CUDA:
+        assert found["InUse"] == torch.cuda.memory_stats()["allocated_bytes.all.current"] >= kept.nbytes, found
+    return ", ".join(f"{name} {value}" for name, value in found.items() if value)
+
+
+@check
+def benchmark_measures_the_device() -> str:
+    net, (x, y) = Net(), batch()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+
+    def step() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = loss_of(net, x, y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    found = hmp.benchmark(step, model=net, optimizer=optimizer, rounds=3, steps=2, progress=False)
+    assert len(list(found)) == 3, found
+    return "\n" + str(found)
+
+
+@check
+def compare_tells_how_far_a_policy_is_from_float32() -> None:
+    net, (x, _) = Net(), batch()
+    found = hmp.compare(net, (x,), policy="habana")
+    assert found is not None and "linear" in str(found)

@@ -1,0 +1,84 @@
+"""A plugin of pytest that runs tests with tensors on the device that HMP_TEST_DEVICE names: `-p device_tensors`.
+
+The device becomes torch's default, as by `with torch.device(...)` around every test: a tensor that a test makes without saying where is
+made there. What each test came to is appended to the file HMP_DEVICE_RESULTS, where .ci/device reads it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+import torch
+
+DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
+# before conftest.py notes what torch is like
+torch.set_default_device(DEVICE)
+
+_HOST = "it is about the CPU's memory; tests/device/on_marks.py and on_caches.py ask the same of the device"
+_CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
+# File or test → why it says nothing about another device than the CPU.
+NOT_ON_A_DEVICE = {
+    "test_accelerator.py": "its device is made of Python; tests/device/on_threads.py runs its checks on this one",
+    "test_devices.py": "its tensors are fake ones of every device",
+    "test_devices_inner_ops.py": "its tensors are fake ones of every device",
+    "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
+    "test_r18_every_write.py": _HOST,
+    "test_r18_marks.py": _HOST,
+    "test_r18_threads.py": _HOST,
+    "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
+    "test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled": _CPU_S_AUTOCAST,
+    "test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them": _CPU_S_AUTOCAST,
+    "test_trap_catches_the_naive_caster": "it shows a mistake of another caster's, which a mode hides",
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        names = (Path(str(item.path)).name, getattr(item, "originalname", item.name))
+        reason = next((NOT_ON_A_DEVICE[name] for name in names if name in NOT_ON_A_DEVICE), None)
+        if reason is not None:
+            item.add_marker(pytest.mark.skip(reason=f"only on the CPU: {reason}"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """An error inside a kernel makes a device useless to its process: this one then ends, and xdist starts another."""
+    result = yield
+    if DEVICE == "cuda":
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError as error:
+            print(f"{item.nodeid} left the device unusable: {error}", file=sys.stderr, flush=True)
+            os._exit(70)
+    return result
+
+
+class _Results:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and report.outcome == "passed":
+            return  # of a setup or a teardown that went well there is nothing to say
+        said = ""
+        if report.skipped:
+            said = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else getattr(report, "wasxfail", "")).removeprefix(
+                "Skipped: "
+            )
+        elif report.failed:
+            said = str(report.longrepr)
+        outcome = {"skipped": "not run"}.get(report.outcome, report.outcome)
+        line = {"name": report.nodeid, "outcome": outcome, "said": said, "seconds": report.duration}
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = os.environ.get("HMP_DEVICE_RESULTS")
+    if path and not hasattr(config, "workerinput"):  # of several processes, the one that is told of all tests
+        config.pluginmanager.register(_Results(Path(path)))
