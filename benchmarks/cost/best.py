@@ -6,6 +6,7 @@ measured by is no step that they were chosen by.
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import time
@@ -57,10 +58,11 @@ class Choice:
         return f"{self.lists}; of " + ", ".join(tried)
 
 
-def presets(device: str) -> list[str]:
-    """torch.autocast's lists for the device, Habana's, then the others but torch.autocast's for other devices and releases."""
+def candidates(name: str, device: str) -> dict[str, hmp.Policy | str]:
+    """torch.autocast's lists for the device, Habana's, those that were tuned, and the other presets; none of another device or release."""
     first = [policy_of(device), "habana", "habana-o2"]
-    return [*first, *(name for name in hmp.policies() if name not in first and name != "autocast" and not name.startswith("torch-"))]
+    others = [preset for preset in hmp.policies() if preset not in first and preset != "autocast" and not preset.startswith("torch-")]
+    return {**{preset: preset for preset in first}, **tuned(name), **{preset: preset for preset in others}}
 
 
 def tuned(name: str, committed: Path = TUNED) -> dict[str, hmp.Policy]:
@@ -90,14 +92,14 @@ def _trained(case: Case, side: Side, steps: int) -> Run:
     return Run(min(times), fmean(losses))
 
 
-def choose(name: str, size: str, device: str, steps: int) -> Choice:
-    """The fastest lists of those whose loss stays with float32's; torch.autocast's own where none does.
+def choose(name: str, size: str, device: str, steps: int, of: int = 100) -> Choice:
+    """The fastest of the first `of` lists among those whose loss stays with float32's; torch.autocast's own where none does.
 
     Lists under which the model computes as under others before them are not tried again, and those that leave it in float32 not at all.
     """
     float32 = trained(models.build(name, size, device), plain(), steps)
     tried: dict[str, Run] = {}
-    policies: dict[str, hmp.Policy | str] = {preset: preset for preset in presets(device)} | tuned(name)
+    policies = dict(itertools.islice(candidates(name, device).items(), of))
     seen: list[verify.Ran] = []
     for lists, policy in policies.items():
         side = under_hmp(policy)

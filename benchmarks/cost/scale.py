@@ -20,6 +20,7 @@ class Scale:
     seeds: int
     choice_size: str  # at which a model's best lists are chosen, where it is measured
     choice_steps: int
+    choice_of: int  # lists at most
     loss_steps: int
     optimizer_rounds: int
     cache_steps: int
@@ -43,6 +44,7 @@ SMALLEST = Scale(
     seeds=1,
     choice_size="tiny",
     choice_steps=2,
+    choice_of=4,
     loss_steps=2,
     optimizer_rounds=1,
     cache_steps=20,
@@ -65,6 +67,7 @@ QUICK = Scale(
     seeds=7,
     choice_size="small",
     choice_steps=5,
+    choice_of=100,
     loss_steps=4,
     optimizer_rounds=7,
     cache_steps=200,
@@ -87,6 +90,7 @@ FULL = Scale(
     seeds=11,
     choice_size="small",
     choice_steps=20,
+    choice_of=100,
     loss_steps=20,
     optimizer_rounds=21,
     cache_steps=5000,

@@ -75,7 +75,7 @@ def training(found: Found, measured: dict[str, Measured]) -> None:
     float32 = mean_ratio(list(ratios(measured, "training", "float32").values()))
     found.opening["same lists"] = f"{_spread(same)} Plain float32 takes {claim(float32, 'torch.autocast')}."
     found.opening["best lists"] = f"{_spread(best)} {lists_of(measured).capitalize()}. {_losses(measured)}"
-    found.opening["pure"] = f"a training step takes {claim(mean_ratio(list(pure.values())), 'the bfloat16 model')}"
+    found.opening["pure"] = f"a training step takes {claim(mean_ratio(list(pure.values())), 'the bfloat16 model')}."
 
 
 def inference(found: Found, measured: dict[str, Measured], tasks: list[str], sizes: list[str]) -> None:
@@ -100,8 +100,8 @@ def inference(found: Found, measured: dict[str, Measured], tasks: list[str], siz
     ]
     found.opening["inference"] = f"{'; '.join(each)}; geometric means of {len(measured)} models and sizes."
     pure = mean_ratio([value for task in batch for value in ratios(measured, task, "hmp", "pure").values()])
-    before = f"{found.opening['pure']}, " if "pure" in found.opening else ""
-    found.opening["pure"] = f"{before}inference on a batch {claim(pure, 'the bfloat16 model')}, with torch.autocast's lists."
+    before = f"{found.opening['pure'].removesuffix('.')}, " if "pure" in found.opening else ""
+    found.opening["pure"] = f"{before}inference on a batch takes {claim(pure, 'the bfloat16 model')}."
 
 
 def _spread(values: Ratios) -> str:

@@ -45,7 +45,7 @@ def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
                 found.failures.append(str(mismatch))
                 continue
             if "training" in tasks and name not in choices:
-                choices[name] = best.choose(name, chosen_at, device, much.choice_steps)
+                choices[name] = best.choose(name, chosen_at, device, much.choice_steps, much.choice_of)
             of_model = measured[case.title] = _measured(case, tasks, choices.get(name), much, device)
             found.samples[case.title] = {
                 "parameters": case.parameters,

@@ -9,7 +9,7 @@ TOPICS = {
     "same lists": "Training step, torch.autocast's lists",
     "best lists": "Training step, the lists that suit each model best",
     "inference": "Inference, torch.autocast's lists",
-    "pure": "Beside a model that is bfloat16 throughout",
+    "pure": "Beside a model that is bfloat16 throughout, torch.autocast's lists",
     "memory": "Memory, torch.autocast's lists",
 }
 

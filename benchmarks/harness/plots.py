@@ -64,7 +64,7 @@ def _steps(trained: dict[str, dict[str, list[float]]], path: Path) -> Path:
         axes.set_ylim(
             0, 1.15 * max(paired_ratio(trained[title][side], trained[title]["autocast"]).value for title in models for side in _SIDES)
         )
-    figure.supylabel("time of a training step, relative to torch.autocast", fontsize=10)
+    figure.supylabel("training step, over torch.autocast", fontsize=10)
     handles, labels = panels[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(_SIDES), frameon=False, fontsize=9)
     return _save(figure, path)
