@@ -48,8 +48,8 @@ class Transformer(DemoModel):
     Wide enough that products, which precision makes faster or slower, take most of a step and casts little of it.
     """
 
-    epochs = 8
-    peak_learning_rate = 1e-3
+    epochs = 14
+    peak_learning_rate = 2e-3
     calls = frozenset("linear t embedding layer_norm mul matmul softmax dropout relu truediv cross_entropy".split())
 
     def __init__(self, width: int = 192, heads: int = 4, blocks: int = 2) -> None:
