@@ -1,7 +1,7 @@
 """`python -m benchmarks`: what hmp costs, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
 
-Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. Under five minutes on two cores;
---full takes about half an hour, --smallest under a minute and measures nothing of worth.
+Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. About six minutes on two cores;
+--full takes about an hour, --smallest a minute or two and measures nothing of worth.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from .harness import plots, results
 from .harness.results import Found
 from .workloads.models import MODELS, SIZES, available
 
-PARTS = ("calls", "training", "inference", "memory", "gradients", "pure-bf16", "startup", "caches", "depth", "compiled", "recording")
+PARTS = ("calls", "training", "inference", "optimizers", "memory", "gradients", "startup", "caches", "depth", "compiled", "recording")
+WITHOUT_MODELS = ("calls", "optimizers", "startup", "depth", "compiled", "recording")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -62,7 +63,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
     found = scale.FULL if options.full else scale.SMALLEST if options.smallest else scale.QUICK
     if options.sizes:
         sizes = tuple(options.sizes)
-        found = replace(found, sizes=sizes, gradient_sizes=sizes, pure_sizes=sizes)
+        found = replace(found, sizes=sizes, gradient_sizes=sizes)
     if options.rounds:
         count = options.rounds
         rounds = dict.fromkeys(SIZES, count)
@@ -71,10 +72,11 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             call_rounds=count,
             rounds=rounds,
             seeds=count,
-            pure_rounds=count,
+            optimizer_rounds=count,
             processes=count,
             depth_rounds=count,
             compiled_rounds=count,
+            warm_rounds=count,
             recording_rounds=count,
         )
     return found
@@ -100,30 +102,30 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from .cost import caches, calls, compiled, depth, gradients, memory, pure_low, recording, startup, steps
+    from .cost import caches, calls, compiled, depth, gradients, interleaved, memory, optimizers, recording, startup, steps
 
     much = chosen_scale(options)
     names, hint = available(options.models)
     if hint:
         print(hint)
     device, sizes = options.device, list(much.sizes)
-    tasks = [task for task in steps.TASKS if ("training" if task == "training" else "inference") in options.only]
+    tasks = [task for task in interleaved.TASKS if ("training" if task == "training" else "inference") in options.only]
     wanted = {*options.only, *(["steps"] if tasks else [])}
     parts: dict[str, Callable[[], Found]] = {
         "calls": lambda: calls.run(much.call_rounds, much.calls),
-        "steps": lambda: steps.run(names, sizes, tasks, much.rounds, much.seconds, device),
+        "steps": lambda: steps.run(names, tasks, much, device),
+        "optimizers": lambda: optimizers.run(much.optimizer_rounds, much.seconds, device),
         "memory": lambda: memory.run(names, sizes, device),
         "gradients": lambda: gradients.run(names, list(much.gradient_sizes), much.seeds, device),
-        "pure-bf16": lambda: pure_low.run(names, list(much.pure_sizes), much.pure_rounds, much.seconds, device),
         "startup": lambda: startup.run(much.processes),
         "caches": lambda: caches.run(much.cache_steps, device),
         "depth": lambda: depth.run(list(much.depths), list(much.widths), much.depth_rounds, much.seconds),
-        "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.seconds),
+        "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.warm_rounds, much.seconds),
         "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),
     }
     found = []
     for name, run in parts.items():
-        if name in wanted and (names or name in ("calls", "startup", "depth", "compiled", "recording")):
+        if name in wanted and (names or name in WITHOUT_MODELS):
             start = time.perf_counter()
             print(f"{name} ...", end="", file=sys.stderr, flush=True)
             try:

@@ -9,7 +9,7 @@ import hmp
 from ..harness.results import Found, Row
 from ..harness.sides import policy_of, under_hmp
 from ..workloads import models
-from .steps import stepper
+from .interleaved import stepper
 
 EVALUATE_EVERY = 10
 

@@ -27,7 +27,7 @@ from ..harness.timing import no_garbage_collection, one_thread
 from . import floor
 
 POLICY = "habana"
-FLOOR_TARGET, OFF_TARGET = 1.3, 60
+FLOOR_TARGET, OFF_TARGET = 1.3, 80
 SIDES = ("plain", "floor", "hmp", "hmp off", "autocast")
 STRETCH = 100
 

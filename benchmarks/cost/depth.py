@@ -19,7 +19,7 @@ from ..harness.stats import Estimate, estimate, paired_difference
 from ..harness.timing import OWN, one_thread
 from ..workloads.models import Case
 from ..workloads.networks import Block
-from .steps import Timed, time_sides
+from .interleaved import Lane, Samples, ratio, time_lanes
 
 POLICY = "torch-cpu"
 DEPTH_FOR_WIDTHS, WIDTH_FOR_DEPTHS = 4, 16
@@ -32,22 +32,22 @@ def case(depth: int, width: int, dtype: torch.dtype) -> Case:
     return Case("blocks", f"{depth}x{width}", model, {"x": torch.randn(1, 4, width).to(dtype)}, computes_loss=False)
 
 
-def added_per_op(timed: Timed, side: str, ops: int) -> Estimate:
+def added_per_op(timed: Samples, side: str, ops: int) -> Estimate:
     """Nanoseconds that the side adds to plain torch for each op."""
-    samples = timed.samples["no_grad"]
+    samples = timed["no_grad"]
     difference = paired_difference(samples[side], samples["plain"])
     return Estimate(1e9 * difference.value / ops, 1e9 * difference.noise / ops, difference.rounds)
 
 
-def least_added_per_op(timed: Timed, side: str, ops: int) -> float:
+def least_added_per_op(timed: Samples, side: str, ops: int) -> float:
     """The same of the rounds' minima: what is left where noise only ever adds."""
-    samples = timed.samples["no_grad"]
+    samples = timed["no_grad"]
     return 1e9 * (min(samples[side]) - min(samples["plain"])) / ops
 
 
-def time_per_op(timed: Timed, side: str, ops: int) -> Estimate:
+def time_per_op(timed: Samples, side: str, ops: int) -> Estimate:
     """Nanoseconds that the side takes for each op."""
-    figure = estimate(timed.samples["no_grad"][side])
+    figure = estimate(timed["no_grad"][side])
     return Estimate(1e9 * figure.value / ops, 1e9 * figure.noise / ops, figure.rounds)
 
 
@@ -67,14 +67,14 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
             with torch.no_grad():
                 ops = verify.compute_count(plain(), low.output)
             sides = [plain(), autocast("cpu"), under_hmp(POLICY)]
-            timed_low = time_sides(low, sides, ["no_grad"], rounds, seconds, "cpu", OWN)
-            timed_full = time_sides(full, sides[1:], ["no_grad"], rounds, seconds, "cpu", OWN)
+            timed_low = time_lanes([Lane(side, low, ("no_grad",)) for side in sides], rounds, seconds, "cpu", OWN)
+            timed_full = time_lanes([Lane(side, full, ("no_grad",)) for side in sides[1:]], rounds, seconds, "cpu", OWN)
             ours, theirs = (added_per_op(timed_low, side, ops) for side in ("hmp", "autocast"))
             least = [least_added_per_op(timed_low, side, ops) for side in ("hmp", "autocast")]
             casting = [time_per_op(timed_full, side, ops) for side in ("hmp", "autocast")]
-            ratio = timed_full.ratio("no_grad")
+            over_autocast = ratio(timed_full, "no_grad")
             nothing_to_cast[depth, width] = ours
-            plain_ns = 1e9 * median(timed_low.samples["no_grad"]["plain"]) / ops
+            plain_ns = 1e9 * median(timed_low["no_grad"]["plain"]) / ops
             points.append(
                 {
                     "depth": depth,
@@ -85,14 +85,14 @@ def run(depths: list[int], widths: list[int], rounds: int, seconds: float) -> Fo
                     "autocast": [theirs.value, theirs.noise],
                     "casting hmp": [casting[0].value, casting[0].noise],
                     "casting autocast": [casting[1].value, casting[1].noise],
-                    "seconds, nothing to cast": timed_low.samples["no_grad"],
-                    "seconds, casting": timed_full.samples["no_grad"],
+                    "seconds, nothing to cast": timed_low["no_grad"],
+                    "seconds, casting": timed_full["no_grad"],
                 }
             )
             found.details.append(
                 f"{low.size:>14} {low.parameters:11,} {ops:6,} {plain_ns:8.0f}"
                 f" {ours.text(0):>15} {least[0]:+8.0f} {theirs.text(0):>15} {least[1]:+8.0f}"
-                f" {casting[0].value:14.0f} {casting[1].value:9.0f} {ratio.value:7.3f}"
+                f" {casting[0].value:14.0f} {casting[1].value:9.0f} {over_autocast.value:7.3f}"
             )
     found.samples["points"] = points
     by_depth = [(d, nothing_to_cast[d, WIDTH_FOR_DEPTHS]) for d in depths]

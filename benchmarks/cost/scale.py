@@ -18,8 +18,11 @@ class Scale:
     seconds: float  # that a task fills in a visit
     gradient_sizes: tuple[str, ...]
     seeds: int
-    pure_sizes: tuple[str, ...]
-    pure_rounds: int
+    choice_size: str  # at which a model's best lists are chosen, where it is measured
+    choice_steps: int
+    choice_of: int  # lists at most
+    loss_steps: int
+    optimizer_rounds: int
     cache_steps: int
     processes: int
     depths: tuple[int, ...]
@@ -27,6 +30,7 @@ class Scale:
     depth_rounds: int
     compiled: tuple[int, int]  # blocks and their width
     compiled_rounds: int
+    warm_rounds: int
     recording_rounds: int
 
 
@@ -38,8 +42,11 @@ SMALLEST = Scale(
     seconds=0.0,
     gradient_sizes=("tiny",),
     seeds=1,
-    pure_sizes=("tiny",),
-    pure_rounds=1,
+    choice_size="tiny",
+    choice_steps=2,
+    choice_of=4,
+    loss_steps=2,
+    optimizer_rounds=1,
     cache_steps=20,
     processes=1,
     depths=(2, 4),
@@ -47,6 +54,7 @@ SMALLEST = Scale(
     depth_rounds=1,
     compiled=(1, 16),
     compiled_rounds=1,
+    warm_rounds=1,
     recording_rounds=1,
 )
 QUICK = Scale(
@@ -54,11 +62,14 @@ QUICK = Scale(
     calls=800,
     sizes=SIZES,
     rounds={"tiny": 7, "small": 5, "medium": 5},
-    seconds=0.03,
+    seconds=0.02,
     gradient_sizes=("tiny",),
     seeds=7,
-    pure_sizes=("small",),
-    pure_rounds=5,
+    choice_size="small",
+    choice_steps=5,
+    choice_of=100,
+    loss_steps=4,
+    optimizer_rounds=7,
     cache_steps=200,
     processes=5,
     depths=(2, 8, 32, 96),
@@ -66,6 +77,7 @@ QUICK = Scale(
     depth_rounds=5,
     compiled=(1, 128),
     compiled_rounds=15,
+    warm_rounds=7,
     recording_rounds=3,
 )
 FULL = Scale(
@@ -76,8 +88,11 @@ FULL = Scale(
     seconds=0.1,
     gradient_sizes=SIZES,
     seeds=11,
-    pure_sizes=SIZES,
-    pure_rounds=11,
+    choice_size="small",
+    choice_steps=20,
+    choice_of=100,
+    loss_steps=20,
+    optimizer_rounds=21,
     cache_steps=5000,
     processes=15,
     depths=(2, 4, 8, 16, 32, 64, 96),
@@ -85,5 +100,6 @@ FULL = Scale(
     depth_rounds=15,
     compiled=(4, 256),
     compiled_rounds=31,
+    warm_rounds=21,
     recording_rounds=11,
 )

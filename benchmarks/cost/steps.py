@@ -1,143 +1,106 @@
-"""Training steps and inference, hmp and torch.autocast with the same lists, in turns.
+"""Training steps and inference: float32, torch.autocast, hmp with the same lists and with the best ones, and a pure bfloat16 model.
 
-A visit is one side's stretch of a round: the policy is put in force, each task takes a few steps that are not counted and then a few
-that are, and their median is the visit's sample. The sides' order changes from round to round, and the ratio is taken round by round.
+All sides of a model are measured in one interleaving, and every row is made of it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
 import torch
 
 from ..harness import verify
-from ..harness.results import Found, Row, at_most
-from ..harness.sides import Side, autocast, policy_of, rotated, under_hmp
-from ..harness.stats import Estimate, mean_ratio, paired_ratio
-from ..harness.timing import WALL, Clock, step_seconds, steps_for
+from ..harness.results import Found
+from ..harness.sides import autocast, plain, policy_of, under_hmp
 from ..workloads import known, models
 from ..workloads.models import Case
+from . import best, step_rows
+from .interleaved import Lane, own, pure_low, ratio, time_lanes
+from .scale import Scale
+from .step_rows import BATCH, Measured
 
-TRAINING_TARGET, INFERENCE_TARGET, NONE_ABOVE = 0.90, 0.70, 1.00
-# what is timed, and the autograd mode that it runs in; "one" is inference on one example, the others run on the whole batch
-TASKS: dict[str, Callable[[], contextlib.AbstractContextManager[object]]] = {
-    "training": torch.enable_grad,
-    "no_grad": torch.no_grad,
-    "inference_mode": torch.inference_mode,
-    "no_grad, one": torch.no_grad,
-    "inference_mode, one": torch.inference_mode,
-}
+SIDES = ("float32", "autocast", "hmp", "best", "pure")
 
 
-def stepper(case: Case, task: str, side: Side) -> Callable[[], object]:
-    """One step of `task` on `side`; the model is put in the task's mode."""
-    case.model.train(task == "training")
-    if task == "training":
-        optimizer = torch.optim.SGD(case.model.parameters(), lr=1e-4)
-        return lambda: case.step(optimizer, side.run)
-    mode = TASKS[task]
-    output = case.one_output if task.endswith(", one") else case.output
-
-    def infer() -> None:
-        with mode():
-            side.run(output)
-
-    return infer
-
-
-@dataclass
-class Timed:
-    """Seconds a step, by task and side, one for each round."""
-
-    case: Case
-    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
-
-    def ratio(self, task: str, over: str = "autocast", of: str = "hmp") -> Estimate:
-        return paired_ratio(self.samples[task][of], self.samples[task][over])
-
-
-def time_sides(case: Case, sides: list[Side], tasks: Iterable[str], rounds: int, seconds: float, device: str, clock: Clock = WALL) -> Timed:
-    """Every side's steps in `rounds` rounds; a task fills about `seconds` of a visit, with the same number of steps on every side."""
-    timed = Timed(case, {task: {side.name: [] for side in sides} for task in tasks})
-    steps: dict[str, int] = {}
-    gc.collect()
-    for number in range(rounds):
-        for side in rotated(sides, number):
-            with side.visit():
-                for task, samples in timed.samples.items():
-                    step = stepper(case, task, side)
-                    if task not in steps:
-                        step()
-                        steps[task] = steps_for(seconds, step, device, clock.least)
-                    samples[side.name].append(step_seconds(step, steps[task], device, clock))
-    return timed
-
-
-def run(names: list[str], sizes: list[str], tasks: list[str], rounds: dict[str, int], seconds: float, device: str) -> Found:
+def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
     """The rows about training and inference; what cannot be compared is left out of them and fails the run."""
     found = Found("steps")
-    sides = [autocast(device), under_hmp(policy_of(device))]
+    sizes = list(much.sizes)
+    chosen_at = much.choice_size if much.choice_size in sizes else sizes[0]
     found.details = [
         f"policy {policy_of(device)}, bfloat16, {device}, {torch.get_num_threads()} threads; ms a step, medians of "
-        + ", ".join(f"{rounds[size]} rounds ({size})" for size in sizes),
-        f"{'model':15} {'parameters':>10} {'task':19} {'autocast':>9} {'hmp':>9} {'hmp / autocast':>16}   verified",
+        + ", ".join(f"{much.rounds[size]} rounds ({size})" for size in sizes),
+        f"{'model':15} {'task':19}" + "".join(f" {side:>9}" for side in SIDES) + f" {'hmp / autocast':>16}   verified",
     ]
-    ratios: dict[str, dict[str, Estimate]] = {task: {} for task in tasks}
+    measured: dict[str, Measured] = {}
+    choices: dict[str, best.Choice] = {}
     for name in names:
         for size in sizes:
             case = models.build(name, size, device)
             try:
-                checked = verify.same_in_each(case, *sides, known.TOLERANCE, known.KNOWN.get(name, {}))
+                checked = verify.same_in_each(
+                    case, autocast(device), under_hmp(policy_of(device)), known.TOLERANCE, known.KNOWN.get(name, {})
+                )
             except verify.Mismatch as mismatch:
                 found.failures.append(str(mismatch))
                 continue
-            timed = time_sides(case, sides, tasks, rounds[size], seconds, device)
-            found.samples[case.title] = {"parameters": case.parameters, "seconds a step": timed.samples}
-            for task in tasks:
-                ratios[task][case.title] = timed.ratio(task)
-                found.details.append(_line(case, task, timed, checked[task.partition(",")[0]]))
-    found.rows = [row for task in tasks for row in rows(task, ratios[task])]
+            if "training" in tasks and name not in choices:
+                choices[name] = best.choose(name, chosen_at, device, much.choice_steps, much.choice_of)
+            of_model = measured[case.title] = _measured(case, tasks, choices.get(name), much, device)
+            found.samples[case.title] = {
+                "parameters": case.parameters,
+                "seconds a step": of_model.samples,
+                "best lists": of_model.lists,
+                "losses from float32's": of_model.apart,
+            }
+            found.details += [_line(case, task, of_model, checked[task.partition(",")[0]]) for task in tasks]
+    _rows(found, measured, tasks, sizes)
     found.details += [f"known difference: {reason}" for name in names for reason in dict.fromkeys(known.KNOWN.get(name, {}).values())]
+    if choices:
+        found.details.append(
+            f"best lists, chosen at {chosen_at} of the least of {much.choice_steps} steps, and how far their mean loss is from float32's:"
+        )
+        found.details += [f"{name:7} {choice}" for name, choice in choices.items()]
     return found
 
 
-def _line(case: Case, task: str, timed: Timed, checked: verify.Checked) -> str:
-    ms = {side: 1000 * median(samples) for side, samples in timed.samples[task].items()}
-    ratio = timed.ratio(task)
+def _measured(case: Case, tasks: list[str], choice: best.Choice | None, much: Scale, device: str) -> Measured:
+    """One model at one size, measured on every side."""
+    samples = time_lanes(lanes(case, tasks, choice, device), much.rounds[case.size], much.seconds, device)
+    if choice is None:
+        return Measured(case.size, samples)
+    if choice.lists == policy_of(device):  # the same lists are not measured twice
+        samples["training"]["best"] = samples["training"]["hmp"]
+    return Measured(case.size, samples, choice.lists, best.losses_apart(case.name, case.size, device, choice.policy, much.loss_steps))
+
+
+def lanes(case: Case, tasks: list[str], choice: best.Choice | None, device: str) -> list[Lane]:
+    """Every side with the tasks that a row needs of it."""
+    train = tuple(task for task in tasks if task == "training")
+    batch = tuple(task for task in tasks if task in BATCH)
+    found = [
+        Lane(autocast(device), own(case), tuple(tasks)),
+        Lane(under_hmp(policy_of(device)), own(case), tuple(tasks)),
+        Lane(plain("pure"), pure_low(case), train + batch),
+        Lane(plain("float32"), own(case), train),
+    ]
+    if choice is not None and choice.lists != policy_of(device):
+        found.append(Lane(under_hmp(choice.policy, "best"), own(case), train))
+    return [lane for lane in found if lane.tasks]
+
+
+def _line(case: Case, task: str, of_model: Measured, checked: verify.Checked) -> str:
+    sides = of_model.samples[task]
+    times = "".join(f" {1000 * median(sides[side]):9.3f}" if side in sides else f" {'':9}" for side in SIDES)
     same = "same bits" if not checked.apart else f"{checked.apart:.0e} apart"
     return (
-        f"{case.title:15} {case.parameters:10,} {task:19} {ms['autocast']:9.3f} {ms['hmp']:9.3f}   {ratio.text():>14}"
+        f"{case.title:15} {task:19}{times}   {ratio(of_model.samples, task).text():>14}"
         f"   {checked.ops} ops, {same}{', known difference' if checked.allowed else ''}"
     )
 
 
-def rows(task: str, ratios: dict[str, Estimate]) -> list[Row]:
-    """The task's geometric mean, and its worst model."""
-    if not ratios:
-        return [Row(f"{task}: hmp / autocast", "", "nothing could be compared", None)]
-    target = TRAINING_TARGET if task == "training" else INFERENCE_TARGET
-    mean = mean_ratio(list(ratios.values()))
-    title = "training step, hmp / autocast" if task == "training" else f"inference, {task}, hmp / autocast"
-    worst = max(ratios, key=lambda name: ratios[name].value)
-    enough = all(ratio.known for ratio in ratios.values())
-    above = [name for name, ratio in ratios.items() if ratio.above(NONE_ABOVE)]
-    result = f"worst {ratios[worst].text()} ({worst})"
-    if above and enough:
-        result += f"; {len(above)} of {len(ratios)} above by more than noise"
-    return [
-        at_most(f"{title}: geometric mean of {len(ratios)}", target, mean, mean.text()),
-        Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", result, not above if enough else None),
-    ]
-
-
-def pure_low(case: Case) -> Case:
-    """`case` as a pure bfloat16 model: `model.to(bfloat16)`, and its floating inputs in bfloat16."""
-    import copy
-
-    batch: dict[str, Any] = {k: v.bfloat16() if v.is_floating_point() else v for k, v in case.batch.items()}
-    return Case(case.name, case.size, copy.deepcopy(case.model).bfloat16(), batch, case.computes_loss)
+def _rows(found: Found, measured: dict[str, Measured], tasks: list[str], sizes: list[str]) -> None:
+    if "training" in tasks:
+        step_rows.training(found, measured)
+    if [task for task in tasks if task != "training"]:
+        step_rows.inference(found, measured, tasks, sizes)

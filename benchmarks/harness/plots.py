@@ -1,4 +1,4 @@
-"""The figures: hmp over torch.autocast for every model, and overhead per op over depth and parameters."""
+"""The figures: a training step in every precision, for every model, and overhead per op over depth and parameters."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from .results import Found
 from .stats import paired_ratio
 
 HINT = "no plots: matplotlib is missing (pip install -e '.[bench]')"
-_COLOURS = {
-    "training": "#1b6ca8", "no_grad": "#d1495b", "inference_mode": "#edae49", "no_grad, one": "#8f2d56",
-    "inference_mode, one": "#c98a1b", "hmp": "#1b6ca8", "autocast": "#d1495b",
+_COLOURS = {"float32": "#9a9a9a", "autocast": "#d1495b", "hmp": "#1b6ca8", "best": "#66a182", "pure": "#edae49"}
+_SIDES = {
+    "float32": "float32", "autocast": "torch.autocast", "hmp": "hmp, same lists", "best": "hmp, best lists", "pure": "pure bfloat16",
 }  # fmt: skip
 
 
@@ -25,29 +25,48 @@ def draw(found: list[Found], folder: Path) -> list[Path]:
     matplotlib.use("Agg")
     samples = {part.part: part.samples for part in found}
     drawn = []
-    if samples.get("steps"):
-        drawn.append(_steps(samples["steps"], folder / "steps.png"))
+    trained = {
+        title: of["seconds a step"]["training"] for title, of in samples.get("steps", {}).items() if "training" in of["seconds a step"]
+    }
+    if trained:
+        drawn.append(_steps(trained, folder / "steps.png"))
     if samples.get("depth", {}).get("points"):
         drawn.append(_depth(samples["depth"]["points"], folder / "depth.png"))
     return drawn
 
 
-def _steps(samples: dict[str, Any], path: Path) -> Path:
+def _steps(trained: dict[str, dict[str, list[float]]], path: Path) -> Path:
+    """A row of panels, one for each size; in each a group of bars for every model, relative to torch.autocast."""
     import matplotlib.pyplot as plt
 
-    tasks = list(next(iter(samples.values()))["seconds a step"])
-    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.22 * len(samples) * len(tasks)), layout="constrained")
-    height = 0.8 / len(tasks)
-    for at, task in enumerate(tasks):
-        ratios = [paired_ratio(of["seconds a step"][task]["hmp"], of["seconds a step"][task]["autocast"]) for of in samples.values()]
-        places = [row + at * height for row in range(len(samples))]
-        noise = [ratio.noise if ratio.noise < float("inf") else 0 for ratio in ratios]
-        axes.barh(places, [ratio.value for ratio in ratios], height * 0.9, xerr=noise, label=task, color=_COLOURS[task], ecolor="#555555")
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(samples))], list(samples))
-    axes.invert_yaxis()
-    axes.set_xlabel("time of a step, hmp / torch.autocast (below 1: hmp is faster)")
-    figure.legend(loc="outside upper center", ncols=len(tasks), frameon=False)
+    sizes = list(dict.fromkeys(title.split()[1] for title in trained))
+    figure, panels = plt.subplots(len(sizes), 1, figsize=(9, 0.8 + 2.3 * len(sizes)), layout="constrained", squeeze=False)
+    width = 0.8 / len(_SIDES)
+    for axes, size in zip(panels[:, 0], sizes, strict=True):
+        models = [title for title in trained if title.split()[1] == size]
+        for at, (side, label) in enumerate(_SIDES.items()):
+            ratios = [paired_ratio(trained[title][side], trained[title]["autocast"]) for title in models]
+            places = [group + (at + 0.5) * width - 0.4 for group in range(len(models))]
+            noise = [ratio.noise if ratio.known else 0 for ratio in ratios]
+            axes.bar(
+                places,
+                [ratio.value for ratio in ratios],
+                width * 0.92,
+                yerr=noise,
+                label=label,
+                color=_COLOURS[side],
+                error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
+            )
+        axes.axhline(1, color="black", linewidth=0.8)
+        axes.set_xticks(range(len(models)), [title.split()[0] for title in models])
+        axes.set_title(size, fontsize=10, loc="left")
+        # a bar's noise may be wider than all bars
+        axes.set_ylim(
+            0, 1.15 * max(paired_ratio(trained[title][side], trained[title]["autocast"]).value for title in models for side in _SIDES)
+        )
+    figure.supylabel("training step, over torch.autocast", fontsize=10)
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(_SIDES), frameon=False, fontsize=9)
     return _save(figure, path)
 
 

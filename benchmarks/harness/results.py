@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from . import opening
 from .stats import Estimate
 
 
@@ -42,12 +43,16 @@ def at_most(what: str, limit: float, figure: Estimate, result: str, unit: str = 
 
 @dataclass
 class Found:
-    """What one part of the benchmark found. `samples` goes into the JSON file, `failures` fail the run."""
+    """What one part of the benchmark found. `samples` goes into the JSON file, `failures` fail the run.
+
+    `opening` contains what RESULTS.md first says of it, by a topic of `opening.TOPICS`.
+    """
 
     part: str
     rows: list[Row] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
     samples: dict[str, Any] = field(default_factory=dict)
+    opening: dict[str, str] = field(default_factory=dict)
     failures: list[str] = field(default_factory=list)
 
 
@@ -135,19 +140,27 @@ def _measured(what: str) -> str:
 def report(
     found: list[Found], about: dict[str, Any], command: str, seconds: float, plots: list[Path], before: tuple[str, Path] | None = None
 ) -> str:
-    """RESULTS.md: where it was measured, the table, every part's detail; beside a run `before`, by the name of what it measured."""
-    lines = ["# Results", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
+    """RESULTS.md: what a user wants to know with one picture, where it was measured, the table, every part's detail; beside a run
+    `before`, by the name of what it measured."""
+    first = [plot for plot in plots if plot.stem == "steps"]
+    lines = ["# Results", "", *opening.lines({topic: said for part in found for topic, said in part.opening.items()}), ""]
+    lines += _pictures(first)
+    lines += [f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `results.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
     lines += ["", table([row for part in found for row in part.rows], markdown=True), ""]
     for part in found:
         lines += [f"## {part.part}", "", "```text", *part.details, "```", ""]
     if before is not None:
         lines += [f"## Beside {before[0]}", "", *beside(before[1], [row for part in found for row in part.rows]), ""]
-    lines += [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
+    lines += _pictures([plot for plot in plots if plot not in first])
     failures = [failure for part in found for failure in part.failures]
     if failures:
         lines += ["## Failed", "", *(f"- {failure}" for failure in failures), ""]
     return "\n".join(lines).rstrip() + "\n"
+
+
+def _pictures(plots: list[Path]) -> list[str]:
+    return [line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")]
 
 
 def as_json(found: list[Found], about: dict[str, Any], command: str, seconds: float) -> str:

@@ -36,9 +36,9 @@ def policy_of(device: str) -> str:
     return f"torch-{device}"
 
 
-def plain() -> Side:
+def plain(name: str = "plain") -> Side:
     """torch as it is."""
-    return Side("plain")
+    return Side(name)
 
 
 def autocast(device: str) -> Side:
@@ -46,13 +46,13 @@ def autocast(device: str) -> Side:
     return Side("autocast", region=lambda: torch.autocast(device, dtype=LOW))
 
 
-def under_hmp(policy: str) -> Side:
+def under_hmp(policy: hmp.Policy | str, name: str = "hmp") -> Side:
     """hmp for the whole process, in bfloat16."""
-    return Side("hmp", visit=lambda: converted(policy))
+    return Side(name, visit=lambda: converted(policy))
 
 
 @contextlib.contextmanager
-def converted(policy: str) -> Iterator[None]:
+def converted(policy: hmp.Policy | str) -> Iterator[None]:
     """hmp.convert() inside, torch untouched outside."""
     hmp.convert(policy=policy, dtype=LOW)
     try:

@@ -50,7 +50,13 @@ def record(side: Side, function: Callable[[], Tensor]) -> Ran:
 
     Not in inference_mode: there a dispatch mode sees composite ops whole, and torch.autocast misses what is inside them.
     """
-    with side.visit(), Recorder() as recorder:
+    with side.visit():
+        return recorded(side, function)
+
+
+def recorded(side: Side, function: Callable[[], Tensor]) -> Ran:
+    """The same inside a visit."""
+    with Recorder() as recorder:
         side.run(function)
     return recorder.ran
 

@@ -21,7 +21,7 @@ from hmp.cli import main
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from hmp.cli.demo import check
+from hmp.cli.demo import check, products
 from hmp.cli.demo.models import MODELS, DemoModel
 from hmp.cli.demo.precisions import AUTOCAST, FLOAT32, HMP
 from hmp.cli.demo.show import print_results
@@ -141,7 +141,7 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
         for precision in (FLOAT32.name, AUTOCAST.name, HMP.name)
     ]
     page = io.StringIO()
-    print_results(Console(file=page, width=width), outcomes)
+    print_results(Console(file=page, width=width), outcomes, products.slower(12.34))
     lines = page.getvalue().splitlines()
     assert max(map(len, lines)) <= width
     assert "…" not in page.getvalue()
@@ -149,6 +149,26 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
     assert [row[-7:] for row in rows] == [["98.2", "%", "12.3", "ms", "104,550,596", "B", "70"]] * 6
     words = page.getvalue().replace(",", " ").split()
     assert {op: words.count(op) for op in ops} == dict.fromkeys(ops, 12)
+
+
+@pytest.mark.parametrize(("ratio", "said"), [(0.3, False), (0.9, False), (1.0, True), (8.94, True)])
+def test_only_where_products_are_no_faster_in_bfloat16_does_it_say_that_time_cannot_be_saved(ratio: float, said: bool) -> None:
+    sentence = products.slower(ratio)
+    assert bool(sentence) is said
+    page = io.StringIO()
+    print_results(Console(file=page, width=80), [outcome(98.0)], sentence)
+    table, _, ops = page.getvalue().partition("ATen ops")
+    assert ops
+    assert ("no time on this processor" in " ".join(table.split())) is said
+    assert (f"takes {ratio:.1f} times as long in bfloat16" in " ".join(table.split())) is said
+
+
+def test_the_ratio_of_products_is_that_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert 0 < products.time_ratio() < float("inf")
+    clock = itertools.accumulate(itertools.chain([0.0], itertools.cycle([3.0, 0.0])))
+    # every call takes three seconds by this clock, in either precision
+    monkeypatch.setattr(products.time, "perf_counter", lambda: next(clock))
+    assert products.time_ratio() == 1
 
 
 # -- the whole of it, one epoch long; the accuracy means nothing then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import math
 import subprocess
@@ -15,8 +16,8 @@ import torch
 
 import hmp
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
-from benchmarks.cost import caches, calls, floor, memory
-from benchmarks.harness import results, sides, stats, verify
+from benchmarks.cost import best, caches, calls, floor, interleaved, memory, optimizers, step_rows, steps
+from benchmarks.harness import opening, results, sides, stats, verify
 from benchmarks.workloads import known, models
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +34,44 @@ def smallest(folder: Path, *more: str) -> tuple[str, str, dict[str, Any]]:
     return run.stdout, (folder / "RESULTS.md").read_text(encoding="utf-8"), written["samples"]
 
 
+# How the rows of a run at the tiny size begin, and their targets
+TARGETS = {
+    "training step, same lists, hmp / torch.autocast: geometric mean of 8": "≤ 0.95",
+    "training step, same lists, hmp / torch.autocast: none above": "≤ 1.00",
+    "training step, same lists, hmp / pure bfloat16: geometric mean of 8": "≤ 1.10",
+    "training step, best lists, hmp / torch.autocast: geometric mean of 8": "≤ 0.92",
+    "training, best lists: mean loss of the first steps, from float32's": "≤ 2 %",
+    "inference, no_grad, hmp / torch.autocast: geometric mean of 8": "≤ 0.70",
+    "inference, no_grad, hmp / torch.autocast: none above": "≤ 1.00",
+    "inference, inference_mode, hmp / torch.autocast: geometric mean of 8": "≤ 0.70",
+    "inference, inference_mode, hmp / torch.autocast: none above": "≤ 1.00",
+    "inference on one example, no_grad, hmp / torch.autocast: geometric mean of 8": "≤ 0.60",
+    "inference on one example, inference_mode, hmp / torch.autocast: geometric mean of 8": "≤ 0.60",
+    "inference, no_grad, tiny, hmp / pure bfloat16: geometric mean of 8": "≤ 1.08",
+    "inference, inference_mode, tiny, hmp / pure bfloat16: geometric mean of 8": "≤ 1.08",
+    "bytes saved for backward, hmp / torch.autocast: attention models from d = 128 on": "≤ 0.94",
+    "bytes saved for backward, hmp / torch.autocast: none above": "≤ 1.00",
+    "optimizer step, hmp inside disable_casts() / plain torch": "≤ 1.05",
+    "optimizer step, hmp / plain torch": "≤ 1.05",
+    "zero_grad, hmp inside disable_casts() / plain torch": "≤ 1.05",
+    "zero_grad, hmp / plain torch": "≤ 1.05",
+    "call with nothing to cast, hmp / floor: linear": "≤ 1.30",
+    "call inside disable_casts(), time added": "≤ 80 ns",
+    "compiled training step, hmp / torch.autocast": "≤ 1.02",
+    "compiled inference step, hmp / torch.autocast": "≤ 1.02",
+    "warm compile time of both, hmp / torch.autocast": "≤ 1.05",
+}
+
+
+def opens_with_five_sentences_and_the_picture(report: str) -> bool:
+    """Whether these stand first, in this order, and nothing between them."""
+    lines = [line for line in report.splitlines() if line]
+    titles = [f"- **{title}**: " for title in opening.TOPICS.values()]
+    sentences = [line for line, title in zip(lines[1:], titles, strict=False) if line.startswith(title) and line.endswith(".")]
+    drawn = importlib.util.find_spec("matplotlib") is None or lines[6] == "![steps](steps.png)"
+    return len(titles) == 5 and lines[0] == "# Results" and sentences == lines[1:6] and drawn
+
+
 @pytest.mark.slow
 def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -42,14 +81,8 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
         "call inside disable_casts()",
         "a weight's copy used again, time added to linear",
         "after revert()",
-        "training step, hmp / autocast: geometric mean of 8",
-        "training step, hmp / autocast: none above",
-        "inference, no_grad",
-        "inference, inference_mode",
-        "bytes saved for backward, hmp / autocast: attention models",
-        "bytes saved for backward, hmp / autocast: none above",
+        *TARGETS,
         "gradients' error",
-        "training step, habana / pure bf16 model",
         "import hmp",
         "convert(), the first",
         "convert(), after a revert()",
@@ -59,8 +92,14 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     ):
         assert f"\n| {beginning}" in report, beginning
         assert f"\n{beginning}" in output, beginning
+    targets = {row["what"]: row["target"] for row in json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"]}
+    for beginning, target in TARGETS.items():
+        assert {said for what, said in targets.items() if what.startswith(beginning)} == {target}, beginning
+    assert opens_with_five_sentences_and_the_picture(report)
+    assert "not measured" not in report
     assert list(samples["steps"]) == [f"{name} tiny" for name in models.MODELS]
     assert all(len(of["hmp"]) == 1 for model in samples["steps"].values() for of in model["seconds a step"].values())
+    assert all(set(model["seconds a step"]["training"]) == set(steps.SIDES) for model in samples["steps"].values())
 
 
 def test_parts_of_it_run_alone(tmp_path: Path) -> None:
@@ -70,11 +109,13 @@ def test_parts_of_it_run_alone(tmp_path: Path) -> None:
     chosen = ("--only", "calls,training,memory", "--models", "mlp,lstm", "--before", "the commit before", str(before))
     output, report, samples = smallest(tmp_path, *chosen)
     assert "## Beside the commit before\n" in report
+    assert opens_with_five_sentences_and_the_picture(report)
+    assert "- **Inference, torch.autocast's lists**: not measured in this run." in report
     assert "\n| after revert() | other objects | the same objects |\n" in report
     assert list(samples) == ["calls", "steps", "memory"]
     assert list(samples["steps"]) == ["mlp tiny", "lstm tiny"]
     assert list(samples["steps"]["mlp tiny"]["seconds a step"]) == ["training"]
-    for beginning in ("after revert()", "training step, hmp / autocast: geometric mean of 2", "bytes saved for backward"):
+    for beginning in ("after revert()", "training step, same lists, hmp / torch.autocast: geometric mean of 2", "bytes saved for backward"):
         assert f"\n| {beginning}" in report
         assert f"\n{beginning}" in output
 
@@ -104,6 +145,119 @@ def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
     case = models.build("lstm", "tiny")
     with pytest.raises(verify.Mismatch, match="lstm tiny, training: mkldnn_rnn_layer"):
         verify.same_in_each(case, sides.autocast("cpu"), sides.under_hmp("habana"), known.TOLERANCE, {})
+
+
+def measured(of_hmp: list[float], pure: list[float] | None = None, apart: float = 0.001) -> step_rows.Measured:
+    """A model whose step takes torch.autocast one second in every round."""
+    seconds = {"autocast": [1.0] * len(of_hmp), "hmp": of_hmp, "best": [0.9] * len(of_hmp), "float32": [2.0] * len(of_hmp)}
+    samples = {task: seconds | {"pure": pure or [1.0] * len(of_hmp)} for task in interleaved.TASKS}
+    return step_rows.Measured("tiny", samples, "habana", {"best": apart, "autocast": 0.002})
+
+
+def test_a_result_within_noise_is_not_claimed() -> None:
+    found = results.Found("steps")
+    noisy = [0.9, 0.97, 1.05, 0.93, 1.0]
+    step_rows.training(found, {"mlp tiny": measured(noisy)})
+    step_rows.inference(found, {"mlp tiny": measured(noisy)}, list(interleaved.TASKS), ["tiny"])
+    rows = {row.what: row for row in found.rows}
+    assert rows["training step, same lists, hmp / torch.autocast: geometric mean of 1"].verdict == "missed, within noise"
+    assert rows["training step, same lists, hmp / torch.autocast: none above"].verdict == "met"
+    assert rows["training step, best lists, hmp / torch.autocast: geometric mean of 1"].verdict == "met"
+    assert rows["inference on one example, no_grad, hmp / torch.autocast: geometric mean of 1"].verdict == "missed"
+    assert found.opening["same lists"].startswith("it takes torch.autocast's time within noise (0.970 ± ")
+    assert found.opening["best lists"].startswith("it takes 10.0 % less time than torch.autocast (0.900 ± 0.000)")
+    assert "Plain float32 takes 100.0 % more time than torch.autocast (2.000 ± 0.000)" in found.opening["same lists"]
+    assert "the bfloat16 model's time within noise" in found.opening["pure"]
+
+
+def test_none_above_means_by_more_than_noise() -> None:
+    def verdict(*seconds: list[float]) -> str:
+        found = results.Found("steps")
+        step_rows.training(found, {f"m{at} tiny": measured(each) for at, each in enumerate(seconds)})
+        return found.rows[1].verdict
+
+    assert verdict([0.9] * 5) == "met"
+    assert verdict([0.9] * 5, [0.95, 1.01, 1.1, 0.97, 1.05]) == "met, within noise"
+    assert verdict([0.9] * 5, [1.1] * 5) == "missed"
+    assert verdict([1.1]) == "-"
+
+
+def test_pure_bfloat16_is_compared_at_each_size() -> None:
+    found = results.Found("steps")
+    small = step_rows.Measured("small", measured([1.2] * 5, pure=[1.0] * 5).samples)
+    step_rows.inference(found, {"mlp tiny": measured([1.0] * 5), "mlp small": small}, ["no_grad"], ["tiny", "small"])
+    rows = {row.what.partition(" hmp / pure")[0]: row.verdict for row in found.rows if "pure" in row.what}
+    assert rows == {"inference, no_grad, tiny,": "met", "inference, no_grad, small,": "missed"}
+
+
+def test_losses_far_from_float32_s_miss() -> None:
+    for apart, met in ((0.0199, True), (0.021, False), (math.inf, False)):
+        row = step_rows.losses_row({"mlp tiny": measured([1.0]), "vit tiny": measured([1.0], apart=apart)})
+        assert (row.target, row.met) == ("≤ 2 %", met)
+    # a loss that is not a number is infinitely far
+    assert best.Run(1.0, math.nan).apart(best.Run(1.0, 2.0)) == math.inf
+    assert best.Run(1.0, 1.9).apart(best.Run(1.0, 2.0)) == pytest.approx(0.05)
+
+
+def test_the_fastest_lists_are_chosen_of_those_that_keep_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    # by the step's seconds and the loss under each of the lists; float32's loss is 2
+    runs = {"habana": best.Run(0.5, 2.5), "habana-o2": best.Run(0.7, 2.01), "torch-cpu": best.Run(0.9, 2.0)}
+    monkeypatch.setattr(best, "candidates", lambda name, device: {lists: lists for lists in runs})
+    monkeypatch.setattr(best, "under_hmp", lambda policy: sides.Side(policy))
+    monkeypatch.setattr(best, "_trained", lambda case, side, steps: runs.get(side.name, best.Run(1.0, 2.0)))
+    # each computes another way, in bfloat16
+    computed = iter([{("addmm", ("bfloat16",)): count} for count in range(1, 7)])
+    monkeypatch.setattr(verify, "recorded", lambda side, function: next(computed))
+    assert best.choose("mlp", "tiny", "cpu", 2).lists == "habana-o2"
+    runs.update({name: best.Run(0.5, math.nan) for name in runs})
+    choice = best.choose("mlp", "tiny", "cpu", 2)
+    assert (choice.lists, list(choice.tried)) == ("torch-cpu", list(runs))
+
+
+def test_lists_with_nothing_low_and_lists_that_compute_alike_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing = hmp.Policy.from_dict({"name": "nothing", "fp32": ["linear"]})
+    monkeypatch.setattr(best, "tuned", lambda name: {"tuned for time": nothing})
+    choice = best.choose("mlp", "tiny", "cpu", 2)
+    assert "tuned for time" not in choice.tried
+    assert "torch-cpu" in choice.tried
+    # of an MLP's ops torch.autocast's lists and apex's name the same
+    assert "apex-o1" not in choice.tried
+
+
+def test_committed_tuned_lists_are_those_with_something_low() -> None:
+    found = best.tuned("resnet")
+    assert set(found) == {"tuned for memory"}
+    assert "conv2d" in found["tuned for memory"].bf16
+    assert best.tuned("mlp") == {}
+
+
+def test_every_lane_trains_a_model_of_its_own() -> None:
+    case = models.build("mlp", "tiny")
+    choice = best.Choice("habana", "habana", {}, best.Run(1.0, 1.0), "tiny")
+    lanes = steps.lanes(case, list(interleaved.TASKS), choice, "cpu")
+    assert [lane.side.name for lane in lanes] == ["autocast", "hmp", "pure", "float32", "best"]
+    assert len({next(lane.case.model.parameters()).data_ptr() for lane in lanes}) == len(lanes)
+    assert {lane.side.name for lane in lanes if next(lane.case.model.parameters()).dtype == torch.bfloat16} == {"pure"}
+    samples = interleaved.time_lanes(lanes, 2, 0.0, "cpu")
+    assert {task: sorted(of) for task, of in samples.items()} == {
+        "training": sorted(steps.SIDES),
+        **{task: ["autocast", "hmp", "pure"] for task in step_rows.BATCH},
+        **{task: ["autocast", "hmp"] for task in step_rows.ONE},
+    }
+    assert {len(times) for of in samples.values() for times in of.values()} == {2}
+
+
+def test_optimizers_change_their_parameters_and_zero_grad_the_gradients() -> None:
+    acts = optimizers.acts("cpu")
+    assert len(acts["optimizer step"]) == 2 * len(optimizers.OPTIMIZERS)
+    for side in optimizers.SIDES:
+        with side.visit():
+            for act in acts["optimizer step"].values():
+                (parameter, *_) = act.__self__.param_groups[0]["params"]
+                before, gradient = parameter.detach().clone(), parameter.grad.clone()
+                act()
+                assert not parameter.equal(before)
+                assert parameter.grad.equal(gradient)
 
 
 def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:

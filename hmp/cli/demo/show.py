@@ -14,7 +14,7 @@ from rich.table import Table
 
 import hmp
 
-from . import check, digits
+from . import check, digits, products
 from .models import MODELS
 from .precisions import FLOAT32, HMP, POLICY, PRECISIONS
 from .training import Outcome, steps, train
@@ -30,7 +30,7 @@ def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     console.print(f"hmp demo: handwritten digits, torch {torch.__version__}, {torch.get_num_threads()} threads")
     outcomes = _train_all(console, epochs, seed)
-    print_results(console, list(outcomes.values()))
+    print_results(console, list(outcomes.values()), products.slower(products.time_ratio()))
     failures = _failures(outcomes)
     for failure in failures:
         console.print(f"check failed: {failure}", style="red", soft_wrap=True)
@@ -39,8 +39,8 @@ def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
     return 1 if failures else 0
 
 
-def print_results(console: Console, outcomes: Sequence[Outcome]) -> None:
-    """Print the table, one row for each model and precision, and below it the ops by compute dtype; both fit into 60 columns."""
+def print_results(console: Console, outcomes: Sequence[Outcome], note: str = "") -> None:
+    """Print the table, one row for each model and precision, the note, and the ops by compute dtype; all fit into 60 columns."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("model and\nprecision", no_wrap=True)
     for heading in ("test\naccuracy", "step\ntime", "saved for\nbackward", "casts\na step"):
@@ -60,6 +60,8 @@ def print_results(console: Console, outcomes: Sequence[Outcome]) -> None:
         )
         previous = outcome.model
     console.print(table)
+    if note:
+        console.print(f"{note}\n")
     console.print("ATen ops of the forward pass, by compute dtype:")
     for outcome in outcomes:
         console.print(f"  {outcome.model}, {outcome.precision}")

@@ -1,0 +1,134 @@
+"""The rows and sentences about steps, out of one interleaved measurement of all sides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..harness.opening import claim
+from ..harness.results import Found, Row, at_most
+from ..harness.stats import Estimate, mean_ratio
+from .best import TOLERANCE
+from .interleaved import Samples, ratio
+
+TRAINING_TARGET, BEST_TARGET, INFERENCE_TARGET, ONE_TARGET, NONE_ABOVE = 0.95, 0.92, 0.70, 0.60, 1.00
+PURE_TRAINING_TARGET, PURE_INFERENCE_TARGET = 1.10, 1.08
+BATCH, ONE = ("no_grad", "inference_mode"), ("no_grad, one", "inference_mode, one")
+Ratios = dict[str, Estimate]
+
+
+@dataclass
+class Measured:
+    """One model at one size: seconds a step and, for training, its best lists and how far losses under them are from float32's."""
+
+    size: str
+    samples: Samples
+    lists: str = ""
+    apart: dict[str, float] = field(default_factory=dict)
+
+
+def ratios(measured: dict[str, Measured], task: str, of: str, over: str = "autocast", size: str | None = None) -> Ratios:
+    """One side's time over another's, by model; of one size or of all."""
+    return {title: ratio(m.samples, task, of, over) for title, m in measured.items() if size in (None, m.size)}
+
+
+def worst_of(values: Ratios) -> str:
+    """The model of the largest ratio."""
+    return max(values, key=lambda title: values[title].value)
+
+
+def mean_row(what: str, target: float, values: Ratios, more: str = "") -> Row:
+    """The ratios' geometric mean, with the worst of them."""
+    if not values:
+        return Row(what, f"≤ {target:.2f}", "nothing could be compared", None)
+    mean, worst = mean_ratio(list(values.values())), worst_of(values)
+    return at_most(f"{what}: geometric mean of {len(values)}", target, mean, f"{mean.text()}; worst {values[worst].text()} ({worst}){more}")
+
+
+def none_above_row(what: str, values: Ratios) -> Row:
+    """Met where no ratio is above by more than its noise; within noise where one is above by less."""
+    what, target = f"{what}: none above", f"≤ {NONE_ABOVE:.2f}"
+    if not values:
+        return Row(what, target, "nothing could be compared", None)
+    worst = worst_of(values)
+    result = f"worst {values[worst].text()} ({worst})"
+    if not all(value.known for value in values.values()):
+        return Row(what, target, result, None)
+    above = sum(value.above(NONE_ABOVE) for value in values.values())
+    if above:
+        result += f"; {above} of {len(values)} above by more than noise"
+    return Row(what, target, result, not above, within_noise=not above and values[worst].value > NONE_ABOVE)
+
+
+def training(found: Found, measured: dict[str, Measured]) -> None:
+    """Rows and sentences about training steps."""
+    same, pure, best = (ratios(measured, "training", *pair) for pair in (("hmp", "autocast"), ("hmp", "pure"), ("best", "autocast")))
+    title = "training step, same lists, hmp / torch.autocast"
+    found.rows += [
+        mean_row(title, TRAINING_TARGET, same),
+        none_above_row(title, same),
+        mean_row("training step, same lists, hmp / pure bfloat16", PURE_TRAINING_TARGET, pure),
+        mean_row("training step, best lists, hmp / torch.autocast", BEST_TARGET, best, f"; {lists_of(measured)}"),
+        losses_row(measured),
+    ]
+    if not measured:
+        return
+    float32 = mean_ratio(list(ratios(measured, "training", "float32").values()))
+    found.opening["same lists"] = f"{_spread(same)} Plain float32 takes {claim(float32, 'torch.autocast')}."
+    found.opening["best lists"] = f"{_spread(best)} {lists_of(measured).capitalize()}. {_losses(measured)}"
+    found.opening["pure"] = f"a training step takes {claim(mean_ratio(list(pure.values())), 'the bfloat16 model')}."
+
+
+def inference(found: Found, measured: dict[str, Measured], tasks: list[str], sizes: list[str]) -> None:
+    """Rows and sentences about inference: on a batch, on one example, and beside a pure bfloat16 model."""
+    batch, one = ([task for task in those if task in tasks] for those in (BATCH, ONE))
+    for task in batch:
+        title, values = f"inference, {task}, hmp / torch.autocast", ratios(measured, task, "hmp")
+        found.rows += [mean_row(title, INFERENCE_TARGET, values), none_above_row(title, values)]
+    for task in one:
+        title = f"inference on one example, {task.partition(',')[0]}, hmp / torch.autocast"
+        found.rows.append(mean_row(title, ONE_TARGET, ratios(measured, task, "hmp")))
+    for task in batch:
+        for size in sizes:
+            title = f"inference, {task}, {size}, hmp / pure bfloat16"
+            found.rows.append(mean_row(title, PURE_INFERENCE_TARGET, ratios(measured, task, "hmp", "pure", size)))
+    if not measured or not batch:
+        return
+    each = [
+        f"{'one example' if task in ONE else 'a batch'} under {task.partition(',')[0]} takes "
+        f"{claim(mean_ratio(list(ratios(measured, task, 'hmp').values())), 'torch.autocast')}"
+        for task in (*batch, *one)
+    ]
+    found.opening["inference"] = f"{'; '.join(each)}; geometric means of {len(measured)} models and sizes."
+    pure = mean_ratio([value for task in batch for value in ratios(measured, task, "hmp", "pure").values()])
+    before = f"{found.opening['pure'].removesuffix('.')}, " if "pure" in found.opening else ""
+    found.opening["pure"] = f"{before}inference on a batch takes {claim(pure, 'the bfloat16 model')}."
+
+
+def _spread(values: Ratios) -> str:
+    """A geometric mean with the models it lies between, as a sentence."""
+    worst, best = worst_of(values), min(values, key=lambda title: values[title].value)
+    between = f"from {values[best].text(2)} ({best}) to {values[worst].text(2)} ({worst})"
+    mean = claim(mean_ratio(list(values.values())), "torch.autocast")
+    return f"it takes {mean}, geometric mean of {len(values)} models and sizes, {between}."
+
+
+def lists_of(measured: dict[str, Measured]) -> str:
+    """Which lists were best for which models."""
+    models: dict[str, list[str]] = {}
+    for title, m in measured.items():
+        models.setdefault(m.lists, []).append(title.split()[0])
+    return ", ".join(f"{lists} for {' and '.join(dict.fromkeys(names))}" for lists, names in models.items())
+
+
+def losses_row(measured: dict[str, Measured]) -> Row:
+    """How far losses under the best lists are from float32's."""
+    what, target = "training, best lists: mean loss of the first steps, from float32's", f"≤ {100 * TOLERANCE:.0f} %"
+    if not measured:
+        return Row(what, target, "nothing could be compared", None)
+    return Row(what, target, _losses(measured), max(m.apart["best"] for m in measured.values()) <= TOLERANCE)
+
+
+def _losses(measured: dict[str, Measured]) -> str:
+    worst = max(measured, key=lambda title: measured[title].apart["best"])
+    theirs = max(m.apart["autocast"] for m in measured.values())
+    return f"Losses at most {100 * measured[worst].apart['best']:.2f} % from float32's ({worst}), torch.autocast's {100 * theirs:.2f} %."

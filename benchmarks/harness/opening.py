@@ -1,0 +1,29 @@
+"""What RESULTS.md opens with: five sentences for a user, each written by the part that measured it."""
+
+from __future__ import annotations
+
+from .stats import Estimate
+
+# in this order; a part that was not run leaves its line to say so
+TOPICS = {
+    "same lists": "Training step, torch.autocast's lists",
+    "best lists": "Training step, the lists that suit each model best",
+    "inference": "Inference, torch.autocast's lists",
+    "pure": "Beside a model that is bfloat16 throughout, torch.autocast's lists",
+    "memory": "Memory, torch.autocast's lists",
+}
+
+
+def claim(ratio: Estimate, other: str) -> str:
+    """What a ratio of times to `other`'s lets one say: no difference is claimed that is within noise, or whose noise is not known."""
+    if not ratio.known:
+        return f"{ratio.text()} of {other}'s time (too few rounds to know its noise)"
+    if abs(ratio.value - 1) <= ratio.noise:
+        return f"{other}'s time within noise ({ratio.text()})"
+    change = 100 * (ratio.value - 1)
+    return f"{abs(change):.1f} % {'more' if change > 0 else 'less'} time than {other} ({ratio.text()})"
+
+
+def lines(said: dict[str, str]) -> list[str]:
+    """The five lines, of what the parts said by topic."""
+    return [f"- **{title}**: {said.get(topic, 'not measured in this run.')}" for topic, title in TOPICS.items()]
