@@ -27,6 +27,7 @@ OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "AdamW": lambda parameters, **how: torch.optim.AdamW(parameters, lr=1e-6, **how),
 }
 Act = Callable[[], object]
+_set_gradient = torch._C.TensorBase.grad.__set__  # as backward() does: not through torch.Tensor.grad, which hmp patches
 
 
 @contextlib.contextmanager
@@ -53,10 +54,10 @@ def acts(device: str) -> dict[str, dict[str, Act]]:
 
     def drop() -> None:
         for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
+            _set_gradient(parameter, gradient)
         dropping.zero_grad()
 
-    found["zero_grad"]["to none, gradients set before"] = drop
+    found["zero_grad"]["to none"] = drop
     return found
 
 
