@@ -30,6 +30,7 @@ def batches():
 
 def loss(model, batch):
     if os.environ.get("STOP") == "loss":
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
         os.kill(os.getpid(), signal.SIGINT)
     return model(batch).square().mean()
 

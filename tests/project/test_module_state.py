@@ -21,7 +21,7 @@ CORE = """errors fork_safe torch_private formatting observing patching context c
 
 # Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
 EMPTIED = """
-caches.activation_cache: _last hits misses
+caches.activation_cache: _last _unshared hits misses
 caches.weight_cache: _nbytes hits misses refused
 context.state: regions_open
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
