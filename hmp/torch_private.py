@@ -336,6 +336,11 @@ def fake_tensor_mode() -> Any:
     return getattr(sys.modules.get("torch._subclasses.fake_tensor"), "FakeTensorMode", None)
 
 
+def is_traced(tensor: Tensor) -> bool:
+    """Whether the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
+    return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
+
+
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------
 
 for _name in (

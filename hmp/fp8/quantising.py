@@ -1,0 +1,129 @@
+"""Tensors in FP8 with the scales that their own values ask for.
+
+A scale is the factor that gives the values back: value = data * scale. It maps the largest finite magnitude of what shares it to the
+largest number of the format, so nothing overflows; a magnitude of 0 has the scale 1. What is not finite does not count for the scale and
+becomes NaN: every result that it takes part in is NaN, and the others are what they would be without it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..casting import Tensor
+from .recipes import BLOCK, E4M3
+
+# torch's own, taken before anything is patched
+_abs, _amax, _bitwise_and, _div, _mul, _reciprocal = torch.abs, torch.amax, torch.bitwise_and, torch.div, torch.mul, torch.reciprocal
+_clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
+_add, _gt, _shift_left, _shift_right, _sub = torch.add, torch.gt, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
+_flatten, _pad, _transpose, _unflatten = torch.flatten, torch.constant_pad_nd, torch.transpose, torch.unflatten
+_squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
+_float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
+
+_NAN = float("nan")
+_MANTISSA_BITS, _BIAS = 23, 127  # of float32
+_LARGEST_FACTOR = 2.0**126  # of those whose reciprocal is a normal float32
+
+
+class Layout(NamedTuple):
+    """How a tensor is quantised: the format, what shares a scale (Recipe.scaling), and the inner axis, -1 or -2, of the product."""
+
+    form: torch.dtype = E4M3
+    scaling: str = "tensor"
+    power_of_two: bool = False
+    axis: int = -1
+
+
+class Quantised(NamedTuple):
+    """A tensor in FP8: value = data * scale.
+
+    `scale` is 0-dim float32 for the whole tensor; float32 with size 1 in the inner axis for rows; for blocks uint8 with 1 for each 32
+    elements of the inner axis, the exponent alone as float8_e8m0fnu has it (a dtype that compiled code for CPUs lacks). `axis` is that
+    inner axis, -1 or -2, and None where the scale is the whole tensor's.
+    """
+
+    data: Tensor
+    scale: Tensor
+    axis: int | None
+
+
+def transposed(quantised: Quantised) -> Quantised:
+    """The same matrices transposed: views of the same memory."""
+    data, scale, axis = quantised
+    data = _transpose(data, -2, -1)
+    return Quantised(data, scale, None) if axis is None else Quantised(data, _transpose(scale, -2, -1), -3 - axis)
+
+
+def values(quantised: Quantised) -> Tensor:
+    """The values in float32, each rounded once."""
+    data, scale, axis = quantised
+    if scale.dtype is torch.float32:
+        return _mul(_float(data), scale)
+    if axis == -2:
+        return _transpose(values(transposed(quantised)), -2, -1)
+    factors = _power_of_two(_to(scale, torch.int32))
+    return _flatten(_mul(_unflatten(_float(data), -1, (scale.shape[-1], BLOCK)), _unsqueeze(factors, -1)), -2)
+
+
+def quantise(tensor: Tensor, layout: Layout) -> Quantised:
+    """`tensor`, of matrices or batches of them, in FP8, as `layout` says. Takes no part in autograd where the caller has it off.
+
+    For blocks, an inner axis that is no multiple of 32 gets zeros at its end: they add nothing to the product.
+    """
+    form, scaling, power_of_two, axis = layout
+    if scaling == "block":
+        return _in_blocks(tensor, form) if axis == -1 else transposed(_in_blocks(_transpose(tensor, -2, -1), form))
+    finite = _finite_magnitudes(tensor)
+    largest = _float(_amax(finite) if scaling == "tensor" else _amax(finite, axis, keepdim=True))
+    if power_of_two:
+        exponent = _exponent(largest, form)
+        factor, scale = _power_of_two(_sub(2 * _BIAS, exponent)), _power_of_two(exponent)
+    else:
+        factor = _factor(largest, form)
+        scale = _reciprocal(factor)
+    return Quantised(_scaled(tensor, factor, form), scale, None if scaling == "tensor" else axis)
+
+
+def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
+    """`tensor` in blocks along its last axis, with scales as MXFP8 stores them: a power of two as its exponent alone."""
+    count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to unflatten, who cannot derive it from a size that is a symbol in a trace
+    blocks = _unflatten(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), -1, (count, BLOCK))
+    exponent = _exponent(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
+    data = _scaled(blocks, _power_of_two(_sub(2 * _BIAS, exponent)), form)
+    return Quantised(_flatten(data, -2), _to(_squeeze(exponent, -1), torch.uint8), -1)
+
+
+def _finite_magnitudes(tensor: Tensor) -> Tensor:
+    return _nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)
+
+
+def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
+    """`tensor * factor` in the format, rounded to the nearest, ties to even. Inf becomes NaN: torch's releases differ in its cast."""
+    return _to(_nan_to_num(_mul(_float(tensor), factor), _NAN, _NAN, _NAN), form)
+
+
+def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
+    """What values are multiplied with so that `largest` becomes the format's largest number."""
+    # A compiled kernel's division in float32 is not exact on every GPU. By way of float64 the same float32 comes out, rounded right.
+    exact = _double(largest) if largest.is_cuda else largest
+    factor = _clamp(_float(_div(_full_like(exact, torch.finfo(form).max), exact)), max=_LARGEST_FACTOR)
+    return _where(_eq(largest, 0), _full_like(factor, 1.0), factor)
+
+
+def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
+    """The biased exponent of the smallest power of two, from 2**-126 on, that as a scale lets `largest` fit the format; int32.
+
+    It is read from the bits of `largest`: a logarithm in float32 misses it next to a power of two. The largest number of each format is
+    1.75 times a power of two, so a larger mantissa needs the next one.
+    """
+    bits = _view(largest, torch.int32)
+    above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
+    exponent = _sub(_add(_shift_right(bits, _MANTISSA_BITS), _to(above, torch.int32)), 8 if form is E4M3 else 15)
+    return _where(_eq(largest, 0), _full_like(exponent, _BIAS), _clamp(exponent, min=1))
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """The float32 with that biased exponent."""
+    return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)

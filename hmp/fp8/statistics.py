@@ -1,0 +1,43 @@
+"""What an observer of FP8 products is told of every tensor that is quantised."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from ..casting import Tensor
+from .quantising import Quantised
+
+# torch's own, taken before anything is patched
+_abs, _amax, _and, _eq, _mean = torch.abs, torch.amax, torch.logical_and, torch.eq, torch.mean
+_nan_to_num, _narrow, _ne, _float = torch.nan_to_num, torch.narrow, torch.ne, Tensor.float
+
+
+class Statistics(NamedTuple):
+    """Of one quantised tensor; tensors, so that the device is not waited for. `role` is "input", "weight" or "grad".
+
+    `amax` is the largest finite magnitude and `scale` what Quantised.scale is. `saturated` is the share of elements at the format's largest
+    number, the nearest they can be to more, and `flushed` the share that are 0 in the format and were not before.
+    """
+
+    role: str
+    amax: Tensor
+    scale: Tensor
+    saturated: Tensor
+    flushed: Tensor
+
+
+Observer = Callable[[Statistics], None]
+
+
+def statistics_of(role: str, tensor: Tensor, quantised: Quantised) -> Statistics:
+    """What quantising `tensor` did to it."""
+    with torch.no_grad():
+        # without the zeros that blocks are filled up with
+        codes = _float(_narrow(_narrow(quantised.data, -2, 0, tensor.shape[-2]), -1, 0, tensor.shape[-1]))
+        amax = _float(_amax(_nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)))
+        saturated = _mean(_float(_eq(_abs(codes), torch.finfo(quantised.data.dtype).max)))
+        flushed = _mean(_float(_and(_eq(codes, 0), _ne(tensor, 0))))
+    return Statistics(role, amax, quantised.scale, saturated, flushed)

@@ -1,0 +1,51 @@
+"""What each rank runs: a model whose linear layers are in FP8, spread by DDP and FSDP2, against one process with the whole batch."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+
+from hmp.fp8 import PRODUCTS, RECIPES
+
+
+class Linear(torch.nn.Linear):
+    recipe = "tensorwise"
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return PRODUCTS["linear"](input, self.weight, self.bias, recipe=RECIPES[self.recipe], low=torch.bfloat16)
+
+
+def gradients(model: torch.nn.Module, halves: list[torch.Tensor]) -> list[torch.Tensor]:
+    for half in halves:
+        (model(half).float().square().mean() / len(halves)).backward()
+    return [getattr(p.grad, "full_tensor", lambda p=p: p.grad)() for p in model.parameters()]
+
+
+def main(folder: str) -> None:
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    found = {}
+    for recipe in RECIPES:
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(Linear(32, 64), torch.nn.ReLU(), Linear(64, 32))
+        net[0].recipe = net[2].recipe = recipe
+        halves = list(torch.randn(2, 32, 32))
+        alone = gradients(copy.deepcopy(net), halves)
+        sharded = copy.deepcopy(net)
+        for layer in (sharded[0], sharded[2]):
+            fully_shard(layer)
+        fully_shard(sharded)
+        for name, model in (("ddp", torch.nn.parallel.DistributedDataParallel(copy.deepcopy(net))), ("fsdp2", sharded)):
+            got = gradients(model, [halves[rank]])
+            found[f"{recipe}, {name}"] = max(float((g - a).abs().max() / a.abs().max()) for g, a in zip(got, alone, strict=True))
+    Path(folder, f"rank.{rank}").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+main(sys.argv[1])

@@ -1,0 +1,247 @@
+"""FP8 products inside autograd: what is saved, what is refused, and what trains around them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from hmp.fp8 import PRODUCTS, RECIPES, why_not
+
+NAMES = list(RECIPES)
+BF16 = torch.bfloat16
+
+
+class Linear(torch.nn.Linear):
+    """A layer that runs in FP8, with no state of its own for it."""
+
+    recipe = "tensorwise"
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return PRODUCTS["linear"](input, self.weight, self.bias, recipe=RECIPES[self.recipe], low=BF16)
+
+
+def model(recipe: str) -> torch.nn.Sequential:
+    torch.manual_seed(0)
+    layers = [Linear(32, 64), torch.nn.GELU(), Linear(64, 32)]
+    layers[0].recipe = layers[2].recipe = recipe
+    return torch.nn.Sequential(*layers)
+
+
+def grads(net: torch.nn.Module) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in net.parameters()]
+
+
+def same(first: list[torch.Tensor], second: list[torch.Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+# rows 40 (48 or 64 for blocks), inner 64, outer 32
+@pytest.mark.parametrize(
+    ("recipe", "nbytes"),
+    [
+        # both operands as they are, and one scale each
+        ("tensorwise", 40 * 64 + 64 * 32 + 2 * 4),
+        # both along the other axis, a scale for each of the 64 columns of either
+        ("rowwise", 40 * 64 + 64 * 32 + 2 * 64 * 4),
+        # the input in bfloat16, the weight with one scale
+        ("rowwise_with_gw_hp", 2 * 40 * 64 + 64 * 32 + 4),
+        # 40 rows are two blocks of 32; a byte for the scale of each
+        ("mxfp8", 64 * 64 + 2 * 64 + 64 * 32 + 64),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, BF16])
+def test_one_byte_an_element_is_saved(recipe: str, nbytes: int, dtype: torch.dtype) -> None:
+    x, w = torch.randn(40, 64, dtype=dtype, requires_grad=True), torch.randn(32, 64, dtype=dtype, requires_grad=True)
+    saved: list[torch.Tensor] = []
+
+    def pack(given: torch.Tensor) -> torch.Tensor:
+        saved.append(given)
+        return given
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda given: given):
+        y = PRODUCTS["linear"](x, w, recipe=RECIPES[recipe], low=BF16)
+    assert sum(each.nbytes for each in saved) == nbytes
+    y.sum().backward()
+    assert x.grad is not None and w.grad is not None
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_nothing_is_saved_for_a_gradient_that_nobody_needs(recipe: str) -> None:
+    x, w = torch.randn(32, 64), torch.randn(32, 64)
+    for first, second in ((x.clone().requires_grad_(), w), (x, w.clone().requires_grad_())):
+        saved: list[torch.Tensor] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda given, to=saved: (to.append(given), given)[1], lambda given: given):
+            y = PRODUCTS["linear"](first, second, recipe=RECIPES[recipe], low=BF16)
+        assert len(saved) == (1 if recipe == "rowwise_with_gw_hp" and second.requires_grad else 2)
+        y.sum().backward()
+        assert (first.grad is None) != (second.grad is None)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_write_between_forward_and_backward_changes_no_gradient(recipe: str) -> None:
+    """The copies are the product's own: nothing is computed from memory that was written since."""
+    found = []
+    for writes in (False, True):
+        torch.manual_seed(0)
+        x, w = torch.randn(32, 64, requires_grad=True), torch.randn(32, 64, requires_grad=True)
+        y = PRODUCTS["linear"](x, w, recipe=RECIPES[recipe], low=BF16)
+        if writes:
+            with torch.no_grad():
+                x.mul_(3)
+                w.zero_()
+        y.sum().backward()
+        found.append([x.grad, w.grad])
+    assert same(*found)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("op", ["linear", "bmm"])
+def test_a_second_derivative_is_an_error_that_says_what_to_do(recipe: str, op: str) -> None:
+    x, w = torch.randn(2, 32, 32, requires_grad=True), torch.randn(2, 32, 32, requires_grad=True)
+    args = (x, w[0]) if op == "linear" else (x, w)
+    loss = PRODUCTS[op](*args, recipe=RECIPES[recipe], low=BF16).float().square().sum()
+    with pytest.raises(hmp.HmpError) as raised:
+        torch.autograd.grad(loss, x, create_graph=True)
+    assert str(raised.value) == (
+        f"{op} in FP8 cannot be differentiated twice, and its gradient is being taken with create_graph=True: take {op} off the FP8 list, "
+        "or call it inside hmp.disable_casts() where second derivatives are needed"
+    )
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_retain_graph_and_hooks(recipe: str) -> None:
+    net, x = model(recipe), torch.randn(16, 32, requires_grad=True)
+    seen: list[torch.dtype] = []
+    net[0].weight.register_hook(lambda grad: seen.append(grad.dtype))
+    y = net(x)
+    y.register_hook(lambda grad: grad * 2)
+    y.sum().backward(retain_graph=True)
+    first = [each.clone() for each in grads(net)]
+    y.sum().backward()
+    assert same(grads(net), [2 * each for each in first])
+    assert seen == [torch.float32] * 2 and x.grad.dtype is torch.float32
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_a_checkpoint_gives_the_same_gradients(recipe: str, use_reentrant: bool) -> None:
+    plain, recomputed = model(recipe), model(recipe)
+    x = torch.randn(16, 32)
+    plain(x.clone().requires_grad_()).float().square().sum().backward()
+    checkpoint(recomputed, x.clone().requires_grad_(), use_reentrant=use_reentrant).float().square().sum().backward()
+    assert same(grads(plain), grads(recomputed))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_gradients_accumulate_in_the_leafs_dtype(recipe: str) -> None:
+    net, parts = model(recipe), [torch.randn(16, 32) for _ in range(3)]
+    wanted = [torch.zeros_like(each) for each in net.parameters()]
+    for part in parts:
+        one = copy.deepcopy(net)
+        one(part).sum().backward()
+        wanted = [total + each for total, each in zip(wanted, grads(one), strict=True)]
+    for part in parts:
+        net(part).sum().backward()
+    assert same(grads(net), wanted)
+    assert all(each.dtype is torch.float32 for each in grads(net))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_saved_tensors_can_be_kept_elsewhere(recipe: str) -> None:
+    plain, kept = model(recipe), model(recipe)
+    x = torch.randn(16, 32)
+    plain(x).sum().backward()
+
+    def pack(given: torch.Tensor) -> bytes:
+        buffer = io.BytesIO()
+        torch.save(given, buffer)
+        return buffer.getvalue()
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda given: torch.load(io.BytesIO(given))):
+        y = kept(x)
+    y.sum().backward()
+    assert same(grads(plain), grads(kept))
+    with torch.autograd.graph.save_on_cpu():
+        y = kept(x)
+    kept.zero_grad()
+    y.sum().backward()
+    assert same(grads(plain), grads(kept))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_model_has_no_state_of_it(recipe: str) -> None:
+    net = model(recipe)
+    before = pickle.dumps(net.state_dict()), sorted(vars(net[0])), len(list(net.buffers()))
+    net(torch.randn(16, 32)).sum().backward()
+    net.zero_grad()
+    assert (pickle.dumps(net.state_dict()), sorted(vars(net[0])), len(list(net.buffers()))) == before
+    assert not vars(net[0].weight)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_training_reaches_nearly_the_loss_of_float32(recipe: str) -> None:
+    losses = []
+    for kind in (None, recipe):
+        net = model(recipe)
+        if kind is None:
+            net = torch.nn.Sequential(*(torch.nn.Linear(m.in_features, m.out_features) if isinstance(m, Linear) else m for m in net))
+            net.load_state_dict(model(recipe).state_dict())
+        torch.manual_seed(1)
+        x = torch.randn(256, 32)
+        target = torch.tanh(x @ torch.randn(32, 32) / 4)
+        optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+        for _ in range(60):
+            optimizer.zero_grad()
+            loss = torch.nn.functional.mse_loss(net(x).float(), target)
+            loss.backward()
+            optimizer.step()
+        losses.append(float(loss.detach()))
+    assert losses[1] < 1.3 * losses[0] + 1e-3
+
+
+# --- transforms: they run in the low dtype, and a caller that does not ask is told ----------------------------------------
+
+
+def _why_not_inside(x: torch.Tensor, w: torch.Tensor) -> str:
+    return why_not("linear", (x, w), {}, RECIPES["tensorwise"], BF16)
+
+
+def _transforms() -> dict[str, Any]:
+    x, w = torch.randn(16, 32), torch.randn(32, 32)
+
+    def forward_mode(function: Any) -> Any:
+        with torch.autograd.forward_ad.dual_level():
+            return function(torch.autograd.forward_ad.make_dual(x, x), w)
+
+    return {
+        "grad": lambda function: torch.func.grad(lambda t: function(t, w).sum())(x),
+        "vmap": lambda function: torch.func.vmap(function, (0, None))(torch.stack([x, x]), w),
+        "jvp": lambda function: torch.func.jvp(lambda t: function(t, w), (x,), (x,)),
+        "forward mode": forward_mode,
+        "jit.trace": lambda function: torch.jit.trace(function, (x, w)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("name", ["grad", "vmap", "jvp", "forward mode", "jit.trace"])
+def test_a_transform_is_refused_with_a_reason(name: str) -> None:
+    reasons: list[str] = []
+
+    def low_dtype(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        reasons.append(_why_not_inside(x, w))
+        return torch.nn.functional.linear(x.to(BF16), w.to(BF16))
+
+    _transforms()[name](low_dtype)
+    # torch.jit.trace calls the function once more, without a trace, to compare
+    assert set(reasons) - {""} == {"torch.func, forward-mode differentiation or torch.jit.trace"}
+    assert "" not in reasons or name == "jit.trace"
+    with pytest.raises(hmp.HmpError, match="run it in the low dtype there, as why_not"):
+        _transforms()[name](lambda x, w: PRODUCTS["linear"](x, w, recipe=RECIPES["tensorwise"], low=BF16))

@@ -1,0 +1,344 @@
+"""Each product of the list and its gradients, against quantised operands multiplied in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from fp8_oracle import gradients, product, roundings
+from hmp.fp8 import PRODUCTS, RECIPES, Layout, Quantised, Statistics, quantise, why_not
+
+NAMES = list(RECIPES)
+LOWS = [torch.bfloat16, torch.float16]
+BF16 = torch.bfloat16
+
+
+def run(op: str, *args: Any, recipe: str, low: torch.dtype = BF16, **kwargs: Any) -> torch.Tensor:
+    call = {name: value for name, value in kwargs.items() if name in ("beta", "alpha", "out")}
+    assert why_not(op, args, call, RECIPES[recipe], low) == ""
+    return PRODUCTS[op](*args, recipe=RECIPES[recipe], low=low, **kwargs)
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.float32, scale: float = 1.0, grad: bool = False) -> torch.Tensor:
+    return (torch.randn(*shape) * scale).to(dtype).requires_grad_(grad)
+
+
+def close(found: torch.Tensor, wanted: torch.Tensor, terms: float = 1e4, most: float = 0.51) -> None:
+    assert found.shape == wanted.shape
+    assert roundings(found, wanted, terms) <= most
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(0)
+
+
+# --- linear: forward, every gradient, the leaf's dtype ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("low", LOWS)
+@pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, BF16), (torch.float16, torch.float32), (BF16, BF16)])
+@pytest.mark.parametrize("rows", [1, 7, 33, 64])
+def test_r20_linear_and_its_gradients(recipe: str, low: torch.dtype, dtypes: tuple[torch.dtype, torch.dtype], rows: int) -> None:
+    x, w, b = tensor(rows, 64, dtype=dtypes[0], grad=True), tensor(96, 64, dtype=dtypes[1], grad=True), tensor(96, grad=True)
+    y = run("linear", x, w, recipe=recipe, low=low)
+    assert y.dtype is low
+    close(y, product(x, w.T, recipe))
+    grad = torch.randn(rows, 96).to(low)
+    y.backward(grad)
+    of_x, of_w = gradients(x, w.T, grad, recipe)
+    assert (x.grad.dtype, w.grad.dtype) == dtypes
+    # rounded to the low dtype, and to the leaf's where that is coarser
+    close(x.grad if dtypes[0] is BF16 else x.grad.to(low), of_x, most=0.6)
+    close(w.grad if dtypes[1] is BF16 else w.grad.to(low), of_w.T, most=0.6)
+    with_bias = run("linear", x, w, b, recipe=recipe, low=low)
+    assert torch.equal(with_bias, y + b.to(low))
+    with_bias.backward(grad)
+    assert b.grad.dtype is torch.float32
+    assert torch.equal(b.grad, grad.sum(0).float())
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64), (2, 1, 3, 64)])
+def test_linear_takes_inputs_of_any_number_of_dimensions(recipe: str, shape: tuple[int, ...]) -> None:
+    x, w = tensor(*shape), tensor(32, 64)
+    found = run("linear", x, w, recipe=recipe)
+    assert found.shape == (*shape[:-1], 32)
+    assert torch.equal(found.reshape(-1, 32), run("linear", x.reshape(-1, 64), w, recipe=recipe))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_strides_do_not_matter(recipe: str) -> None:
+    x, w = tensor(48, 64), tensor(32, 64)
+    wanted = run("linear", x, w, recipe=recipe)
+    for strided_x, strided_w in (
+        (x.T.contiguous().T, w),
+        (x, w.T.contiguous().T),
+        (torch.stack([x, x], -1)[..., 0], torch.cat([w, w])[:32]),
+        (torch.cat([x, x], 1)[:, :64], torch.cat([w, w], 1)[:, 64:]),
+    ):
+        assert torch.equal(run("linear", strided_x, strided_w, recipe=recipe), wanted)
+    expanded = x[:1].expand(48, 64).requires_grad_()
+    run("linear", expanded, w, recipe=recipe).sum().backward()
+
+
+# --- the other ops: each is built from products of matrices ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("low", LOWS)
+def test_mm_and_addmm(recipe: str, low: torch.dtype) -> None:
+    a, b, c = tensor(24, 64, grad=True), tensor(64, 32, grad=True), tensor(32, grad=True)
+    found = run("mm", a, b, recipe=recipe, low=low)
+    close(found, product(a, b, recipe))
+    grad = torch.randn(24, 32).to(low)
+    found.backward(grad)
+    of_a, of_b = gradients(a, b, grad, recipe)
+    close(a.grad.to(low), of_a)
+    close(b.grad.to(low), of_b)
+    assert torch.equal(run("addmm", c, a, b, recipe=recipe, low=low), found + c.to(low))
+    scaled = run("addmm", c, a, b, beta=0.5, alpha=-2, recipe=recipe, low=low)
+    close(scaled, 0.5 * c.detach().to(low).double() - 2 * found.double(), most=1.01)
+    scaled.backward(grad)
+    close(c.grad.to(low), 0.5 * grad.double().sum(0), most=1.01)
+    poisoned = torch.full((32,), float("nan"))
+    assert torch.equal(run("addmm", poisoned, a, b, beta=0, recipe=recipe, low=low), found)
+
+
+@pytest.mark.parametrize("recipe", [name for name in NAMES if name != "tensorwise"])
+def test_a_batch_is_its_matrices(recipe: str) -> None:
+    a, b, c = tensor(3, 24, 64, grad=True), tensor(3, 64, 32, grad=True), tensor(3, 24, 32)
+    grad = torch.randn(3, 24, 32).to(BF16)
+    for op, found in (("bmm", run("bmm", a, b, recipe=recipe)), ("matmul", run("matmul", a, b, recipe=recipe))):
+        of_a, of_b = torch.autograd.grad(found, (a, b), grad)
+        for i in range(3):
+            close(found[i], product(a[i], b[i], recipe))
+            if recipe == "rowwise_with_gw_hp":  # there the second operand has one scale in its gradient's product, the batch's
+                continue
+            wanted = gradients(a[i], b[i], grad[i], recipe)
+            close(of_a[i].to(BF16), wanted[0])
+            close(of_b[i].to(BF16), wanted[1])
+        assert op
+    assert torch.equal(run("baddbmm", c, a, b, recipe=recipe), run("bmm", a, b, recipe=recipe) + c.to(BF16))
+
+
+def test_one_scale_is_that_of_the_whole_batch() -> None:
+    a, b = tensor(3, 16, 32), tensor(3, 32, 16)
+    a[0] *= 100
+    wanted = [product(torch.cat([a[i], a[0]]), torch.cat([b[i], *list(b)], 1), "tensorwise")[:16, :16] for i in range(3)]
+    close(run("bmm", a, b, recipe="tensorwise"), torch.stack(wanted))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_addbmm_is_one_sum(recipe: str) -> None:
+    a, b, c = tensor(2, 24, 32, grad=True), tensor(2, 32, 64, grad=True), tensor(24, 64)
+    side_by_side, below = torch.cat(list(a), 1), torch.cat(list(b), 0)
+    found = run("addbmm", c, a, b, recipe=recipe)
+    summed = product(side_by_side, below, recipe).to(BF16)
+    close(found, summed.double() + c.to(BF16).double(), most=1.51, terms=1e5)
+    grad = torch.randn(24, 64).to(BF16)
+    found.backward(grad)
+    of_a, of_b = gradients(side_by_side, below, grad, recipe)
+    close(a.grad.to(BF16), torch.stack(of_a.split(32, 1)))
+    close(b.grad.to(BF16), torch.stack(of_b.split(32, 0)))
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [((24, 64), (64, 32)), ((5, 24, 64), (64, 32)), ((2, 5, 24, 64), (64, 32)), ((2, 5, 24, 64), (2, 5, 64, 32)),
+     ((2, 1, 24, 64), (5, 64, 32)), ((24, 64), (5, 64, 32)), ((1, 24, 64), (1, 64, 32))],
+)  # fmt: skip
+def test_matmul_broadcasts(recipe: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = tensor(*left, grad=True), tensor(*right, grad=True)
+    found = run("matmul", a, b, recipe=recipe)
+    exact = torch.matmul(a, b)
+    assert found.shape == exact.shape
+    assert float((found.float() - exact).norm() / exact.norm()) < 0.05
+    grad = torch.randn(found.shape)
+    for mine, plain in zip(torch.autograd.grad(found, (a, b), grad.to(BF16)), torch.autograd.grad(exact, (a, b), grad), strict=True):
+        assert mine.shape == plain.shape
+        assert float((mine - plain).norm() / plain.norm()) < 0.1
+
+
+# --- out=, tied weights, inference, casts and autocast around it ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_r6_out_takes_the_result_in_its_own_dtype(recipe: str) -> None:
+    a, b, c = tensor(24, 64), tensor(64, 32), tensor(24, 32)
+    calls: list[tuple[str, tuple[Any, ...], Callable[[torch.Tensor], torch.Tensor]]] = [
+        ("mm", (a, b), lambda t: t), ("matmul", (a, b), lambda t: t), ("addmm", (c, a, b), lambda t: t),
+        ("bmm", (a[None], b[None]), lambda t: t[None]), ("baddbmm", (c[None], a[None], b[None]), lambda t: t[None]),
+        ("addbmm", (c, a[None], b[None]), lambda t: t),
+    ]  # fmt: skip
+    for op, args, _ in calls:
+        wanted = run(op, *args, recipe=recipe)
+        for dtype in (BF16, torch.float32):
+            out = torch.full(wanted.shape, 7.0, dtype=dtype)
+            assert run(op, *args, out=out, recipe=recipe) is out
+            assert torch.equal(out, wanted.to(dtype))
+    into_itself = c.clone()
+    run("addmm", into_itself, a, b, out=into_itself, recipe=recipe)
+    assert torch.equal(into_itself, run("addmm", c, a, b, recipe=recipe).float())
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_weight_used_twice_gets_the_sum_in_its_own_dtype(recipe: str) -> None:
+    x, w = tensor(16, 32), tensor(32, 32, grad=True)
+    one, other = run("linear", x, w, recipe=recipe), run("linear", 3 * x, w, recipe=recipe)
+    separate = [torch.autograd.grad(each.float().square().sum(), w, retain_graph=True)[0] for each in (one, other)]
+    (one.float().square().sum() + other.float().square().sum()).backward()
+    assert w.grad.dtype is torch.float32
+    assert torch.equal(w.grad, separate[0] + separate[1])
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_without_gradients_the_numbers_are_the_same(recipe: str) -> None:
+    x, w = tensor(16, 32), tensor(32, 32, grad=True)
+    wanted = run("linear", x, w, recipe=recipe)
+    for region in (torch.no_grad, torch.inference_mode):
+        with region():
+            found = run("linear", x, w, recipe=recipe)
+        assert torch.equal(found, wanted) and not found.requires_grad
+    with torch.inference_mode():
+        assert run("linear", tensor(16, 32), w, recipe=recipe).is_inference()
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("cast", ["bf16", "fp32"])
+def test_r8_what_a_product_is_made_of_is_not_cast(recipe: str, cast: str) -> None:
+    """With every op of torch on a list, the product is what it is without."""
+    x, w, b = tensor(16, 64, grad=True), tensor(32, 64, grad=True), tensor(32)
+    wanted = run("linear", x, w, b, recipe=recipe)
+    grads = torch.autograd.grad(wanted, (x, w), torch.ones_like(wanted))
+    seen: list[Statistics] = []
+    policy = hmp.Policy(**{cast: ["*"], "fp32" if cast == "bf16" else "bf16": []})
+    with hmp.convert(policy=policy, verbose=False):
+        found = run("linear", x, w, b, recipe=recipe, observer=seen.append)
+        found_grads = torch.autograd.grad(found, (x, w), torch.ones_like(found))
+    assert torch.equal(found, wanted)
+    assert all(torch.equal(*pair) for pair in zip(found_grads, grads, strict=True))
+    assert all(each.amax.dtype is torch.float32 for each in seen)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_r17_torch_autocast_does_not_round_the_operands(recipe: str, dtype: torch.dtype) -> None:
+    x, w = tensor(16, 64, grad=True), tensor(32, 64, grad=True)
+    wanted = run("linear", x, w, recipe=recipe)
+    grads = torch.autograd.grad(wanted, (x, w), torch.ones_like(wanted))
+    with torch.autocast("cpu", dtype):
+        found = run("linear", x, w, recipe=recipe)
+        found_grads = torch.autograd.grad(found, (x, w), torch.ones_like(found))
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.equal(found, wanted)
+    assert all(torch.equal(*pair) for pair in zip(found_grads, grads, strict=True))
+
+
+# --- what is not finite ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
+def test_a_number_that_is_not_finite_is_seen_where_it_counts_and_nowhere_else(recipe: str, special: float) -> None:
+    x, w = tensor(48, 64), tensor(32, 64)
+    x[5, 7] = 0
+    wanted = run("linear", x, w, recipe=recipe)
+    x[5, 7] = special
+    found = run("linear", x, w, recipe=recipe)
+    assert found[5].isnan().all()
+    found[5] = wanted[5]
+    assert torch.equal(found, wanted)
+    w[3, 0] = special
+    assert run("linear", tensor(48, 64), w, recipe=recipe)[:, 3].isnan().all()
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("special", [float("inf"), float("nan")])
+def test_a_gradient_that_is_not_finite_reaches_both_leaves(recipe: str, special: float) -> None:
+    x, w = tensor(48, 64, grad=True), tensor(32, 64, grad=True)
+    grad = torch.randn(48, 32).to(BF16)
+    grad[2, 3] = special
+    run("linear", x, w, recipe=recipe).backward(grad)
+    assert not x.grad[2].isfinite().any() and x.grad[[0, 1, 3]].isfinite().all()
+    assert not w.grad[3].isfinite().any() and w.grad[[0, 1, 2]].isfinite().all()
+
+
+def test_a_result_beyond_the_low_dtype_is_infinite_as_in_torch() -> None:
+    found = run("linear", torch.full((16, 32), 1e3), torch.full((16, 32), 1e3), recipe="tensorwise", low=torch.float16)
+    assert found.isposinf().all()
+
+
+# --- observer and quantiser -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_an_observer_is_told_of_input_weight_and_gradient(recipe: str) -> None:
+    x, w = torch.zeros(40, 64), tensor(32, 64, grad=True)
+    x[0] = 448.0
+    x[1] = 1e-4  # below half of the smallest number, 2**-10, in a tensor of 448
+    seen: list[Statistics] = []
+    run("linear", x.requires_grad_(), w, recipe=recipe, observer=seen.append).sum().backward()
+    assert [each.role for each in seen] == ["input", "weight", "grad"]
+    of_x = seen[0]
+    assert float(of_x.amax) == 448
+    own_scales = RECIPES[recipe].scaling != "tensor"
+    assert float(of_x.flushed) == pytest.approx(0 if own_scales else 1 / 40)
+    assert float(seen[1].amax) == float(w.detach().abs().max())
+    assert float(of_x.saturated) >= 1 / 40
+    assert float(seen[2].amax) == 1
+    quantised = quantise(x.detach(), Layout(scaling=RECIPES[recipe].scaling, power_of_two=RECIPES[recipe].power_of_two))
+    assert torch.equal(of_x.scale, quantised.scale)
+
+
+@pytest.mark.parametrize("recipe", NAMES)
+def test_a_copy_of_a_weight_that_is_kept_gives_the_same_result(recipe: str) -> None:
+    kept: dict[tuple[int, Layout], Quantised] = {}
+    made: list[Layout] = []
+    x, w = tensor(16, 64), torch.nn.Parameter(tensor(32, 64))
+
+    def keeping(given: torch.Tensor, layout: Layout) -> Quantised:
+        if given is not w:
+            return quantise(given, layout)
+        if (id(given), layout) not in kept:
+            made.append(layout)
+            kept[id(given), layout] = quantise(given.detach(), layout)
+        return kept[id(given), layout]
+
+    wanted = run("linear", x, w, recipe=recipe)
+    with torch.no_grad():
+        for _ in range(3):
+            assert torch.equal(run("linear", x, w, recipe=recipe, quantiser=keeping), wanted)
+    assert len(made) == 1
+    (copy,) = kept.values()
+    assert copy.data.element_size() == 1 and copy.data.shape == w.shape and not copy.data.requires_grad
+    # in training: the copy for the product, and the one for the input's gradient, once each
+    x.requires_grad_()
+    for _ in range(2):
+        run("linear", x, w, recipe=recipe, quantiser=keeping).sum().backward()
+    assert len(made) == (1 if recipe == "tensorwise" else 2)
+    other = torch.nn.Parameter(w.detach().clone())
+    y = torch.nn.Parameter(x.detach().clone())
+    for _ in range(2):
+        run("linear", y, other, recipe=recipe).sum().backward()
+    assert torch.equal(w.grad, other.grad) and torch.equal(x.grad, y.grad)
+
+
+def test_an_unknown_kernel_is_an_error() -> None:
+    with pytest.raises(hmp.HmpError, match="takes kernel='auto', 'emulate' or 'real', got 'fast'"):
+        PRODUCTS["mm"](tensor(16, 16), tensor(16, 16), recipe=RECIPES["rowwise"], low=BF16, kernel="fast")
+
+
+def test_the_error_of_fp8_is_that_of_three_bits_of_mantissa() -> None:
+    x, w = tensor(256, 512), tensor(256, 512)
+    exact = F.linear(x, w)
+    for recipe in NAMES:
+        found = run("linear", x, w, recipe=recipe)
+        assert 0.02 < float((found.float() - exact).norm() / exact.norm()) < 0.045
