@@ -102,7 +102,7 @@ def _of_entries(entries: list[ListEntry]) -> list[Finding]:
         if not ops:
             say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        other = conflicts.same_op(ops, taken[conflicts.RIVALS.get(entry.cast), entry.scope])
+        other = next(filter(None, (conflicts.same_op(ops, taken[rival, entry.scope]) for rival in conflicts.RIVALS.get(entry.cast, ()))), None)
         if other is not None:
             say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue

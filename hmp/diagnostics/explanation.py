@@ -12,6 +12,7 @@ from ..ops import op_facts, sites
 from ..wrapping import kernel_fallback
 
 _MEANING = {
+    "fp8": "it runs in FP8, with scales from its inputs, where its shapes and the device allow it, else in the low dtype",
     "bf16": "its castable inputs become the low dtype (R1)",
     "fp32": "its castable inputs become float32 (R2)",
     "promote": "its castable inputs become the widest dtype among them (R3)",

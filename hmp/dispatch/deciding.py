@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..fp8 import PRODUCTS
 from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
@@ -92,8 +93,12 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             kind = _kind(site, None if source is None else source.cast, policy.dtype)
             if source is not None and kind == source.cast and source.is_autocasts:
                 _add(found, site, "autocast", policy.dtype, source)
+            elif kind == "fp8":
+                rule = _op_rule(site, kind, policy.dtype)._replace(fp8=(policy.fp8_recipe, policy.fp8_kernel))
+                _add(found, site, kind, policy.dtype, source, rule)
             elif kind is not None:
-                _add(found, site, kind, policy.dtype, source if source is not None and kind == source.cast else None)
+                is_listed = source is not None and kind == ("bf16" if source.cast == "fp8" else source.cast)
+                _add(found, site, kind, policy.dtype, source if is_listed else None)
     return found
 
 
@@ -178,6 +183,8 @@ def _kind_in_place(op: str) -> Kind | None:
 
 
 def _kind_out_of_place(op: str, cast: ListName | None, low: torch.dtype) -> Kind | None:
+    if cast == "fp8":
+        return "fp8" if op in PRODUCTS else "bf16"  # the name that an entry follows is a product, an alias of it need not be
     if cast in ("bf16", "fp32"):
         return cast
     if cast == "promote" and (op not in op_facts.PROMOTED_BY_TORCH or op in op_facts.NARROW_BACKWARD):

@@ -3,7 +3,8 @@
 from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
-from .policy import DEFAULT, DTYPE_FILE, HABANA, Policy, as_policy, list_files
+from .policy import DEFAULT, HABANA, Policy, as_policy
+from .policy_folder import DTYPE_FILE, list_files
 from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path
 from .spelling import resolve

@@ -1,4 +1,4 @@
-"""Ops that are on both the BF16 and the FP32 list, under one name or under two names of the same function (R4)."""
+"""Ops that are on the FP32 list and on the BF16 or the FP8 list, under one name or under two names of the same function (R4)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from ..errors import OpListError
 from ..ops import sites
 from .entries import ListEntry, ListName
 
-# A list → the list that may not have the same op. The promote list is not among them: both others win over it (R4).
-RIVALS: Mapping[ListName, ListName] = {"bf16": "fp32", "fp32": "bf16"}
+# A list → those that may not have the same op. FP8 wins over BF16, and all win over promote (R4).
+RIVALS: Mapping[ListName, tuple[ListName, ...]] = {"fp8": ("fp32",), "bf16": ("fp32",), "fp32": ("fp8", "bf16")}
 
 
 def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | None:
@@ -17,11 +17,11 @@ def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | 
     return next((listed[name] for op in ops for name in (op, *sites.namesakes(op)) if name in listed), None)
 
 
-def refuse_both(bf16: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
-    """Raises OpListError for the first op that is on both lists; each is given as op id → entry."""
-    for op in sorted(bf16):
-        one, other = bf16[op], same_op((op,), fp32)
+def refuse_both(low: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
+    """Raises OpListError for the first op that is on both lists, an FP8 or BF16 list and the FP32 list; each is given as op id → entry."""
+    for op in sorted(low):
+        one, other = low[op], same_op((op,), fp32)
         if other is not None:
             also = f" ({other.place})" if other.path else ""
             spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
-            raise OpListError(f"{spelled} is on the BF16 list and on the FP32 list{also}; take it off one of them", one.path, one.line)
+            raise OpListError(f"{spelled} is on the {one.cast.upper()} list and on the FP32 list{also}; take it off one of them", one.path, one.line)

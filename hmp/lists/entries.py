@@ -8,8 +8,8 @@ from typing import Literal, NamedTuple
 
 from ..errors import OpListError
 
-ListName = Literal["bf16", "fp32", "promote"]
-CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")
+ListName = Literal["fp8", "bf16", "fp32", "promote"]
+CASTS: tuple[ListName, ...] = ("fp8", "bf16", "fp32", "promote")
 EVERY_OP = "*"
 # The suffix of a name that means: torch.autocast decides inside this op.
 AUTOCAST = ".autocast"

@@ -15,9 +15,9 @@ class Listed:
         self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
 
     def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; BF16 and FP32 before promote (R4)."""
+        """The list entry that `op` follows: its own, else its base's or a synonym's; FP8 before BF16 and FP32 before promote (R4)."""
         line = sites.ancestry(op)
-        lists: tuple[tuple[ListName, ...], ...] = (("bf16", "fp32"), ("promote",))
+        lists: tuple[tuple[ListName, ...], ...] = (("fp8",), ("bf16", "fp32"), ("promote",))
         for casts in lists:
             for name in line:
                 for cast in casts:

@@ -1,4 +1,4 @@
-"""A policy: three lists of op names and a low dtype, as an immutable value."""
+"""A policy: lists of op names and a low dtype, as an immutable value."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, OpListError
+from ..fp8 import PRODUCTS, RECIPES
 from ..formatting import dtype_name, html
 from ..observing import log
 from ..ops import sites
-from . import conflicts, presets, spelling
+from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
+from .policy_folder import DTYPE_FILE, LOW_DTYPES, RECIPE, RECIPE_FILE
 from .presets import policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
-DTYPE_FILE = "dtype.txt"
-LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+KERNELS = ("auto", "emulate")
+LOW_LISTS: tuple[ListName, ...] = ("fp8", "bf16")  # no op may be on one of them and on the FP32 list
 _GAUDI_KEYS = frozenset(
     """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
     use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
@@ -35,12 +37,15 @@ _GAUDI_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs.
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, and which products in FP8.
 
-    `bf16`, `fp32` and `promote` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16. `scoped`
+    `bf16`, `fp32`, `promote` and `fp8` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16. `scoped`
     contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there. Policies are
     equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an unknown name and
     for an op on both the BF16 and the FP32 list, in one scope or outside of all.
+
+    `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
+    "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
     """
 
     name: str = field(default="custom", compare=False)
@@ -51,10 +56,15 @@ class Policy:
     scoped: tuple[ListEntry, ...] = field(default=(), compare=False)
     # (list, name) → the entry with the file and line, for messages
     origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
+    fp8: frozenset[str] = frozenset()
+    fp8_recipe: str = RECIPE
+    fp8_kernel: str = KERNELS[0]
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
+        _refuse_other("fp8_recipe", self.fp8_recipe, tuple(RECIPES))
+        _refuse_other("fp8_kernel", self.fp8_kernel, KERNELS)
         scoped = list(self.scoped)
         for cast in CASTS:
             names = getattr(self, cast)
@@ -65,13 +75,19 @@ class Policy:
         object.__setattr__(self, "scoped", _in_order(scoped))
         object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
         self.casts_by_op("promote")
-        conflicts.refuse_both(self.casts_by_op("bf16"), self.casts_by_op("fp32"))
+        fp32 = self.casts_by_op("fp32")
+        for low in LOW_LISTS:
+            conflicts.refuse_both(self.casts_by_op(low), fp32)
         for scope in dict.fromkeys(entry.scope for entry in self.scoped):
             by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in CASTS}
             for entry in self.scoped:
                 if entry.scope == scope:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
-            conflicts.refuse_both(by_cast["bf16"], by_cast["fp32"])
+            for low in LOW_LISTS:
+                conflicts.refuse_both(by_cast[low], by_cast["fp32"])
+        for cast_entries in (self.casts_by_op("fp8").items(), ((op, e) for e in self.scoped if e.cast == "fp8" for op in spelling.resolve(e))):
+            for op, entry in cast_entries:
+                _refuse_no_product(op, entry)
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on the list `cast`, each with the entry that names it."""
@@ -85,17 +101,20 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt and promote.txt, or any of these.
+        """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt and promote.txt, or any of these.
 
-        A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16".
+        A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
+        "tensorwise" unless recipe.txt says another.
         OpListError where there is no such preset or folder.
         """
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not folder.is_dir():
             raise OpListError(presets.unknown(str(policy)))
-        found = list_files(folder)
+        found = policy_folder.list_files(folder)
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        return cls._from_entries(folder.name, entries, _read_dtype(folder / DTYPE_FILE))
+        loaded = cls._from_entries(folder.name, entries, policy_folder.read_dtype(folder))
+        recipe = policy_folder.read_recipe(folder)
+        return loaded if recipe == RECIPE else dataclass_replace(loaded, fp8_recipe=recipe)
 
     @classmethod
     def from_files(
@@ -104,19 +123,20 @@ class Policy:
         fp32: str | Path = "",
         promote: str | Path = "",
         *,
+        fp8: str | Path = "",
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; for "" Habana's default list is taken.
+        """The policy of these list files; for "" Habana's default list is taken, which is empty for FP8.
 
         The names in the files, and their synonyms, win over the default lists (R4); the log says where.
         """
-        files = {"bf16": bf16, "fp32": fp32, "promote": promote}
+        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote}
         given: list[ListEntry] = []
         for cast in CASTS:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
-        defaults = [cast for cast in CASTS if not str(files[cast])]
+        defaults = [cast for cast in CASTS if not str(files[cast]) and cast != "fp8"]
         return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
 
     @classmethod
@@ -134,7 +154,7 @@ class Policy:
                 winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
                 if winner is None or cast == "promote":
                     entries.append(entry)
-                elif winner.cast != cast:
+                elif winner.cast != cast and (winner.cast, cast) != ("fp8", "bf16"):
                     log.info("%s on the given %s list wins over %s on the default %s list", winner.name, winner.cast, entry.name, cast)
         return cls._from_entries(name, entries, dtype)
 
@@ -144,7 +164,7 @@ class Policy:
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
         lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin)
+        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"])
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
@@ -205,16 +225,25 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
-        unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *CASTS})
+        fields = {*CASTS, "fp8_recipe", "fp8_kernel"}
+        unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
-            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote")
-        return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), *(values.get(c, ()) for c in CASTS))
+            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote, fp8, fp8_recipe")
+        given = {name: values[name] for name in fields if name in values}
+        return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), **given)
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
-        values |= {str(cast): self.entries(cast) for cast in CASTS}
+        values |= {str(cast): self.entries(cast) for cast in self._lists}
+        if "fp8" in values:
+            values |= {"fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
         return {**values, "fingerprint": self.fingerprint}
+
+    @property
+    def _lists(self) -> tuple[ListName, ...]:
+        """The lists that the policy has: without FP8 in policies that name nothing there, which are told as those before FP8 were."""
+        return CASTS if self.entries("fp8") else tuple(cast for cast in CASTS if cast != "fp8")
 
     def entries(self, cast: ListName) -> list[str]:
         """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
@@ -232,7 +261,8 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
-        text = json.dumps([str(self.dtype), *map(self.entries, CASTS)])
+        recipe = [self.fp8_recipe, self.fp8_kernel] if "fp8" in self._lists else []
+        text = json.dumps([str(self.dtype), *map(self.entries, self._lists), *recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def replace(self, **changes: Any) -> Policy:
@@ -241,11 +271,15 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, and dtype.txt where the low dtype is float16. Returns the folder, which
-        is created where it does not exist."""
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, dtype.txt where the low dtype is float16, and fp8.txt and recipe.txt where
+        something runs in FP8. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        for cast in CASTS:
+        for left_over in ("fp8.txt", RECIPE_FILE):
+            (target / left_over).unlink(missing_ok=True)
+        if "fp8" in self._lists:
+            (target / RECIPE_FILE).write_text(f"{self.fp8_recipe}\n", encoding="utf-8")
+        for cast in self._lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         if self.dtype is torch.bfloat16:
@@ -266,27 +300,19 @@ class Policy:
         return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in CASTS)
+        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self._lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
         return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
         dtype = html.chip(dtype_name(self.dtype))
         parts = [html.Html(f"policy <b>{html.text(self.name)}</b>, low dtype {dtype}, {html.code(self.fingerprint)}")]
-        for cast in CASTS:
+        for cast in self._lists:
             names = self.entries(cast)
             shown = " ".join(map(html.code, names)) or "no op"
             folded = "" if len(names) > 40 else " open"
             parts.append(html.Html(f"<details{folded}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
         return html.box(*parts)
-
-
-def list_files(folder: Path) -> dict[ListName, Path]:
-    """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
-    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in CASTS if (folder / f"{cast}.txt").is_file()}
-    if not found:
-        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in CASTS)}; a policy's folder holds one or more", folder)
-    return found
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:
@@ -321,14 +347,16 @@ def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) 
     return None
 
 
-def _read_dtype(file: Path) -> torch.dtype:
-    """The low dtype that dtype.txt of a policy's folder names; bfloat16 where there is no such file."""
-    if not file.is_file():
-        return torch.bfloat16
-    words = read_list(file, "bf16")
-    if len(words) != 1 or words[0].text not in LOW_DTYPES:
-        raise OpListError(f"holds {' '.join(w.text for w in words)!r}; write bfloat16 or float16 and nothing else", file)
-    return LOW_DTYPES[words[0].name]
+def _refuse_other(field_name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, allowed))}")
+
+
+def _refuse_no_product(op: str, entry: ListEntry) -> None:
+    """Raises OpListError for an op on the FP8 list that is no matrix product."""
+    if op not in PRODUCTS:
+        products = ", ".join(PRODUCTS)
+        raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {products}", entry.path, entry.line)
 
 
 @functools.cache

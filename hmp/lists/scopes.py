@@ -7,13 +7,14 @@ import fnmatch
 import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import HmpError, OpListError
 from ..ops import sites
 from . import spelling
+from .conflicts import RIVALS
 from .entries import AUTOCAST, CASTS, ListEntry
 from .policy import Policy
 
@@ -128,8 +129,8 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     for entry in _entries_of(base):
         kept += _without_taken(entry, [op for op in spelling.resolve(entry) if op not in taken])
     origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
-    bf16, fp32, promote = (frozenset(name for on, name in origin if on == cast) for cast in CASTS)
-    return Policy(base.name, base.dtype, bf16, fp32, promote, origin=origin)
+    lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in CASTS}
+    return base.replace(name=base.name, scoped=(), origin=origin, **lists)
 
 
 def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
@@ -156,7 +157,7 @@ def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
     for entry, ops in claims:
         for op in ops if entry.cast != "promote" else ():
             other = by_op.setdefault(op, entry)
-            if other.cast != entry.cast:
+            if other.cast in RIVALS[entry.cast]:
                 also = f" ({other.place})" if other.path else ""
                 raise OpListError(
                     f"{entry.text!r} on the {entry.cast.upper()} list and {other.text!r} on the {other.cast.upper()} list{also} speak of "

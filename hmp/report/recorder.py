@@ -26,7 +26,7 @@ from .trace import Slices
 
 Key = tuple[Any, ...]
 _RULES = {
-    "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
+    "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
     "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
 }  # fmt: skip
 # What may stand before an op's name, the longest first.

@@ -28,9 +28,25 @@ _counts: Counter[str] = Counter()
 
 
 def fallbacks() -> dict[str, int]:
-    """How many calls of each op ran in float32 because the device has no kernel in the low dtype; reset when torch is unpatched."""
+    """How many calls of each op ran in float32 because the device has no kernel in the low dtype, and how many products on the FP8 list
+    in the low dtype, by "op: not in FP8, reason"; reset when torch is unpatched."""
     with _lock:
         return dict(_counts)
+
+
+def count_not_in_fp8(op: str, reason: str) -> None:
+    """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
+    if _count(f"{op}: not in FP8, {reason}") and speaks():
+        log.info("%s is on the FP8 list and runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+
+
+def _count(what: str) -> bool:
+    """Counts `what`; whether it is the first time."""
+    with _lock:
+        if not _counts:
+            patches.on_restore(_counts.clear)
+        _counts[what] += 1
+        return _counts[what] == 1
 
 
 class Kernels:
@@ -102,12 +118,7 @@ class Kernels:
         return result
 
     def _note(self, device: str, dtype: torch.dtype) -> None:
-        with _lock:
-            if not _counts:
-                patches.on_restore(_counts.clear)
-            _counts[self._op] += 1
-            first = _counts[self._op] == 1
-        if first and speaks():
+        if _count(self._op) and speaks():
             log.warning(
                 "%s cannot run in %s on %s: it runs in float32, and its result stays so (R11); hmp.fallbacks() counts such calls",
                 self._op, dtype_name(dtype), device,

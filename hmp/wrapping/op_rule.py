@@ -15,7 +15,7 @@ from ..lists import ListName
 Op = Callable[..., Any]
 Choose = Callable[[list[Tensor]], torch.dtype]
 Kind = Literal[
-    "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
+    "fp8", "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
     "no_kernel_in_place", "inside", "autocast",
 ]  # fmt: skip
 # Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
@@ -49,12 +49,13 @@ class OpRule(NamedTuple):
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # (device type or "*", dtype) without a kernel (R11)
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
     retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
+    fp8: tuple[str, str] = ("", "")  # of kind "fp8": its recipe and its kernel, as the policy has them
     unlisted: OpRule | None = None  # of kind "autocast": the rule where torch.autocast cannot run the op, if there is one
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of every castable input under R1 and R2; None for rules whose dtype depends on the inputs of a call."""
-        return {"bf16": self.low, "fp32": torch.float32}.get(self.kind)
+        """The dtype of every castable input under R1 and R2 (where an FP8 product cannot run in FP8, too); None for rules whose dtype depends on the inputs of a call."""
+        return {"fp8": self.low, "bf16": self.low, "fp32": torch.float32}.get(self.kind)
 
     @property
     def asks_for_kernels(self) -> bool:
@@ -169,7 +170,7 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
 
 def chooser(rule: OpRule) -> Choose:
     """The function that gives the dtype for a call's castable tensors: one or more, in the order of the op's parameters."""
-    if rule.kind == "bf16":
+    if rule.kind in ("fp8", "bf16"):
         return lambda tensors: rule.low
     if rule.kind == "fp32":
         return lambda tensors: torch.float32

@@ -13,12 +13,13 @@ from ..context import without_casts
 from ..ops import op_facts
 from . import autocast_inside, norms_and_lookups, refusals, saturation
 from .fixed_dtype import fixed_dtype_wrapper
+from .fp8_product import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .op_rule import Kind, Observer, Op, OpRule, chooser
 from .promote import promote_wrapper
 from .unlisted import inside_wrapper, unlisted_wrapper
 
-# What makes the wrapper, by the kind of the rule. The kind "autocast" needs two rules: see op_wrap.
+# What makes the wrapper, by the kind of the rule. The kinds "fp8" and "autocast" need more: see op_wrap.
 _WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
     "bf16": fixed_dtype_wrapper,
     "fp32": fixed_dtype_wrapper,
@@ -46,7 +47,10 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     if observer is not None:
         caster = observer.casting(caster)
         inner = observer.calling(inner, rule)
-    if rule.kind == "autocast":
+    if rule.kind == "fp8":
+        product = fp8_product(rule)
+        wrapper = fp8_product_wrapper(inner, product if observer is None else observer.calling(product, rule), rule, caster)
+    elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
         wrapper = autocast_inside.wrapper(inner, unlisted, rule)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
