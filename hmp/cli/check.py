@@ -25,7 +25,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "policy: a name on two of its lists is a problem. Exit status 0 if the lists can be used, 1 if not, 2 for wrong use.",
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a list file, or a policy's folder")
-    parser.add_argument("--list", choices=("bf16", "fp32", "promote"), help="which list the files are (default: what their names say)")
+    parser.add_argument(
+        "--list", choices=("fp8", "bf16", "fp32", "promote"), help="which list the files are (default: what their names say)"
+    )
     parser.add_argument("--problems", action="store_true", help="print problems and notes only")
     add_json(parser)
     parser.set_defaults(run=run)

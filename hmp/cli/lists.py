@@ -28,8 +28,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if the policy cannot be read."""
-    from ..lists import CASTS
-
     try:
         check_folder(options.json, "--json ")
         if options.policy is None:
@@ -43,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
     if not give_json(options.json, policy.to_dict()):
         return 0
     print(policy)
-    for cast in CASTS:
+    for cast in policy.lists:
         print(f"\n{cast}:", *policy.entries(cast), sep="\n  ")
     return 0
 

@@ -50,6 +50,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--policy", metavar="NAME", help="cast by a preset, or by a folder of list files")
     parser.add_argument("--bf16", metavar="FILE", help="cast, with this BF16 list")
     parser.add_argument("--fp32", metavar="FILE", help="cast, with this FP32 list")
+    parser.add_argument("--fp8", metavar="FILE", help="run the products on this list in FP8, emulated where there is no such kernel")
     parser.add_argument("--opt-level", choices=("O1", "O2"), help="cast, by the lists (O1), or products low and all else float32 (O2)")
     parser.add_argument("--verbose", action="store_true", help="log the policy and every distinct cast once")
     parser.add_argument(
@@ -125,8 +126,8 @@ def pass_on(options: argparse.Namespace) -> None:
     """Has processes that this one spawns, or that Lightning starts, do what the options ask for."""
     from multiprocessing import spawn
 
-    values = {name: getattr(options, name) for name in ("policy", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
-    for name in ("policy", "bf16", "fp32"):
+    values = {name: getattr(options, name) for name in ("policy", "fp8", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
+    for name in ("policy", "fp8", "bf16", "fp32"):
         if values[name] and os.path.exists(values[name]):
             values[name] = os.path.abspath(values[name])  # the script may change the working directory
     relaunched.pass_on(values)
@@ -154,7 +155,7 @@ def _check(script: str, is_module: bool) -> None:
 
 def prepare(options: argparse.Namespace) -> None:
     """Installs the shim and converts, as far as the options ask for it. HmpError where that cannot be."""
-    converts = [name for name in ("policy", "bf16", "fp32", "opt_level") if getattr(options, name) is not None]
+    converts = [name for name in run_options.CASTING if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
         others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
         raise hmp.HmpError(f"--policy and {others} exclude each other; give one of them")
@@ -172,7 +173,7 @@ def prepare(options: argparse.Namespace) -> None:
             undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
         if converts:
             level, bf16, fp32 = options.opt_level or "O1", options.bf16 or "", options.fp32 or ""
-            hmp.convert(level, bf16, fp32, options.verbose, policy=options.policy)
+            hmp.convert(level, bf16, fp32, options.verbose, fp8_file_path=options.fp8 or "", policy=options.policy)
         undo.pop_all()  # all of it stays
 
 

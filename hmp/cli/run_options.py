@@ -13,7 +13,7 @@ __all__ = ["POLICY", "from_environment", "refuse_behind", "say_where_nothing_was
 
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
-CASTING = ("policy", "bf16", "fp32", "opt_level")
+CASTING = ("policy", "fp8", "bf16", "fp32", "opt_level")
 
 
 def refuse_behind(options: argparse.Namespace, script: str, arguments: Sequence[str]) -> None:

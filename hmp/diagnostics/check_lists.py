@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import OpListError
 from ..lists import CASTS, EVERY_OP, ListEntry, ListName, Policy, conflicts, list_files, parse_list, read_list, scopes, spelling
@@ -18,6 +18,7 @@ _MARKS: Mapping[str, ListName] = {
     "bf16": "bf16",
     "fp16": "bf16",
     "lower": "bf16",
+    "fp8": "fp8",
     "fp32": "fp32",
     "promote": "promote",
     "widest": "promote",
@@ -53,14 +54,14 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
         if len(said) != 1 and not file.exists():
             raise OpListError("no such file; give a list file or a policy's folder", file)
         if len(said) != 1:
-            raise OpListError("its name does not say which list it is; name it with --list bf16, fp32 or promote", file)
+            raise OpListError("its name does not say which list it is; name it with --list fp8, bf16, fp32 or promote", file)
         (cast,) = said
     return [(file, cast)]
 
 
 def missing_of(path: str | Path) -> list[ListName]:
-    """The lists that have no file in a policy's folder, and are empty; none for what is no folder."""
-    return [cast for cast in CASTS if cast not in list_files(Path(path))] if Path(path).is_dir() else []
+    """The lists that have no file in a policy's folder, and are empty; none for what is no folder. Most policies have no FP8 list."""
+    return [cast for cast in CASTS if cast != "fp8" and cast not in list_files(Path(path))] if Path(path).is_dir() else []
 
 
 def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
@@ -102,7 +103,8 @@ def _of_entries(entries: list[ListEntry]) -> list[Finding]:
         if not ops:
             say(entry, "note", "no op of this torch release; skipped, other releases or compilers know it")
             continue
-        other = next(filter(None, (conflicts.same_op(ops, taken[rival, entry.scope]) for rival in conflicts.RIVALS.get(entry.cast, ()))), None)
+        rivals = (conflicts.same_op(ops, taken[rival, entry.scope]) for rival in conflicts.RIVALS.get(entry.cast, ()))
+        other = next(filter(None, rivals), None)
         if other is not None:
             say(entry, "error", f"is on the {other.cast} list too, as {other.text!r} ({other.path}:{other.line}); take it off one of them")
             continue
@@ -112,8 +114,8 @@ def _of_entries(entries: list[ListEntry]) -> list[Finding]:
         for op in ops:
             taken[entry.cast, entry.scope].setdefault(op, entry)
         usable.append(entry)
-    bf16, fp32, promote = (frozenset(entry.name for entry in usable if entry.cast == cast and entry.scope is None) for cast in CASTS)
-    policy = Policy("checked", bf16=bf16, fp32=fp32, promote=promote)
+    lists: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in CASTS}
+    policy = Policy("checked", **lists)
     noted = {(each.path, each.line, each.name) for each in found}
     for entry in usable:
         if (entry.path, entry.line, entry.text) in noted:

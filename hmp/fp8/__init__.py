@@ -4,11 +4,8 @@ It knows no policies: a caller asks `why_not` whether a call can run in FP8, and
 recipe.
 """
 
-from .kernels import kernel_for
 from .products import PRODUCTS
-from .quantising import Layout, Quantised, quantise
-from .recipes import RECIPES, Recipe
+from .recipes import RECIPES
 from .refusals import why_not
-from .statistics import Statistics
 
-__all__ = ["PRODUCTS", "RECIPES", "Layout", "Quantised", "Recipe", "Statistics", "kernel_for", "quantise", "why_not"]
+__all__ = ["PRODUCTS", "RECIPES", "why_not"]

@@ -24,4 +24,6 @@ def refuse_both(low: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> 
         if other is not None:
             also = f" ({other.place})" if other.path else ""
             spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"
-            raise OpListError(f"{spelled} is on the {one.cast.upper()} list and on the FP32 list{also}; take it off one of them", one.path, one.line)
+            raise OpListError(
+                f"{spelled} is on the {one.cast.upper()} list and on the FP32 list{also}; take it off one of them", one.path, one.line
+            )

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, OpListError
-from ..fp8 import PRODUCTS, RECIPES
 from ..formatting import dtype_name, html
+from ..fp8 import RECIPES
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
@@ -39,10 +39,10 @@ _GAUDI_KEYS = frozenset(
 class Policy:
     """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, and which products in FP8.
 
-    `bf16`, `fp32`, `promote` and `fp8` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16. `scoped`
-    contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there. Policies are
-    equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an unknown name and
-    for an op on both the BF16 and the FP32 list, in one scope or outside of all.
+    `bf16`, `fp32`, `promote` and `fp8` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16.
+    `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
+    Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
+    unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
 
     `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
     "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
@@ -85,9 +85,6 @@ class Policy:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
             for low in LOW_LISTS:
                 conflicts.refuse_both(by_cast[low], by_cast["fp32"])
-        for cast_entries in (self.casts_by_op("fp8").items(), ((op, e) for e in self.scoped if e.cast == "fp8" for op in spelling.resolve(e))):
-            for op, entry in cast_entries:
-                _refuse_no_product(op, entry)
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on the list `cast`, each with the entry that names it."""
@@ -235,13 +232,13 @@ class Policy:
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
-        values |= {str(cast): self.entries(cast) for cast in self._lists}
+        values |= {str(cast): self.entries(cast) for cast in self.lists}
         if "fp8" in values:
             values |= {"fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
-    def _lists(self) -> tuple[ListName, ...]:
+    def lists(self) -> tuple[ListName, ...]:
         """The lists that the policy has: without FP8 in policies that name nothing there, which are told as those before FP8 were."""
         return CASTS if self.entries("fp8") else tuple(cast for cast in CASTS if cast != "fp8")
 
@@ -261,8 +258,8 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
-        recipe = [self.fp8_recipe, self.fp8_kernel] if "fp8" in self._lists else []
-        text = json.dumps([str(self.dtype), *map(self.entries, self._lists), *recipe])
+        recipe = [self.fp8_recipe, self.fp8_kernel] if "fp8" in self.lists else []
+        text = json.dumps([str(self.dtype), *map(self.entries, self.lists), *recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def replace(self, **changes: Any) -> Policy:
@@ -271,15 +268,15 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, dtype.txt where the low dtype is float16, and fp8.txt and recipe.txt where
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, dtype.txt where the low dtype is float16, fp8.txt and recipe.txt where
         something runs in FP8. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         for left_over in ("fp8.txt", RECIPE_FILE):
             (target / left_over).unlink(missing_ok=True)
-        if "fp8" in self._lists:
+        if "fp8" in self.lists:
             (target / RECIPE_FILE).write_text(f"{self.fp8_recipe}\n", encoding="utf-8")
-        for cast in self._lists:
+        for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
         if self.dtype is torch.bfloat16:
@@ -300,14 +297,14 @@ class Policy:
         return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
 
     def __str__(self) -> str:
-        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self._lists)
+        counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
         return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
         dtype = html.chip(dtype_name(self.dtype))
         parts = [html.Html(f"policy <b>{html.text(self.name)}</b>, low dtype {dtype}, {html.code(self.fingerprint)}")]
-        for cast in self._lists:
+        for cast in self.lists:
             names = self.entries(cast)
             shown = " ".join(map(html.code, names)) or "no op"
             folded = "" if len(names) > 40 else " open"
@@ -350,13 +347,6 @@ def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) 
 def _refuse_other(field_name: str, value: Any, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
         raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, allowed))}")
-
-
-def _refuse_no_product(op: str, entry: ListEntry) -> None:
-    """Raises OpListError for an op on the FP8 list that is no matrix product."""
-    if op not in PRODUCTS:
-        products = ", ".join(PRODUCTS)
-        raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {products}", entry.path, entry.line)
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import OpListError
+from ..fp8 import PRODUCTS
 from ..observing import log
 from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites_of, takes_tensor
 from ..patching import cache
@@ -78,9 +79,16 @@ def _is_op(name: str) -> bool:
 def resolve(entry: ListEntry) -> tuple[str, ...]:
     """The ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
-    Raises OpListError with path, line and the nearest ids for an unknown name. For a name that only another release of torch, ATen or
-    Habana's compiler has it returns () and warns once.
+    Raises OpListError with path, line and the nearest ids for an unknown name, and on an FP8 list for what is no product. For a name that
+    only another release of torch, ATen or Habana's compiler has it returns () and warns once.
     """
+    ids = _resolve(entry)
+    if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
+        raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
+    return ids
+
+
+def _resolve(entry: ListEntry) -> tuple[str, ...]:
     if entry.name == EVERY_OP:
         return (EVERY_OP,)
     if entry.is_autocasts and entry.cast != "bf16":

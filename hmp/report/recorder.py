@@ -26,8 +26,8 @@ from .trace import Slices
 
 Key = tuple[Any, ...]
 _RULES = {
-    "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5", "fill": "R12",
-    "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
+    "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5",
+    "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
 }  # fmt: skip
 # What may stand before an op's name, the longest first.
 _OWNERS = (
@@ -99,14 +99,15 @@ class Recorder:
         return counting
 
     def calling(self, op: Op, rule: OpRule) -> Op:
-        """torch's own op, whose dtype and time are noted."""
+        """torch's own op, or the product in FP8 in its place, whose dtype and time are noted."""
+        own = getattr(op, "computes", None)
+        computes = "" if own is None else _short[own]
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None:
                 return op(*args, **kwargs)
-            first = next(each_castable((*args, *kwargs.values())), None)
-            call.compute = "" if first is None else _short[first.dtype]
+            call.compute = computes or _first_dtype((*args, *kwargs.values()))
             started = self._now()
             try:
                 return op(*args, **kwargs)
@@ -255,6 +256,12 @@ class Unlisted(TorchFunctionMode):
 def _dtypes(values: Iterable[Any]) -> str:
     """The dtypes of the castable tensors among `values`, each once, in order."""
     return ", ".join(dict.fromkeys([_short[t.dtype] for t in each_tensor(values) if castable(t)]))
+
+
+def _first_dtype(values: tuple[Any, ...]) -> str:
+    """The dtype of the first castable tensor, "" without one."""
+    first = next(each_castable(values), None)
+    return "" if first is None else _short[first.dtype]
 
 
 def _computed(inputs: str, output: str) -> str:

@@ -67,6 +67,7 @@ def convert(  # noqa: PLR0913
     isVerbose: bool = False,
     *,
     promote_file_path: str | Path = "",
+    fp8_file_path: str | Path = "",
     policy: Policy | str | Path | None = None,
     dtype: Any = None,
     verbose: bool | None = None,
@@ -74,14 +75,14 @@ def convert(  # noqa: PLR0913
 ) -> Handle:
     """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
-    "" means the default list of that kind (Habana's). `opt_level` "O2" runs matrix products and convolutions in the low dtype
-    and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a folder, and excludes
-    the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`) logs the
-    policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
+    "" means the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
+    convolutions in the low dtype and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a
+    folder, and excludes the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`)
+    logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
     (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call replaces the policy.
     Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
-    chosen = _choose_policy(opt_level, bf16_file_path, fp32_file_path, promote_file_path, policy)
+    chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path))
     if dtype is not None:
         chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
@@ -106,18 +107,19 @@ def convert(  # noqa: PLR0913
         return handle
 
 
-def _choose_policy(opt_level: str, bf16: str | Path, fp32: str | Path, promote: str | Path, policy: Policy | str | Path | None) -> Policy:
+def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tuple[str | Path, ...]) -> Policy:
     if opt_level not in ("O1", "O2"):
         raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
     if policy is not None:
-        if str(bf16) or str(fp32) or str(promote):
+        if any(map(str, files)):
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
         return as_policy(policy)
     if opt_level == "O2":
         return as_policy("habana-o2")
-    if not (str(bf16) or str(fp32) or str(promote)):
+    if not any(map(str, files)):
         return as_policy(HABANA)
-    return Policy.from_files(bf16, fp32, promote)
+    bf16, fp32, promote, fp8 = files
+    return Policy.from_files(bf16, fp32, promote, fp8=fp8)
 
 
 def revert() -> None:

@@ -54,7 +54,8 @@ class OpRule(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of every castable input under R1 and R2 (where an FP8 product cannot run in FP8, too); None for rules whose dtype depends on the inputs of a call."""
+        """The dtype of every castable input under R1 and R2, and of a product that cannot run in FP8; None for rules whose dtype depends on
+        the inputs of a call."""
         return {"fp8": self.low, "bf16": self.low, "fp32": torch.float32}.get(self.kind)
 
     @property

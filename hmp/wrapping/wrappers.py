@@ -13,7 +13,7 @@ from ..context import without_casts
 from ..ops import op_facts
 from . import autocast_inside, norms_and_lookups, refusals, saturation
 from .fixed_dtype import fixed_dtype_wrapper
-from .fp8_product import fp8_product, fp8_product_wrapper
+from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .op_rule import Kind, Observer, Op, OpRule, chooser
 from .promote import promote_wrapper

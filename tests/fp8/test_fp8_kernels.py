@@ -10,8 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8_oracle import roundings
-from hmp.fp8 import PRODUCTS, RECIPES, kernel_for, kernels, quantise
-from hmp.fp8.quantising import Layout, transposed
+from hmp.fp8 import PRODUCTS, RECIPES, kernels
+from hmp.fp8.kernels import kernel_for
+from hmp.fp8.quantising import Layout, quantise, transposed
 from hmp.torch_private import TORCH
 
 NAMES = list(RECIPES)

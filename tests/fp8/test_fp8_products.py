@@ -11,7 +11,9 @@ import torch.nn.functional as F
 
 import hmp
 from fp8_oracle import gradients, product, roundings
-from hmp.fp8 import PRODUCTS, RECIPES, Layout, Quantised, Statistics, quantise, why_not
+from hmp.fp8 import PRODUCTS, RECIPES, why_not
+from hmp.fp8.quantising import Layout, Quantised, quantise
+from hmp.fp8.statistics import Statistics
 
 NAMES = list(RECIPES)
 LOWS = [torch.bfloat16, torch.float16]

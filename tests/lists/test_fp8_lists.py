@@ -1,0 +1,157 @@
+"""The FP8 list: what may stand on it, where it is read from and written to, what it wins over, and which calls run in FP8."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BRIDGED
+from hmp.fp8 import PRODUCTS, RECIPES
+
+F32, BF16 = torch.float32, torch.bfloat16
+LINEAR = hmp.Policy(fp8={"linear"})
+
+
+def layer(rows: int = 32, columns: int = 16) -> tuple[torch.nn.Linear, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Linear(rows, columns), torch.randn(16, rows, requires_grad=True)
+
+
+def by_hand(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """x @ weight.T with both rounded to float8_e4m3fn under one scale each, in float64, and then to bfloat16."""
+
+    def rounded(tensor: torch.Tensor) -> torch.Tensor:
+        scale = 448 / tensor.detach().abs().max().double()
+        return (tensor.detach() * scale.float()).clamp(-448, 448).to(torch.float8_e4m3fn).double() / scale
+
+    return (rounded(x) @ rounded(weight).t()).to(BF16) + bias.detach().to(BF16)
+
+
+def test_a_linear_on_the_list_runs_in_fp8_and_its_gradients_arrive_in_float32() -> None:
+    model, x = layer()
+    with hmp.casts(LINEAR):
+        y = model(x)
+    y.float().square().mean().backward()
+    expected = by_hand(x, model.weight, model.bias)
+    assert y.dtype is BF16
+    torch.testing.assert_close(y, expected, rtol=2**-7, atol=2**-7)  # one rounding of the low dtype
+    assert not torch.equal(y.float(), torch.nn.functional.linear(x.bfloat16(), model.weight.bfloat16(), model.bias.bfloat16()).float())
+    for leaf in (x, model.weight, model.bias):
+        assert leaf.grad is not None and leaf.grad.dtype is F32 and leaf.grad.abs().sum() > 0
+
+
+def test_shapes_that_no_kernel_takes_run_in_the_low_dtype_and_are_counted() -> None:
+    model, x = layer(32, 10)
+    with hmp.casts(LINEAR):
+        got = model(x)
+        counted = hmp.fallbacks()
+    assert torch.equal(got, torch.nn.functional.linear(x.bfloat16(), model.weight.bfloat16(), model.bias.bfloat16()))
+    assert counted == {"linear: not in FP8, dimensions that are no multiples of 16": 1}
+
+
+def test_every_product_and_at_run_in_fp8() -> None:
+    x, y = torch.randn(16, 32), torch.randn(32, 16)
+    policy = hmp.Policy(fp8=set(PRODUCTS))
+    low = x.bfloat16() @ y.bfloat16()
+    with hmp.casts(policy):
+        for got in (x @ y, torch.matmul(x, y), x.matmul(y), torch.mm(x, y), x.mm(y), torch.bmm(x[None], y[None])[0]):
+            assert got.dtype is BF16 and not torch.equal(got, low)
+            torch.testing.assert_close(got, low, rtol=0.1, atol=1.0)
+        assert hmp.fallbacks() == {}
+
+
+def test_casts_off_is_torch() -> None:
+    model, x = layer()
+    with hmp.casts(LINEAR), hmp.disable_casts():
+        assert torch.equal(model(x), torch.nn.functional.linear(x, model.weight, model.bias))
+
+
+def test_fp8_wins_over_bf16_and_a_nearer_scope_over_both() -> None:
+    model = torch.nn.Sequential(OrderedDict(body=torch.nn.Linear(32, 32), head=torch.nn.Linear(32, 32)))
+    policy = hmp.Policy(fp8={"linear"}, bf16={"linear", "linear @ head"})
+    hmp.apply(model, policy)
+    x = torch.randn(16, 32)
+    with hmp.record() as report:
+        model(x)
+    assert {(row.module, row.rule, row.compute) for row in report.rows} == {("body", "fp8", "float8_e4m3fn"), ("head", "bf16", "bfloat16")}
+
+
+@pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
+def test_what_is_no_product_is_refused(name: str) -> None:
+    with pytest.raises(hmp.OpListError, match=r"is no product; the FP8 list may hold linear, matmul, mm|no name for a fp8 list"):
+        hmp.Policy(fp8={name})
+
+
+def test_an_op_on_the_fp8_and_the_fp32_list_is_refused_with_both_places(tmp_path: Path) -> None:
+    (tmp_path / "fp8.txt").write_text("matmul\nlinear\n")
+    (tmp_path / "fp32.txt").write_text("linear\n")
+    with pytest.raises(hmp.OpListError, match=r"'linear' is on the FP8 list and on the FP32 list .*fp32.txt:1.; take it off one of them"):
+        hmp.Policy.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({"fp8_recipe": "columnwise"}, "fp8_recipe 'columnwise' is unknown; use 'tensorwise' or 'rowwise' or"),
+        ({"fp8_kernel": "fast"}, "fp8_kernel 'fast' is unknown; use 'auto' or 'emulate'"),
+    ],
+)
+def test_an_unknown_recipe_or_kernel_is_refused(field: dict[str, str], message: str) -> None:
+    with pytest.raises(hmp.HmpError, match=message):
+        hmp.Policy(fp8={"linear"}, **field)
+
+
+def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
+    policy = hmp.Policy(name=tmp_path.name, fp8={"linear", "matmul @ *.mlp"}, bf16={"mm"}, fp8_recipe="rowwise")
+    assert (policy.save(tmp_path) / "fp8.txt").read_text() == "linear\nmatmul @ *.mlp\n"
+    assert (tmp_path / "recipe.txt").read_text() == "rowwise\n"
+    assert hmp.Policy.load(tmp_path) == policy == hmp.Policy.from_dict(policy.to_dict())
+    assert hmp.Policy.load(tmp_path).fingerprint == policy.fingerprint != policy.replace(fp8_recipe="tensorwise").fingerprint
+    hmp.Policy(bf16={"mm"}).save(tmp_path)
+    assert {file.name for file in tmp_path.iterdir()} == {"bf16.txt", "fp32.txt", "promote.txt"}
+    (tmp_path / "recipe.txt").write_text("best\n")
+    with pytest.raises(hmp.OpListError, match=r"holds 'best'; write tensorwise or rowwise or"):
+        hmp.Policy.load(tmp_path)
+
+
+def test_a_policy_without_fp8_is_told_as_before_there_was_any() -> None:
+    policy = hmp.Policy(bf16={"mm"})
+    assert "fp8" not in str(policy) and not any("fp8" in key for key in policy.to_dict())
+
+
+def test_converts_file_wins_over_the_default_lists(tmp_path: Path) -> None:
+    (tmp_path / "fp8.txt").write_text("linear\n")
+    model, x = layer()
+    with hmp.convert(fp8_file_path=tmp_path / "fp8.txt"):
+        got = model(x)
+        explained = hmp.explain("linear")
+    assert explained.cast == "fp8" and explained.path == str(tmp_path / "fp8.txt")
+    torch.testing.assert_close(got, by_hand(x, model.weight, model.bias), rtol=2**-7, atol=2**-7)
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_it_is_what_eager_is(recipe: str) -> None:
+    model, x = layer(32, 32)
+    x = torch.randn(32, 32, requires_grad=True)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    with hmp.casts(LINEAR.replace(fp8_recipe=recipe)):
+        assert torch.equal(compiled(x), model(x))
+
+
+def test_two_recipes_in_turns_do_not_share_a_wrapper() -> None:
+    model, x = layer()
+    found = []
+    for recipe in ("tensorwise", "rowwise", "tensorwise"):
+        with hmp.casts(LINEAR.replace(fp8_recipe=recipe)):
+            found.append(model(x))
+    assert torch.equal(found[0], found[2]) and not torch.equal(found[0], found[1])
+
+
+def test_the_preset_lists_without_fp8_keep_their_fingerprints() -> None:
+    assert hmp.Policy.load("torch-cpu@2.13").fingerprint == "832c952d98de"  # as README shows it
