@@ -1,7 +1,7 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
 from . import conflicts, scopes, spelling
-from .entries import AUTOCAST, CASTS, EVERY_OP, ListEntry, ListName, parse_list, read_list
+from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
 from .policy import DEFAULT, HABANA, Policy, as_policy
 from .policy_folder import DTYPE_FILE, list_files
@@ -16,6 +16,7 @@ __all__ = [
     "DTYPE_FILE",
     "EVERY_OP",
     "HABANA",
+    "LISTS",
     "ListEntry",
     "ListName",
     "Listed",

@@ -9,7 +9,8 @@ from typing import Literal, NamedTuple
 from ..errors import OpListError
 
 ListName = Literal["fp8", "bf16", "fp32", "promote"]
-CASTS: tuple[ListName, ...] = ("fp8", "bf16", "fp32", "promote")
+CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")  # those that cast, users' functions too
+LISTS: tuple[ListName, ...] = ("fp8", *CASTS)
 EVERY_OP = "*"
 # The suffix of a name that means: torch.autocast decides inside this op.
 AUTOCAST = ".autocast"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ..ops import sites
-from .entries import CASTS, EVERY_OP, ListEntry, ListName
+from .entries import EVERY_OP, LISTS, ListEntry, ListName
 from .policy import Policy
 
 
@@ -11,7 +11,7 @@ class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 
     def __init__(self, policy: Policy) -> None:
-        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in CASTS}
+        self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
 
     def source(self, op: str) -> ListEntry | None:

@@ -20,7 +20,7 @@ from ..fp8 import RECIPES
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
-from .entries import CASTS, EVERY_OP, ListEntry, ListName, parse_entry, parse_list, read_list
+from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_entry, parse_list, read_list
 from .policy_folder import DTYPE_FILE, LOW_DTYPES, RECIPE, RECIPE_FILE
 from .presets import policies
 
@@ -66,7 +66,7 @@ class Policy:
         _refuse_other("fp8_recipe", self.fp8_recipe, tuple(RECIPES))
         _refuse_other("fp8_kernel", self.fp8_kernel, KERNELS)
         scoped = list(self.scoped)
-        for cast in CASTS:
+        for cast in LISTS:
             names = getattr(self, cast)
             if isinstance(names, str):
                 raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
@@ -79,7 +79,7 @@ class Policy:
         for low in LOW_LISTS:
             conflicts.refuse_both(self.casts_by_op(low), fp32)
         for scope in dict.fromkeys(entry.scope for entry in self.scoped):
-            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in CASTS}
+            by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in LISTS}
             for entry in self.scoped:
                 if entry.scope == scope:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
@@ -130,10 +130,10 @@ class Policy:
         """
         files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote}
         given: list[ListEntry] = []
-        for cast in CASTS:
+        for cast in LISTS:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
-        defaults = [cast for cast in CASTS if not str(files[cast]) and cast != "fp8"]
+        defaults = [cast for cast in LISTS if not str(files[cast]) and cast != "fp8"]
         return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
 
     @classmethod
@@ -159,7 +159,7 @@ class Policy:
     def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16) -> Policy:
         entries = list(entries)
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
-        lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in CASTS}
+        lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
         return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"])
 
@@ -222,7 +222,7 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
-        fields = {*CASTS, "fp8_recipe", "fp8_kernel"}
+        fields = {*LISTS, "fp8_recipe", "fp8_kernel"}
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote, fp8, fp8_recipe")
@@ -240,7 +240,7 @@ class Policy:
     @property
     def lists(self) -> tuple[ListName, ...]:
         """The lists that the policy has: without FP8 in policies that name nothing there, which are told as those before FP8 were."""
-        return CASTS if self.entries("fp8") else tuple(cast for cast in CASTS if cast != "fp8")
+        return LISTS if self.entries("fp8") else CASTS
 
     def entries(self, cast: ListName) -> list[str]:
         """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
@@ -290,7 +290,7 @@ class Policy:
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(CASTS) for name in policy.entries(cast)}
+            return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
 
         mine, theirs = table(self), table(other)
         names = sorted(mine.keys() | theirs.keys())
@@ -323,12 +323,12 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     """Entries with a scope, sorted by list, scope and name, without duplicates; of equal ones the first with a file stays."""
     found: dict[tuple[ListName, str], ListEntry] = {}
     for entry in entries:
-        if entry.scope is None or entry.cast not in CASTS:
-            raise OpListError(f"{entry!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(CASTS)}")
+        if entry.scope is None or entry.cast not in LISTS:
+            raise OpListError(f"{entry!r} is no rule for single modules: it needs a scope and a list, one of {', '.join(LISTS)}")
         known = found.setdefault((entry.cast, entry.text), entry)
         if known.path is None and entry.path is not None:
             found[entry.cast, entry.text] = entry
-    return tuple(sorted(found.values(), key=lambda entry: (CASTS.index(entry.cast), str(entry.scope), entry.name)))
+    return tuple(sorted(found.values(), key=lambda entry: (LISTS.index(entry.cast), str(entry.scope), entry.name)))
 
 
 def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:

@@ -8,7 +8,7 @@ import torch
 
 from ..errors import OpListError
 from ..fp8 import RECIPES
-from .entries import CASTS, ListName, read_list
+from .entries import LISTS, ListName, read_list
 
 DTYPE_FILE, RECIPE_FILE = "dtype.txt", "recipe.txt"
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -17,9 +17,9 @@ RECIPE = "tensorwise"  # of FP8, where no policy names another
 
 def list_files(folder: Path) -> dict[ListName, Path]:
     """The list files that a policy's folder holds, each with its list. OpListError where it holds none."""
-    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in CASTS if (folder / f"{cast}.txt").is_file()}
+    found: dict[ListName, Path] = {cast: folder / f"{cast}.txt" for cast in LISTS if (folder / f"{cast}.txt").is_file()}
     if not found:
-        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in CASTS)}; a policy's folder holds one or more", folder)
+        raise OpListError(f"holds none of {', '.join(f'{cast}.txt' for cast in LISTS)}; a policy's folder holds one or more", folder)
     return found
 
 

@@ -15,7 +15,7 @@ from ..errors import HmpError, OpListError
 from ..ops import sites
 from . import spelling
 from .conflicts import RIVALS
-from .entries import AUTOCAST, CASTS, ListEntry
+from .entries import AUTOCAST, LISTS, ListEntry
 from .policy import Policy
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
@@ -129,7 +129,7 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
     for entry in _entries_of(base):
         kept += _without_taken(entry, [op for op in spelling.resolve(entry) if op not in taken])
     origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
-    lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in CASTS}
+    lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in LISTS}
     return base.replace(name=base.name, scoped=(), origin=origin, **lists)
 
 
@@ -147,7 +147,7 @@ def _without_taken(entry: ListEntry, ops: list[str]) -> Iterator[ListEntry]:
 
 
 def _entries_of(policy: Policy) -> Iterator[ListEntry]:
-    for cast in CASTS:
+    for cast in LISTS:
         for name in sorted(getattr(policy, cast)):
             yield policy.origin.get((cast, name)) or ListEntry(name, cast)
 

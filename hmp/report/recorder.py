@@ -16,7 +16,7 @@ from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
 from ..diagnostics import fallbacks
 from ..formatting import dtype_name
-from ..lists import CASTS, EVERY_OP, Listed, ListEntry, Policy, spelling
+from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..observing import Modules
 from ..ops import op_facts, sites
 from ..session import Op, OpRule
@@ -232,7 +232,7 @@ class Recorder:
         """The entries on the lists of the policies in force none of whose ops was called, of those with a scope none where they hold."""
         noted = self._entries()
         called = {relative for _, op, *_ in noted for relative in sites.ancestry(op)}
-        names = {name for policy in self.policies for cast in CASTS for name in getattr(policy, cast) if name != EVERY_OP}
+        names = {name for policy in self.policies for cast in LISTS for name in getattr(policy, cast) if name != EVERY_OP}
         unused = [name for name in names if called.isdisjoint(spelling.resolve(ListEntry(name, "bf16")))]
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}

@@ -60,6 +60,8 @@ def run(  # noqa: PLR0913
     begin = as_policy(start)
     if begin.scoped:
         raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
+    if begin.fp8:
+        raise HmpError(f"policy {begin.name!r} has products in FP8, of which tune() decides nothing; give one without them as start=")
     allowed = Budget(budget)
     decisions = Decisions(begin, ops, per_module, scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ())
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
