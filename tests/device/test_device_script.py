@@ -61,7 +61,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     assert "only on cuda: kernels are captured as graphs there alone" in page
     assert "only on an accelerator: the CPU's backward runs on the calling thread" in page
     assert "Failed:" not in page
-    assert "| bytes saved for backward, hmp / autocast: none above |" in page
+    assert "| bytes saved for backward, hmp / torch.autocast: none above |" in page
 
 
 def test_parts_run_alone_and_say_what_is_for_cuda_only(tmp_path: Path) -> None:
