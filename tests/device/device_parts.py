@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -63,16 +64,16 @@ def environment(device: str, results: Path) -> dict[str, str]:
 
 
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> int | None:
-    """The exit code of the command, None where it was ended, with all that it had started, after so many seconds."""
+    """The exit code of the command, None where it was ended after so many seconds. What it had started ends with it, either way."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
     try:
         return process.wait(timeout=max(seconds, 1))
     except subprocess.TimeoutExpired:
         return None
     finally:
-        if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):  # of its group nobody is left
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        process.wait()
 
 
 def observed(part: str, command: list[str], options: Any, seconds: float) -> Outcome:
