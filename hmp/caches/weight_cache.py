@@ -85,7 +85,8 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     global hits
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
-    # A trace must contain the cast, not its result. It also compares lines of source, so all casts of a trace are made in this line.
+    # A trace must contain the cast, not its result. It also compares lines of source, so all that arrive here are made in this line;
+    # those of small weights are made in the dispatcher, in every trace.
     if _compiling() or _tracing() is not None:
         return cast(weight, dtype)
     try:

@@ -126,8 +126,8 @@ def pass_on(options: argparse.Namespace) -> None:
     """Has processes that this one spawns, or that Lightning starts, do what the options ask for."""
     from multiprocessing import spawn
 
-    values = {name: getattr(options, name) for name in ("policy", "fp8", "bf16", "fp32", "opt_level", "verbose", "habana", "device_map")}
-    for name in ("policy", "fp8", "bf16", "fp32"):
+    values = {name: getattr(options, name) for name in (*run_options.CASTING, "verbose", "habana", "device_map")}
+    for name in run_options.NAMING_FILES:
         if values[name] and os.path.exists(values[name]):
             values[name] = os.path.abspath(values[name])  # the script may change the working directory
     relaunched.pass_on(values)

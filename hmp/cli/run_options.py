@@ -13,7 +13,8 @@ __all__ = ["POLICY", "from_environment", "refuse_behind", "say_where_nothing_was
 
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
-CASTING = ("policy", "fp8", "bf16", "fp32", "opt_level")
+NAMING_FILES = ("policy", "fp8", "bf16", "fp32")
+CASTING = (*NAMING_FILES, "opt_level")
 
 
 def refuse_behind(options: argparse.Namespace, script: str, arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import OpListError
-from ..lists import EVERY_OP, LISTS, ListEntry, ListName, Policy, conflicts, list_files, parse_list, read_list, scopes, spelling
+from ..lists import CASTS, EVERY_OP, LISTS, ListEntry, ListName, Policy, conflicts, list_files, parse_list, read_list, scopes, spelling
 from ..ops import op_facts, sites
 from .explanation import explain
 
@@ -61,7 +61,7 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
 
 def missing_of(path: str | Path) -> list[ListName]:
     """The lists that have no file in a policy's folder, and are empty; none for what is no folder. Most policies have no FP8 list."""
-    return [cast for cast in LISTS if cast != "fp8" and cast not in list_files(Path(path))] if Path(path).is_dir() else []
+    return [cast for cast in CASTS if cast not in list_files(Path(path))] if Path(path).is_dir() else []
 
 
 def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:

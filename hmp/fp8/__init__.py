@@ -5,7 +5,7 @@ recipe.
 """
 
 from .products import PRODUCTS
-from .recipes import RECIPES
+from .recipes import E4M3, RECIPES
 from .refusals import why_not
 
-__all__ = ["PRODUCTS", "RECIPES", "why_not"]
+__all__ = ["E4M3", "PRODUCTS", "RECIPES", "why_not"]

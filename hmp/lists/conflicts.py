@@ -17,10 +17,10 @@ def same_op(ops: Iterable[str], listed: Mapping[str, ListEntry]) -> ListEntry | 
     return next((listed[name] for op in ops for name in (op, *sites.namesakes(op)) if name in listed), None)
 
 
-def refuse_both(low: Mapping[str, ListEntry], fp32: Mapping[str, ListEntry]) -> None:
-    """Raises OpListError for the first op that is on both lists, an FP8 or BF16 list and the FP32 list; each is given as op id → entry."""
-    for op in sorted(low):
-        one, other = low[op], same_op((op,), fp32)
+def refuse_both(by_cast: Mapping[ListName, Mapping[str, ListEntry]]) -> None:
+    """Raises OpListError for the first op that is on the FP32 list and on a rival of it; `by_cast` has each list as op id → entry."""
+    for low, op in ((by_cast[rival], op) for rival in RIVALS["fp32"] for op in sorted(by_cast[rival])):
+        one, other = low[op], same_op((op,), by_cast["fp32"])
         if other is not None:
             also = f" ({other.place})" if other.path else ""
             spelled = f"{one.text!r}" if one.name == other.name else f"{one.text!r} and {other.text!r} are the same op, which"

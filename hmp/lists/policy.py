@@ -16,18 +16,15 @@ import torch
 
 from ..errors import HmpError, OpListError
 from ..formatting import dtype_name, html
-from ..fp8 import RECIPES
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_entry, parse_list, read_list
-from .policy_folder import DTYPE_FILE, LOW_DTYPES, RECIPE, RECIPE_FILE
+from .policy_folder import LOW_DTYPES, WORDS
 from .presets import policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
-KERNELS = ("auto", "emulate")
-LOW_LISTS: tuple[ListName, ...] = ("fp8", "bf16")  # no op may be on one of them and on the FP32 list
 _GAUDI_KEYS = frozenset(
     """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
     use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
@@ -57,14 +54,14 @@ class Policy:
     # (list, name) → the entry with the file and line, for messages
     origin: Mapping[tuple[ListName, str], ListEntry] = field(default_factory=dict, compare=False, repr=False)
     fp8: frozenset[str] = frozenset()
-    fp8_recipe: str = RECIPE
-    fp8_kernel: str = KERNELS[0]
+    fp8_recipe: str = "tensorwise"
+    fp8_kernel: str = "auto"
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
-        _refuse_other("fp8_recipe", self.fp8_recipe, tuple(RECIPES))
-        _refuse_other("fp8_kernel", self.fp8_kernel, KERNELS)
+        _refuse_other("fp8_recipe", self.fp8_recipe)
+        _refuse_other("fp8_kernel", self.fp8_kernel)
         scoped = list(self.scoped)
         for cast in LISTS:
             names = getattr(self, cast)
@@ -74,17 +71,13 @@ class Policy:
             object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
         object.__setattr__(self, "scoped", _in_order(scoped))
         object.__setattr__(self, "_entries", frozenset((entry.cast, entry.text) for entry in self.scoped))
-        self.casts_by_op("promote")
-        fp32 = self.casts_by_op("fp32")
-        for low in LOW_LISTS:
-            conflicts.refuse_both(self.casts_by_op(low), fp32)
+        conflicts.refuse_both({cast: self.casts_by_op(cast) for cast in reversed(LISTS)})
         for scope in dict.fromkeys(entry.scope for entry in self.scoped):
             by_cast: dict[ListName, dict[str, ListEntry]] = {cast: {} for cast in LISTS}
             for entry in self.scoped:
                 if entry.scope == scope:
                     by_cast[entry.cast].update(dict.fromkeys(spelling.resolve(entry), entry))
-            for low in LOW_LISTS:
-                conflicts.refuse_both(by_cast[low], by_cast["fp32"])
+            conflicts.refuse_both(by_cast)
 
     def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
         """The ids of the ops on the list `cast`, each with the entry that names it."""
@@ -101,7 +94,7 @@ class Policy:
         """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt and promote.txt, or any of these.
 
         A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
-        "tensorwise" unless recipe.txt says another.
+        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate".
         OpListError where there is no such preset or folder.
         """
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
@@ -109,9 +102,7 @@ class Policy:
             raise OpListError(presets.unknown(str(policy)))
         found = policy_folder.list_files(folder)
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        loaded = cls._from_entries(folder.name, entries, policy_folder.read_dtype(folder))
-        recipe = policy_folder.read_recipe(folder)
-        return loaded if recipe == RECIPE else dataclass_replace(loaded, fp8_recipe=recipe)
+        return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder))
 
     @classmethod
     def from_files(
@@ -133,7 +124,7 @@ class Policy:
         for cast in LISTS:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
-        defaults = [cast for cast in LISTS if not str(files[cast]) and cast != "fp8"]
+        defaults = [cast for cast in CASTS if not str(files[cast])]
         return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
 
     @classmethod
@@ -156,12 +147,12 @@ class Policy:
         return cls._from_entries(name, entries, dtype)
 
     @classmethod
-    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16) -> Policy:
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str) -> Policy:
         entries = list(entries)
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
         lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"])
+        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"], **fp8)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
@@ -222,10 +213,10 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
-        fields = {*LISTS, "fp8_recipe", "fp8_kernel"}
+        fields = (*LISTS, "fp8_recipe", "fp8_kernel")
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
-            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, bf16, fp32, promote, fp8, fp8_recipe")
+            raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
         given = {name: values[name] for name in fields if name in values}
         return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), **given)
 
@@ -233,8 +224,8 @@ class Policy:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
-        if "fp8" in values:
-            values |= {"fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
+        fp8 = {"fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
+        values |= {field: word for field, word in fp8.items() if "fp8" in values or word != WORDS[field][0]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
@@ -268,21 +259,15 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, dtype.txt where the low dtype is float16, fp8.txt and recipe.txt where
-        something runs in FP8. Returns the folder, which is created where it does not exist."""
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt where something runs in FP8, and dtype.txt, recipe.txt and
+        kernel.txt where these are not what they would be without. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
-        for left_over in ("fp8.txt", RECIPE_FILE):
-            (target / left_over).unlink(missing_ok=True)
-        if "fp8" in self.lists:
-            (target / RECIPE_FILE).write_text(f"{self.fp8_recipe}\n", encoding="utf-8")
+        (target / "fp8.txt").unlink(missing_ok=True)  # what another policy may have left there
         for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        if self.dtype is torch.bfloat16:
-            (target / DTYPE_FILE).unlink(missing_ok=True)  # what another policy may have left there
-        else:
-            (target / DTYPE_FILE).write_text(f"{dtype_name(self.dtype)}\n", encoding="utf-8")
+        policy_folder.write_words(target, {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel})
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
@@ -344,9 +329,9 @@ def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) 
     return None
 
 
-def _refuse_other(field_name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, allowed))}")
+def _refuse_other(field_name: str, value: Any) -> None:
+    if value not in WORDS[field_name]:
+        raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, WORDS[field_name]))}")
 
 
 @functools.cache

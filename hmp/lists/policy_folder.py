@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -10,9 +11,11 @@ from ..errors import OpListError
 from ..fp8 import RECIPES
 from .entries import LISTS, ListName, read_list
 
-DTYPE_FILE, RECIPE_FILE = "dtype.txt", "recipe.txt"
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-RECIPE = "tensorwise"  # of FP8, where no policy names another
+# A field of a policy → the words that its file may hold; the first is meant where there is no such file.
+WORDS: Mapping[str, tuple[str, ...]] = {"dtype": tuple(LOW_DTYPES), "fp8_recipe": tuple(RECIPES), "fp8_kernel": ("auto", "emulate")}
+WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt"}
+DTYPE_FILE = WORD_FILES["dtype"]
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
@@ -23,20 +26,24 @@ def list_files(folder: Path) -> dict[ListName, Path]:
     return found
 
 
-def read_dtype(folder: Path) -> torch.dtype:
-    """The low dtype that dtype.txt names; bfloat16 where there is no such file."""
-    return LOW_DTYPES[_word(folder / DTYPE_FILE, tuple(LOW_DTYPES), "bfloat16")]
+def read_words(folder: Path) -> dict[str, str]:
+    """The fields of a policy that are one word each, as the folder's files say or leave to their defaults."""
+    return {field: _word(folder / WORD_FILES[field], allowed) for field, allowed in WORDS.items()}
 
 
-def read_recipe(folder: Path) -> str:
-    """The recipe of FP8 products that recipe.txt names; "tensorwise" where there is no such file."""
-    return _word(folder / RECIPE_FILE, tuple(RECIPES), RECIPE)
+def write_words(folder: Path, words: Mapping[str, str]) -> None:
+    """Writes a file for each word that is not its field's default. A file that another policy has left for one that is, goes."""
+    for field, word in words.items():
+        if word == WORDS[field][0]:
+            (folder / WORD_FILES[field]).unlink(missing_ok=True)
+        else:
+            (folder / WORD_FILES[field]).write_text(f"{word}\n", encoding="utf-8")
 
 
-def _word(file: Path, allowed: tuple[str, ...], default: str) -> str:
-    """The one word in the file, one of `allowed`; `default` where there is no such file."""
+def _word(file: Path, allowed: tuple[str, ...]) -> str:
+    """The one word in the file, one of `allowed`; the first of them where there is no such file."""
     if not file.is_file():
-        return default
+        return allowed[0]
     words = read_list(file, "bf16")
     if len(words) != 1 or words[0].text not in allowed:
         raise OpListError(f"holds {' '.join(w.text for w in words)!r}; write {' or '.join(allowed)} and nothing else", file)

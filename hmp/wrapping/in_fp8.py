@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from ..casting import Caster
-from ..fp8 import PRODUCTS, RECIPES, why_not
+from ..fp8 import E4M3, PRODUCTS, RECIPES, why_not
 from . import kernel_fallback
 from .fixed_dtype import fixed_dtype_wrapper
 from .op_rule import Op, OpRule
 
-FORMAT = torch.float8_e4m3fn  # of both inputs, under every recipe
 _compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -21,7 +20,7 @@ def fp8_product(rule: OpRule) -> Op:
     """The product of the rule's op in FP8, with the op's own arguments."""
     recipe, kernel = rule.fp8
     made = functools.partial(PRODUCTS[rule.op], recipe=RECIPES[recipe], low=rule.low, kernel=kernel)
-    made.computes = FORMAT  # type: ignore[attr-defined]  # for reports: its inputs arrive in another dtype
+    made.computes = E4M3  # type: ignore[attr-defined]  # of both inputs, under every recipe; for reports, they arrive in another dtype
     return made
 
 

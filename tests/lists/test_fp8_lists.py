@@ -111,6 +111,11 @@ def test_it_is_saved_and_loaded_and_told_as_json(tmp_path: Path) -> None:
     assert (tmp_path / "recipe.txt").read_text() == "rowwise\n"
     assert hmp.Policy.load(tmp_path) == policy == hmp.Policy.from_dict(policy.to_dict())
     assert hmp.Policy.load(tmp_path).fingerprint == policy.fingerprint != policy.replace(fp8_recipe="tensorwise").fingerprint
+    for kept in (
+        policy.replace(name=tmp_path.name, fp8_kernel="emulate"),
+        hmp.Policy(bf16={"mm"}, fp8_recipe="mxfp8", fp8_kernel="emulate"),
+    ):
+        assert hmp.Policy.load(kept.save(tmp_path)) == kept == hmp.Policy.from_dict(kept.to_dict())
     hmp.Policy(bf16={"mm"}).save(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"bf16.txt", "fp32.txt", "promote.txt"}
     (tmp_path / "recipe.txt").write_text("best\n")
