@@ -57,8 +57,8 @@ def layers(draw: st.DrawFn, recipe: str) -> tuple[torch.Tensor, ...]:
     return tuple(None if t is None else t.to(dtype) for t, dtype in ((x, low), (w, weights), (b, weights), (grad, low)))
 
 
-def check(recipe: str, layer: tuple[torch.Tensor, ...]) -> float:
-    """Compares forward and gradients; the largest deviation, in roundings of the low dtype."""
+def check(recipe: str, layer: tuple[torch.Tensor, ...]) -> None:
+    """Forward and gradients are as near as two sums in float32, of the same terms in another order, and their roundings leave them."""
     x, w, b, grad = layer
     found, wanted = [], []
     for results, is_hmp in ((found, True), (wanted, False)):
@@ -71,19 +71,17 @@ def check(recipe: str, layer: tuple[torch.Tensor, ...]) -> float:
         results += [y.detach(), *(leaf.grad for leaf in leaves if leaf is not None)]
     absolute_x, absolute_w, absolute_g = x.double().abs(), w.double().abs(), grad.double().abs()
     terms = [absolute_x @ absolute_w.T, absolute_g @ absolute_w, absolute_g.T @ absolute_x, absolute_g.sum(0)]
-    worst = 0.0
     for mine, theirs, bound in zip(found, wanted, terms, strict=False):
         assert (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape)
         # float32 weights get gradients that were rounded to the low dtype; in float16 they may be too large for it
         low_mine, low_theirs = mine.to(x.dtype), theirs.to(x.dtype)
         assert torch.equal(low_mine.isfinite(), low_theirs.isfinite())
         finite = low_theirs.isfinite()
-        # a product that was rounded the other way differs by a step of its own size, also where a bias nearly cancels it
-        beside = b.double().abs().expand(theirs.shape) if b is not None and mine is found[0] else torch.zeros(theirs.shape)
-        worst = max(worst, roundings(low_mine[finite], low_theirs[finite], bound[finite], beside[finite]))
-    # torchao's tensorwise emulation rounds on the way where this does not: 1.07 roundings was the most in 1,500 examples
-    assert worst <= (2 if recipe == "tensorwise" else 1.001)
-    return worst
+        # The product is rounded, and so is its sum with the bias: one that was rounded the other way differs by a step of its own size,
+        # also where the bias nearly cancels it, and the sums then by one of theirs (1.54 roundings together were seen).
+        plus_bias = b is not None and mine is found[0]
+        beside = b.double().abs().expand(theirs.shape) if plus_bias else torch.zeros(theirs.shape)
+        assert roundings(low_mine[finite], low_theirs[finite], bound[finite], beside[finite]) <= (2 if plus_bias else 1.001)
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
