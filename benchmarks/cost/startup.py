@@ -12,7 +12,7 @@ from statistics import median
 from ..harness.results import Found, at_most
 from ..harness.stats import estimate
 
-IMPORT_TARGET, FIRST_TARGET, AGAIN_TARGET = 25, 150, 30
+IMPORT_TARGET, CONVERT_TARGET = 25, 150
 ROOT = Path(__file__).resolve().parents[2]
 _CHILD = """
 import json, time
@@ -47,8 +47,8 @@ def run(rounds: int) -> Found:
     found.details += [f"{name:16} {median(each):8.1f}   least {min(each):8.1f}" for name, each in samples.items()]
     for name, target, what in (
         ("import hmp", IMPORT_TARGET, "import hmp and its first name, torch imported before"),
-        ("first convert()", FIRST_TARGET, "convert(), the first in a process"),
-        ("convert() again", AGAIN_TARGET, "convert(), after a revert()"),
+        ("first convert()", CONVERT_TARGET, "convert(), the first in a process"),
+        ("convert() again", CONVERT_TARGET, "convert(), after a revert()"),
     ):
         figure = estimate(samples[name])
         found.rows.append(at_most(what, target, figure, f"{figure.text(1)} ms", " ms"))

@@ -146,9 +146,21 @@ def _namespaces(name: str) -> tuple[tuple[str, Any], ...]:
 
 
 @cache.cached
+def _names(namespace: str) -> frozenset[str]:
+    """Every name that may be an op's in the namespaces with that prefix: most of those that are asked for are none."""
+    owners = [owner for _, owner in _namespaces(namespace)]
+    names = {name for owner in owners for name in vars(owner)}
+    if torch.Tensor in owners:
+        names |= vars(TensorBase).keys() | _dunders_by_op().keys()
+    return frozenset(names | _OF_VF.keys() if torch_private.vf in owners else names)
+
+
+@cache.cached
 def sites_of(op: str) -> tuple[Site, ...]:
     """The sites of the op with this id, without those of its reflected and in-place forms, which have ids of their own."""
     namespace, _, name = op.rpartition(".")
+    if name not in _names(namespace):
+        return ()
     sites = []
     for where, owner in _namespaces(namespace):
         attributes = [name]

@@ -82,29 +82,35 @@ def convert(  # noqa: PLR0913
     (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call replaces the policy.
     Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
-    chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path))
-    if dtype is not None:
-        chosen = chosen.replace(dtype=dtype)
     is_verbose = isVerbose if verbose is None else verbose
-    with _lock, compiled_policies.gc_paused():
-        was_patched = patches.installed()
-        # whatever fails, fails before anything is in force
-        if model is None:
-            scopes.refuse_without_model(chosen)
-        if model is not None and chosen.scoped:
-            compiled = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
-        else:
-            compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
-        if not was_patched:
-            calls_in_flight.wait_for(never_cast.codes())
-        handle = Handle(compiled)
-        _converted.append(handle)
-        _put_in_force()
-        autocast.say_if_enabled()
-        if is_verbose:
-            announce(chosen)
-            tell_unreachable()
-        return handle
+    # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
+    with compiled_policies.gc_paused():
+        chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path))
+        if dtype is not None:
+            chosen = chosen.replace(dtype=dtype)
+        with _lock:
+            return _convert(chosen, model, is_verbose)
+
+
+def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
+    was_patched = patches.installed()
+    # whatever fails, fails before anything is in force
+    if model is None:
+        scopes.refuse_without_model(chosen)
+    if model is not None and chosen.scoped:
+        compiled = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+    else:
+        compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
+    if not was_patched:
+        calls_in_flight.wait_for(never_cast.codes())
+    handle = Handle(compiled)
+    _converted.append(handle)
+    _put_in_force()
+    autocast.say_if_enabled()
+    if is_verbose:
+        announce(chosen)
+        tell_unreachable()
+    return handle
 
 
 def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tuple[str | Path, ...]) -> Policy:

@@ -131,10 +131,18 @@ def known(names: tuple[str, ...], *, backward: bool = False) -> frozenset[tuple[
 
     `names` are the op's id and the ids of the ops whose entries it follows.
     """
-    table = op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL
-    return frozenset(
-        (device, getattr(torch, dtype)) for device, dtypes, without in table for dtype in dtypes.split() if not without.isdisjoint(names)
-    )
+    without = _without(backward)
+    return frozenset().union(*(without.get(name, ()) for name in names))
+
+
+@functools.cache
+def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
+    """The id of an op → the pairs (device type or "*", dtype) for which it has no kernel, or none for its backward."""
+    found: dict[str, set[tuple[str, torch.dtype]]] = {}
+    for device, dtypes, names in op_facts.NO_BACKWARD_KERNEL if backward else op_facts.NO_KERNEL:
+        for name in names:
+            found.setdefault(name, set()).update((device, getattr(torch, dtype)) for dtype in dtypes.split())
+    return found
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
