@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import warnings
+import zlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -42,6 +43,23 @@ def _differences(on_modules: bool = True) -> list[str]:
     return [line for line in TORCH.differences(whole_bodies=on_modules) + left if line not in _reported]
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m is asked
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of a test marked sampled(n), every nth variant runs by default; the others are marked slow.
+
+    Which these are, a hash of their names says: always the same ones, and not those of one value of a parameter.
+    """
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sampled") is not None:
+            variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for each in variants.values():
+        each.sort(key=lambda item: zlib.crc32(item.name.encode()))
+        (nth,) = each[0].get_closest_marker("sampled").args
+        for item in each[-(-len(each) // nth) :]:
+            item.add_marker(pytest.mark.slow)
+
+
 _tests = itertools.count(1)
 
 
@@ -51,7 +69,8 @@ def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest)
 
     Tests marked searches_references convert with it, and so do tests marked slow and all other processes.
     """
-    searches = any(request.node.get_closest_marker(name) for name in ("searches_references", "slow"))
+    marks = {mark.name for mark in request.node.iter_markers()}
+    searches = "searches_references" in marks or ("slow" in marks and "sampled" not in marks)
     if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return

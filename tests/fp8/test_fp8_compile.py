@@ -43,6 +43,7 @@ def run(module: torch.nn.Module, function: object, x: torch.Tensor) -> list[torc
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
     block = Block(recipe)
@@ -104,6 +105,7 @@ def test_a_compiled_second_derivative_is_an_error() -> None:
         torch.autograd.grad(torch.autograd.grad(compiled().float().square().sum(), x, create_graph=True)[0].sum(), w)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("strict", [False, True])
 @pytest.mark.parametrize("grad", [False, True])

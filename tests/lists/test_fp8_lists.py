@@ -138,6 +138,7 @@ def test_converts_file_wins_over_the_default_lists(tmp_path: Path) -> None:
     torch.testing.assert_close(got, by_hand(x, model.weight, model.bias), rtol=2**-7, atol=2**-7)
 
 
+@pytest.mark.sampled(2)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("recipe", RECIPES)

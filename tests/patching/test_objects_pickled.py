@@ -62,6 +62,7 @@ def dtypes(model):
     return [t.dtype for t in model(X)]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize("made", WHERE)

@@ -102,6 +102,7 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     assert all(set(model["seconds a step"]["training"]) == set(steps.SIDES) for model in samples["steps"].values())
 
 
+@pytest.mark.slow
 def test_parts_of_it_run_alone(tmp_path: Path) -> None:
     before = tmp_path / "before.json"
     row = {"what": "after revert()", "result": "other objects"}

@@ -27,6 +27,7 @@ def test_import_waits_for_nothing_and_every_name_is_there() -> None:
     assert python(code) == "['hmp']"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "first",
     ["import hmp.tune.search", "import hmp.benchmark.result", "from hmp.tune.recipe import load", "import hmp.cli, hmp.compat.habana", ""],
@@ -50,6 +51,7 @@ def test_hmp_is_pickled_by_its_name_before_anything_is_asked_of_it() -> None:
     python(code)
 
 
+@pytest.mark.slow
 def test_a_compiled_function_may_be_the_first_to_ask(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(
         "import torch, hmp\n"

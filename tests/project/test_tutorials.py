@@ -31,6 +31,7 @@ def test_every_tutorial_is_tested() -> None:
     assert [source.stem for source in SOURCES] == list(SEEN)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("source", BY_TIME)
 def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}

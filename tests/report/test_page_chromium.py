@@ -93,6 +93,7 @@ def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: d
     assert min(len(light), len(dark)) > 20_000 and light != dark
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 720, 721, WIDTH])
 @pytest.mark.parametrize("name", NAMES)

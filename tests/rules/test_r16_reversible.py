@@ -342,6 +342,7 @@ def test_r16_optimizer_classes_that_were_first_used_under_casts(torch_difference
     assert torch_differences() == []
 
 
+@pytest.mark.slow
 def test_r16_threads_that_compute_while_torch_is_patched_and_restored(torch_differences):
     errors, done = [], threading.Event()
 

@@ -72,6 +72,7 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
     assert (found_gradient - gradient).norm() <= tolerance * gradient.norm()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["TransformerEncoder", "convolutional"])
 def test_compiled_models_compute_what_eager_does(name):
     check(name, "aot_eager", "habana", 1e-2)
@@ -91,6 +92,7 @@ def test_models_compiled_by_inductor_are_within_bf16_tolerance(name, inductor_ha
     check(name, "inductor", "habana", 3e-2)
 
 
+@pytest.mark.slow
 def test_inductor_has_the_dtypes_of_eager(inductor_has_compiled):
     def ops(x):
         with hmp.disable_casts():

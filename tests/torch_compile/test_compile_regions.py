@@ -84,6 +84,7 @@ def asking_autocast(x):
     return y.double()
 
 
+@pytest.mark.sampled(2)
 @EACH_BACKEND
 @pytest.mark.parametrize(
     ("function", "expected", "expected_off"),

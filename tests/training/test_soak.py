@@ -261,6 +261,7 @@ def _measure(steps: int, standing: int) -> Measure:
 needs_proc = pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="resident memory is read from Linux's /proc")
 
 
+@pytest.mark.slow
 @needs_proc
 def test_a_short_soak_gives_what_plain_torch_gives(torch_differences: Callable[[], list[str]]) -> None:
     measured = _soak(50, examples=2)
