@@ -1,4 +1,4 @@
-"""`python -m benchmarks.tuning`: what hmp.tune() finds for six models and three planted failures, and how far it stays from the best.
+"""`python -m benchmarks.tuning`: what hmp.tune() finds for six models, four of them larger too, and three planted failures.
 
 Writes TUNING.md and tuning.json. A run that is stopped goes on where it was with the same --out; about 50 minutes on one idle core.
 """

@@ -9,11 +9,15 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from ..harness.sides import autocast
+from ..harness.stats import paired_ratio
 from . import cost
 from .search import OBJECTIVES, timed_search
 from .task import Task
 from .training import FLOAT32, Trained, change, known_sides, train, under
 
+# How many times as fast as float32 torch.autocast must be for a larger task to show what tuned lists are worth in time.
+PAYS = 1.3
 # A part of each weight that is less than its rounding to bfloat16.
 NUDGE = 1e-3
 START, NUDGED = "start", "float32, nudged"
@@ -34,15 +38,20 @@ QUICK = Extent(seeds=(1,), longer=1.0, rounds=3, seconds=0.05, budget="12 evalua
 
 
 def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]) -> dict[str, Any]:
-    """The evidence of one task as plain values."""
+    """The evidence of one task as plain values; of a larger one its step times alone where low precision does not pay on this machine."""
     started = time.perf_counter()
+    if task.large:
+        say(f"{task.name}: does low precision pay here?")
+        times = cost.step_times(task, [FLOAT32, autocast("cpu")], extent.rounds, extent.seconds)
+        if paired_ratio(times["float32"], times["autocast"]).value < PAYS:
+            return {"name": task.name, "about": task.about, "large": True, "searches": {}, "seconds a step": times}
     searches, tuned = {}, {}
     for objective in OBJECTIVES:
         say(f"{task.name}: searching for {objective}")
         policy, searches[objective] = timed_search(task, objective, folder / task.name / objective, extent.budget)
         tuned[objective] = under(tuned_name(objective), policy)
     known = known_sides()
-    autocast = known.pop("autocast")  # it is timed; its lists under hmp are what training is compared with
+    torchs = known.pop("autocast")  # it is timed; its lists under hmp are what training is compared with
     broken = {START: under(START, task.start())} if task.broken else {}
     trained = [*known.values(), *broken.values(), *tuned.values()]
     steps = round(extent.longer * task.steps)
@@ -53,10 +62,11 @@ def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]
             runs.setdefault(side.name, []).append(train(task, side, seed, steps))
         runs.setdefault(NUDGED, []).append(train(task, FLOAT32, seed, steps, NUDGE))
     say(f"{task.name}: timing")
-    timed = [autocast, *known.values(), *tuned.values()]
+    timed = [torchs, *known.values(), *tuned.values()]
     return {
         "name": task.name,
         "about": task.about,
+        "large": task.large,
         "measure": task.measure,
         "tolerance": task.tolerance,
         "bound": next(iter(task.tolerance.values())),
@@ -72,7 +82,7 @@ def collect(task: Task, extent: Extent, folder: Path, say: Callable[[str], None]
         "figures": {name: fmean(run.figure for run in found) for name, found in runs.items()},
         "changes": changes(task, runs),
         "seconds a step": cost.step_times(task, timed, extent.rounds, extent.seconds),
-        "bytes": {side.name: cost.saved_bytes(task, side) for side in [autocast, *known.values(), *tuned.values()]},
+        "bytes": {side.name: cost.saved_bytes(task, side) for side in timed},
         "seconds": round(time.perf_counter() - started, 1),
     }
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..harness.results import Row, at_most, table
 from ..harness.stats import Estimate, paired_ratio
-from .evidence import NUDGED, START, tuned_name
+from .evidence import NUDGED, PAYS, START, tuned_name
 from .search import OBJECTIVES
 
 Found = dict[str, Any]
@@ -36,6 +36,8 @@ def time_ratio(found: Found, side: str) -> Estimate:
 def rows(tasks: Sequence[Found], cases: Sequence[Found]) -> list[Row]:
     """The aims."""
     made = []
+    larger = [found for found in tasks if found.get("large")]
+    tasks = _searched(tasks)
     if tasks:
         left = [f"{found['name']} {side}" for found in tasks for side in (TIME, MEMORY) if outside(found, side)]
         text = f"{len(left)} of {2 * len(tasks)} lists outside" + (f": {', '.join(left)}" if left else "")
@@ -52,6 +54,8 @@ def rows(tasks: Sequence[Found], cases: Sequence[Found]) -> list[Row]:
         above = [found["name"] for found in tasks if found["bytes"][MEMORY] > found["bytes"]["autocast"]]
         text = f"{len(above)} of {len(tasks)} keep more" + (f": {', '.join(above)}" if above else "")
         made.append(Row("tuned for memory: never more bytes for backward than torch.autocast", "0 more", text, not above))
+    if larger:
+        made.append(_larger(larger))
     for found in tasks:
         if found["broken"]:
             made.append(_recovered(found))
@@ -59,6 +63,23 @@ def rows(tasks: Sequence[Found], cases: Sequence[Found]) -> list[Row]:
         for objective, of in case["objectives"].items():
             made.append(_distance(case, objective, of))
     return made
+
+
+def _searched(tasks: Sequence[Found]) -> list[Found]:
+    """The tasks without those in which low precision does not pay on this machine, which were only timed."""
+    return [found for found in tasks if found["searches"]]
+
+
+def _larger(tasks: Sequence[Found]) -> Row:
+    """What tuned lists are worth in time where torch.autocast itself is faster than float32."""
+    what, target = f"larger tasks, tuned for time: beside torch.autocast where that is {PAYS:g} times as fast as float32", 0.92
+    shown = {found["name"]: time_ratio(found, TIME) for found in _searched(tasks)}
+    if not shown:
+        beside = [1 / time_ratio(found, "float32").value for found in tasks]
+        said = f"cannot be shown here: torch.autocast takes {min(beside):.2f} to {max(beside):.2f} of float32's time"
+        return Row(what, f"≤ {target}", said, None)
+    worst = max(shown, key=lambda name: shown[name].value)
+    return at_most(what, target, shown[worst], f"worst of {len(shown)}: {shown[worst].text(2)} ({worst})")
 
 
 def _most(faster: list[str], ratios: dict[str, Estimate], known: bool) -> bool | None:
@@ -220,6 +241,7 @@ def report(tasks: Sequence[Found], cases: Sequence[Found], about: dict[str, Any]
     lines = ["# Tuned lists", "", f"`{command}`, {seconds:.0f} s. Written by the command; the samples are in `tuning.json`.", ""]
     lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
     lines += ["", table(rows(tasks, cases), markdown=True), ""]
+    tasks = _searched(tasks)
     if tasks:
         first = tasks[0]
         said = _QUALITY.format(seeds=", ".join(map(str, first["seeds"])), longer=first["steps"] / first["steps of the search"])

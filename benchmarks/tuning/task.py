@@ -24,6 +24,7 @@ class Task:
 
     `steps` is the length of the search's training runs. `start` makes the policy that the search begins with; with `broken`, what is
     wrong with it, the task is a planted failure, and `culprits` are the ops that must all leave the low dtype.
+    `large` says that low precision can pay in time, on a processor that has instructions for it.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Task:
     broken: str = ""
     culprits: frozenset[str] = frozenset()
     transformers: bool = False
+    large: bool = False
 
     @property
     def measure(self) -> str:

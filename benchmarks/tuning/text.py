@@ -15,19 +15,19 @@ from .task import ACCURACY, LOSS, Task, annealed
 _EAGER = {"attn_implementation": "eager"}  # matmul and softmax of attention are ops to decide about
 
 
-def _loss_of_model(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+def loss_of_model(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     return model(**batch).loss
 
 
-def _bert(seed: int) -> nn.Module:
+def bert(seed: int, width: int = 48) -> nn.Module:
     torch.manual_seed(seed)
     return models.of_transformers(
         "BertForTokenClassification",
         vocab_size=len(grammar.WORDS),
-        hidden_size=48,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=96,
+        intermediate_size=2 * width,
         max_position_embeddings=32,
         num_labels=len(grammar.TAGS),
         pad_token_id=0,
@@ -39,8 +39,8 @@ def _tagging(words: Tensor, tags: Tensor) -> dict[str, Tensor]:
     return {"input_ids": words, "attention_mask": (words != 0).long(), "labels": tags}
 
 
-def _sentences(seed: int) -> list[dict[str, Tensor]]:
-    return [_tagging(*grammar.tagged(1000 * seed + number, rows=16, length=24)) for number in range(40)]
+def sentences(seed: int, rows: int = 16) -> list[dict[str, Tensor]]:
+    return [_tagging(*grammar.tagged(1000 * seed + number, rows, length=24)) for number in range(40)]
 
 
 @functools.cache
@@ -59,15 +59,15 @@ def _tags_right(model: nn.Module) -> float:
     return (guessed == batch["labels"])[asked].float().mean().item()
 
 
-def _gpt2(seed: int) -> nn.Module:
+def gpt2(seed: int, width: int = 64, length: int = 48) -> nn.Module:
     torch.manual_seed(seed)
     return models.of_transformers(
         "GPT2LMHeadModel",
         vocab_size=grammar.CHARACTERS,
-        n_embd=64,
+        n_embd=width,
         n_layer=2,
         n_head=4,
-        n_positions=48,
+        n_positions=length,
         use_cache=False,
         bos_token_id=0,
         eos_token_id=0,
@@ -75,22 +75,22 @@ def _gpt2(seed: int) -> nn.Module:
     )
 
 
-def _text(seed: int) -> list[dict[str, Tensor]]:
-    tokens = grammar.windows(seed, rows=16 * 40, length=48)
+def characters(seed: int, length: int = 48) -> list[dict[str, Tensor]]:
+    tokens = grammar.windows(seed, 16 * 40, length)
     return [{"input_ids": part, "labels": part} for part in tokens.split(16)]
 
 
 _DIGITS, _LONGEST = 10, 8
 
 
-def _t5(seed: int) -> nn.Module:
+def t5(seed: int, width: int = 48) -> nn.Module:
     torch.manual_seed(seed)
     return models.of_transformers(
         "T5ForConditionalGeneration",
         vocab_size=_DIGITS + 2,
-        d_model=48,
-        d_kv=12,
-        d_ff=96,
+        d_model=width,
+        d_kv=width // 4,
+        d_ff=2 * width,
         num_layers=2,
         num_decoder_layers=2,
         num_heads=4,
@@ -102,13 +102,13 @@ def _t5(seed: int) -> nn.Module:
     )
 
 
-def _reversals(seed: int) -> list[dict[str, Tensor]]:
+def reversals(seed: int, rows: int = 24) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(seed)
     found = []
     for _ in range(40):
         # every digit is within two of the one before it, so that there is something to be learnt before the turning is
-        moves = torch.randint(-2, 3, (24, _LONGEST), generator=generator)
-        digits = 2 + (torch.randint(_DIGITS, (24, 1), generator=generator) + moves.cumsum(1)) % _DIGITS
+        moves = torch.randint(-2, 3, (rows, _LONGEST), generator=generator)
+        digits = 2 + (torch.randint(_DIGITS, (rows, 1), generator=generator) + moves.cumsum(1)) % _DIGITS
         target = digits.flip(1)
         start = torch.zeros(len(target), 1, dtype=torch.long)
         found.append({"input_ids": digits, "decoder_input_ids": torch.cat([start, target[:, :-1]], 1), "labels": target})
@@ -133,9 +133,9 @@ TASKS = [
     Task(
         "bert",
         "BERT tags the words of a generated grammar, accuracy on 300 sentences kept apart",
-        _bert,
-        _sentences,
-        _loss_of_model,
+        bert,
+        sentences,
+        loss_of_model,
         annealed(5e-3, 40),
         160,
         ACCURACY,
@@ -145,9 +145,9 @@ TASKS = [
     Task(
         "gpt2",
         "GPT-2 on the characters of argparse's source, loss",
-        _gpt2,
-        _text,
-        _loss_of_model,
+        gpt2,
+        characters,
+        loss_of_model,
         annealed(1.5e-3, 80),
         160,
         LOSS,
@@ -156,9 +156,9 @@ TASKS = [
     Task(
         "t5",
         "T5 turns a sequence of digits round, loss",
-        _t5,
-        _reversals,
-        _loss_of_model,
+        t5,
+        reversals,
+        loss_of_model,
         annealed(3e-3, 40),
         160,
         LOSS,

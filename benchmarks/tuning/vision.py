@@ -29,11 +29,11 @@ def digits() -> tuple[Batch, Batch]:
     return (images[_KEPT_APART:], classes[_KEPT_APART:]), (images[:_KEPT_APART], classes[:_KEPT_APART])
 
 
-def batches(seed: int) -> list[Batch]:
+def batches(seed: int, rows: int = ROWS) -> list[Batch]:
     """One pass over the training images in an order drawn from `seed`."""
     images, classes = digits()[0]
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
-    return [(images[part], classes[part]) for part in order.split(ROWS) if len(part) == ROWS]
+    return [(images[part], classes[part]) for part in order.split(rows) if len(part) == rows]
 
 
 def as_input(images: Tensor, channels: int = 3) -> Tensor:
@@ -61,16 +61,16 @@ def _resnet_logits(model: nn.Module, images: Tensor) -> Tensor:
     return model(as_input(images))
 
 
-def _vit(seed: int) -> nn.Module:
+def vit(seed: int, width: int = 48, patch: int = 4) -> nn.Module:
     torch.manual_seed(seed)
     return models.of_transformers(
         "ViTForImageClassification",
-        hidden_size=48,
+        hidden_size=width,
         num_hidden_layers=2,
         num_attention_heads=4,
-        intermediate_size=96,
+        intermediate_size=2 * width,
         image_size=8,
-        patch_size=4,
+        patch_size=patch,
         num_channels=1,
         num_labels=10,
         problem_type="single_label_classification",
@@ -99,5 +99,5 @@ def _task(name: str, about: str, model: Any, logits: Any, rate: float, steps: in
 
 TASKS = [
     _task("resnet", "residual network on scikit-learn's digits, accuracy on 600 kept apart", _resnet, _resnet_logits, 3e-3, 144),
-    _task("vit", "ViT on scikit-learn's digits, accuracy on 600 kept apart", _vit, _vit_logits, 2e-3, 400, transformers=True),
+    _task("vit", "ViT on scikit-learn's digits, accuracy on 600 kept apart", vit, _vit_logits, 2e-3, 400, transformers=True),
 ]

@@ -17,7 +17,7 @@ from benchmarks.tuning import __main__ as command
 from benchmarks.tuning import cost, evidence, exhaustive, report
 from benchmarks.tuning.search import low_ops, search
 from benchmarks.tuning.task import Task
-from benchmarks.tuning.tasks import MODELS, PLANTED, TASKS
+from benchmarks.tuning.tasks import LARGE, MODELS, PLANTED, TASKS
 from benchmarks.tuning.training import FLOAT32, change, in_regions, train, under
 
 
@@ -35,19 +35,20 @@ def needed(name: str) -> Task:
     task = TASKS[name]
     if task.transformers:
         pytest.importorskip("transformers")
-    if task.metric is not None and name != "bert":
+    if task.metric is not None and not name.startswith("bert"):
         pytest.importorskip("sklearn")
     return task
 
 
-def test_there_are_six_models_and_three_planted_failures() -> None:
+def test_there_are_six_models_four_larger_ones_and_three_planted_failures() -> None:
     assert set(MODELS) == {"resnet", "vit", "bert", "gpt2", "t5", "lstm"}
+    assert set(LARGE) == {f"{name}-large" for name in ("vit", "bert", "gpt2", "t5")}
     assert len(PLANTED) == 3
     assert all(task.broken and task.culprits for task in PLANTED.values())
     assert set(exhaustive.CASES) <= set(TASKS)
 
 
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("name", [name if name not in LARGE else pytest.param(name, marks=pytest.mark.slow) for name in TASKS])
 def test_same_seed_same_loss_and_another_seed_another(name: str) -> None:
     task = needed(name)
     one, again, other = (train(task, FLOAT32, seed, steps=3) for seed in (1, 1, 2))
@@ -164,6 +165,31 @@ def test_a_culprit_that_is_still_low_is_no_recovery() -> None:
     row = next(aim for aim in report.rows([found], []) if "planted" in aim.what)
     assert row.met is False
     assert "still low: mul" in row.result
+
+
+def test_larger_tasks_are_searched_only_where_low_precision_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    task = next(iter(LARGE.values()))
+    times = {"float32": [1.0, 1.1, 0.9], "autocast": [1.25, 1.375, 1.125]}
+    monkeypatch.setattr(cost, "step_times", lambda *_: times)
+    monkeypatch.setattr(evidence, "timed_search", lambda *_: pytest.fail("searched"))
+    found = evidence.collect(task, evidence.QUICK, tmp_path, lambda _: None)
+    (row,) = report.rows([found], [])
+    assert (row.met, row.result) == (None, "cannot be shown here: torch.autocast takes 1.25 to 1.25 of float32's time")
+    assert row.result in report.report([found], [], {}, "the command", 1.0)
+    times["autocast"] = [0.7, 0.77, 0.63]  # 1.43 times as fast
+    with pytest.raises(pytest.fail.Exception, match="searched"):
+        evidence.collect(task, evidence.QUICK, tmp_path, lambda _: None)
+
+
+@pytest.mark.parametrize(("tuned", "met"), [(0.9, True), (0.95, False)])
+def test_tuned_lists_of_larger_tasks_are_to_be_faster_than_torch_autocast(tuned: float, met: bool) -> None:
+    fast, slow = made_up(), made_up()
+    for found, ratio in ((fast, 0.5), (slow, tuned)):
+        found["large"] = True
+        found["seconds a step"][report.TIME] = [ratio * seconds for seconds in found["seconds a step"]["autocast"]]
+    fast["name"] = "fast"
+    row = next(row for row in report.rows([fast, slow], []) if "larger" in row.what)
+    assert (row.met, row.result) == (met, f"worst of 2: {tuned:.2f} ± 0.00 (task)")
 
 
 @pytest.mark.slow
