@@ -59,9 +59,10 @@ class Choice:
 
 
 def candidates(name: str, device: str) -> dict[str, hmp.Policy | str]:
-    """torch.autocast's lists for the device, Habana's, those that were tuned, and the other presets; none of another device or release."""
+    """torch.autocast's lists for the device, Habana's, those that were tuned, and the other presets; none of another device or release,
+    nor FP8, which is emulated where there is no such kernel."""
     first = [policy_of(device), "habana", "habana-o2"]
-    others = [preset for preset in hmp.policies() if preset not in first and preset != "autocast" and not preset.startswith("torch-")]
+    others = [preset for preset in hmp.policies() if preset not in (*first, "autocast", "fp8") and not preset.startswith("torch-")]
     return {**{preset: preset for preset in first}, **tuned(name), **{preset: preset for preset in others}}
 
 

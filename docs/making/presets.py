@@ -10,11 +10,11 @@ def page() -> str:
     policies = {name: hmp.Policy.load(name) for name in hmp.policies()}
     columns: dict[str, dict[str, str]] = {}
     for name, policy in policies.items():
-        columns[name] = {op: cast for cast in ("promote", "fp32", "bf16") for op in getattr(policy, cast)}
+        columns[name] = {op: cast for cast in reversed(policy.lists) for op in getattr(policy, cast)}
     ops = sorted(set().union(*columns.values()))
     dtypes = {name: str(policy.dtype).removeprefix("torch.") for name, policy in policies.items()}
     short = "\n".join(
-        f"| `{name}` | {dtypes[name]} | {len(policy.bf16)} | {len(policy.fp32)} | {len(policy.promote)} |"
+        f"| `{name}` | {dtypes[name]} | {len(policy.bf16)} | {len(policy.fp32)} | {len(policy.promote)} | {len(policy.fp8)} |"
         for name, policy in policies.items()
     )
     head = "| op | " + " | ".join(f"`{name}`" for name in columns) + " |\n|---" + "|---" * len(columns) + "|"
@@ -24,8 +24,8 @@ def page() -> str:
 Which to take: [Choosing a preset](../start/choosing-a-preset.md). `autocast`, `torch-cpu` and `torch-cuda` follow the torch that is
 installed; here it is the one that this site was built with. `hmp lists NAME` prints one, `hmp diff A B` compares two.
 
-| preset | low dtype | low (bf16) | fp32 | promote |
-|---|---|---|---|---|
+| preset | low dtype | low (bf16) | fp32 | promote | fp8 |
+|---|---|---|---|---|---|
 {short}
 
 ## Op by op

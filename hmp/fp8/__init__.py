@@ -7,5 +7,6 @@ recipe.
 from .products import PRODUCTS
 from .recipes import E4M3, RECIPES
 from .refusals import why_not
+from .statistics import Statistics
 
-__all__ = ["E4M3", "PRODUCTS", "RECIPES", "why_not"]
+__all__ = ["E4M3", "PRODUCTS", "RECIPES", "Statistics", "why_not"]

@@ -63,7 +63,7 @@ def values(quantised: Quantised) -> Tensor:
         return _mul(_float(data), scale)
     if axis == -2:
         return _transpose(values(transposed(quantised)), -2, -1)
-    factors = _power_of_two(_to(scale, torch.int32))
+    factors = with_exponent(_to(scale, torch.int32))
     return _flatten(_mul(_unflatten(_float(data), -1, (scale.shape[-1], BLOCK)), _unsqueeze(factors, -1)), -2)
 
 
@@ -79,7 +79,7 @@ def quantise(tensor: Tensor, layout: Layout) -> Quantised:
     largest = _float(_amax(finite) if scaling == "tensor" else _amax(finite, axis, keepdim=True))
     if power_of_two:
         exponent = _exponent(largest, form)
-        factor, scale = _power_of_two(_sub(2 * _BIAS, exponent)), _power_of_two(exponent)
+        factor, scale = with_exponent(_sub(2 * _BIAS, exponent)), with_exponent(exponent)
     else:
         factor = _factor(largest, form)
         scale = _reciprocal(factor)
@@ -91,7 +91,7 @@ def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
     count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to unflatten, who cannot derive it from a size that is a symbol in a trace
     blocks = _unflatten(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), -1, (count, BLOCK))
     exponent = _exponent(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
-    data = _scaled(blocks, _power_of_two(_sub(2 * _BIAS, exponent)), form)
+    data = _scaled(blocks, with_exponent(_sub(2 * _BIAS, exponent)), form)
     return Quantised(_flatten(data, -2), _to(_squeeze(exponent, -1), torch.uint8), -1)
 
 
@@ -107,9 +107,10 @@ def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
 def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
     """What values are multiplied with so that `largest` becomes the format's largest number."""
     # A compiled kernel's division in float32 is not exact on every GPU. By way of float64 the same float32 comes out, rounded right.
+    most = torch.finfo(form).max
+    largest = _clamp(_where(_eq(largest, 0), _full_like(largest, most), largest), min=most / _LARGEST_FACTOR)
     exact = _double(largest) if largest.is_cuda else largest
-    factor = _clamp(_float(_div(_full_like(exact, torch.finfo(form).max), exact)), max=_LARGEST_FACTOR)
-    return _where(_eq(largest, 0), _full_like(factor, 1.0), factor)
+    return _float(_div(_full_like(exact, most), exact))
 
 
 def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
@@ -124,6 +125,6 @@ def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
     return _where(_eq(largest, 0), _full_like(exponent, _BIAS), _clamp(exponent, min=1))
 
 
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """The float32 with that biased exponent."""
+def with_exponent(exponent: Tensor) -> Tensor:
+    """The power of two in float32 that has that biased exponent."""
     return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import torch
 
 from ..casting import Tensor
-from .quantising import Quantised
+from .quantising import Quantised, with_exponent
 
 # torch's own, taken before anything is patched
 _abs, _amax, _and, _eq, _mean = torch.abs, torch.amax, torch.logical_and, torch.eq, torch.mean
-_nan_to_num, _narrow, _ne, _float = torch.nan_to_num, torch.narrow, torch.ne, Tensor.float
+_amin, _nan_to_num, _narrow, _ne, _stack = torch.amin, torch.nan_to_num, torch.narrow, torch.ne, torch.stack
+_float, _to = Tensor.float, Tensor.to
 
 
 class Statistics(NamedTuple):
@@ -27,6 +28,11 @@ class Statistics(NamedTuple):
     scale: Tensor
     saturated: Tensor
     flushed: Tensor
+
+    def figures(self) -> Tensor:
+        """Five float32 numbers: amax, the least and the greatest scale, the shares saturated and flushed."""
+        scale = self.scale if self.scale.dtype is torch.float32 else with_exponent(_to(self.scale, torch.int32))
+        return _stack([self.amax, _amin(scale), _amax(scale), self.saturated, self.flushed])
 
 
 Observer = Callable[[Statistics], None]

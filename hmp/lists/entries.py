@@ -79,6 +79,11 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     file = Path(path)
     if file.is_dir():
         raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
+    return parse_list(read_text(file), cast, file)
+
+
+def read_text(file: Path) -> str:
+    """The text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
     try:
         data = file.read_bytes()
     except FileNotFoundError:
@@ -88,8 +93,7 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     if b"\0" in data:
         raise OpListError("is a binary file; a list is plain text, one op name a line", file)
     try:
-        text = data.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise OpListError("is not UTF-8 text; save the list as UTF-8", file, line) from None
-    return parse_list(text, cast, file)

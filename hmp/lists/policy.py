@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_entry, parse_list, read_list
-from .policy_folder import LOW_DTYPES, WORDS
+from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
 from .presets import policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
@@ -93,7 +93,8 @@ class Policy:
     def load(cls, policy: str | Path) -> Policy:
         """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt and promote.txt, or any of these.
 
-        A list whose file is missing is empty. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
+        A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
+        but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
         "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate".
         OpListError where there is no such preset or folder.
         """
@@ -102,7 +103,11 @@ class Policy:
             raise OpListError(presets.unknown(str(policy)))
         found = policy_folder.list_files(folder)
         entries = [entry for cast, file in found.items() for entry in read_list(file, cast)]
-        return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder))
+        base = policy_folder.read_base(folder)
+        if not base:
+            return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
+        under = cls.load(base)
+        return cls._laid_over(under.origin.values(), folder.name, entries, **policy_folder.read_words(folder, under._words))
 
     @classmethod
     def from_files(
@@ -125,10 +130,13 @@ class Policy:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
         defaults = [cast for cast in CASTS if not str(files[cast])]
-        return cls._over_defaults(name if given else HABANA, given, defaults, dtype)
+        return cls._laid_over(_habanas(defaults), name if given else HABANA, given, dtype)
 
     @classmethod
-    def _over_defaults(cls, name: str, given: list[ListEntry], defaults: Iterable[ListName], dtype: Any = torch.bfloat16) -> Policy:
+    def _laid_over(
+        cls, defaults: Iterable[ListEntry], name: str, given: list[ListEntry], dtype: Any = torch.bfloat16, **fp8: str
+    ) -> Policy:
+        """The policy of the entries `given`, and of those of `defaults` that speak of other ops."""
         taken: dict[str, ListEntry] = {}
         for entry in given:
             # a promote file takes no op from a default list: BF16 and FP32 win over promote
@@ -137,14 +145,14 @@ class Policy:
                     for relative in (op, *sites.relatives(op)):
                         taken.setdefault(relative, entry)
         entries = list(given)
-        for cast in defaults:
-            for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast):
-                winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
-                if winner is None or cast == "promote":
-                    entries.append(entry)
-                elif winner.cast != cast and (winner.cast, cast) != ("fp8", "bf16"):
-                    log.info("%s on the given %s list wins over %s on the default %s list", winner.name, winner.cast, entry.name, cast)
-        return cls._from_entries(name, entries, dtype)
+        for entry in defaults:
+            winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
+            if winner is None or entry.cast == "promote":
+                entries.append(entry)
+            elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
+                said = "%s on the given %s list wins over %s on the default %s list"
+                log.info(said, winner.name, winner.cast, entry.name, entry.cast)
+        return cls._from_entries(name, entries, dtype, **fp8)
 
     @classmethod
     def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str) -> Policy:
@@ -170,7 +178,7 @@ class Policy:
         given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, entries in lists.items() if entries is None]
-        return cls._over_defaults("environment" if given else HABANA, given, defaults)
+        return cls._laid_over(_habanas(defaults), "environment" if given else HABANA, given)
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
@@ -224,9 +232,12 @@ class Policy:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
-        fp8 = {"fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
-        values |= {field: word for field, word in fp8.items() if "fp8" in values or word != WORDS[field][0]}
+        values |= {field: word for field, word in self._words.items() if "fp8" in values or word != WORDS[field][0]}
         return {**values, "fingerprint": self.fingerprint}
+
+    @property
+    def _words(self) -> dict[str, str]:
+        return {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
 
     @property
     def lists(self) -> tuple[ListName, ...]:
@@ -267,7 +278,8 @@ class Policy:
         for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-        policy_folder.write_words(target, {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel})
+        (target / BASE_FILE).unlink(missing_ok=True)  # all of this policy's entries are in its lists
+        policy_folder.write_words(target, self._words)
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
@@ -314,6 +326,11 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
         if known.path is None and entry.path is not None:
             found[entry.cast, entry.text] = entry
     return tuple(sorted(found.values(), key=lambda entry: (LISTS.index(entry.cast), str(entry.scope), entry.name)))
+
+
+def _habanas(casts: Iterable[ListName]) -> Iterator[ListEntry]:
+    """The entries of Habana's default lists of these kinds."""
+    return (entry for cast in casts for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
 
 
 def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:

@@ -9,13 +9,15 @@ import torch
 
 from ..errors import OpListError
 from ..fp8 import RECIPES
-from .entries import LISTS, ListName, read_list
+from . import presets
+from .entries import LISTS, ListName, read_text
 
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A field of a policy → the words that its file may hold; the first is meant where there is no such file.
 WORDS: Mapping[str, tuple[str, ...]] = {"dtype": tuple(LOW_DTYPES), "fp8_recipe": tuple(RECIPES), "fp8_kernel": ("auto", "emulate")}
 WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt"}
-DTYPE_FILE = WORD_FILES["dtype"]
+DTYPE_FILE, BASE_FILE = WORD_FILES["dtype"], "base.txt"
+NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:
@@ -26,9 +28,14 @@ def list_files(folder: Path) -> dict[ListName, Path]:
     return found
 
 
-def read_words(folder: Path) -> dict[str, str]:
-    """The fields of a policy that are one word each, as the folder's files say or leave to their defaults."""
-    return {field: _word(folder / WORD_FILES[field], allowed) for field, allowed in WORDS.items()}
+def read_base(folder: Path) -> str:
+    """The preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
+    return _word(folder / BASE_FILE, ("", *presets.policies()))
+
+
+def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
+    """The fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
+    return {field: _word(folder / WORD_FILES[field], (base[field], *allowed)) for field, allowed in WORDS.items()}
 
 
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
@@ -44,7 +51,7 @@ def _word(file: Path, allowed: tuple[str, ...]) -> str:
     """The one word in the file, one of `allowed`; the first of them where there is no such file."""
     if not file.is_file():
         return allowed[0]
-    words = read_list(file, "bf16")
-    if len(words) != 1 or words[0].text not in allowed:
-        raise OpListError(f"holds {' '.join(w.text for w in words)!r}; write {' or '.join(allowed)} and nothing else", file)
-    return words[0].name
+    words = " ".join(" ".join(line.partition("#")[0].split()) for line in read_text(file).removeprefix("\ufeff").splitlines()).strip()
+    if not words or words not in allowed:
+        raise OpListError(f"holds {words!r}; write {' or '.join(dict.fromkeys(filter(None, allowed)))} and nothing else", file)
+    return words

@@ -53,6 +53,11 @@ def folder(preset: str) -> Path:
     return home() / meaning(preset)
 
 
+def is_in_one(file: str | None) -> bool:
+    """Whether it is a file of a preset's."""
+    return file is not None and Path(file).parents[1] == home()
+
+
 def _folders() -> list[str]:
     return [path.name for path in home().iterdir() if (path / "bf16.txt").is_file()]
 

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import HmpError, OpListError
 from ..ops import sites
-from . import spelling
+from . import presets, spelling
 from .conflicts import RIVALS
 from .entries import AUTOCAST, LISTS, ListEntry
 from .policy import Policy
@@ -206,9 +206,10 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
+    """Raises OpListError for an entry that matches no module: the user meant one. A preset's speaks of what some models have."""
     matched = {entry for node in nodes for entry in node.matched}
     for entry in policy.scoped:
-        if entry not in matched:
+        if entry not in matched and not presets.is_in_one(entry.path):
             model = type(nodes[0].module).__name__
             raise OpListError(
                 f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "

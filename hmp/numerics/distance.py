@@ -28,6 +28,7 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
     got, reference = as_real(got), as_real(reference)
+    got = got.float() if got.dtype.itemsize == 1 else got  # torch promotes no FP8
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)
     known = reference.abs() < LARGE  # false for NaN

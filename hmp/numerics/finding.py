@@ -38,9 +38,14 @@ class Values(NamedTuple):
         return found + (f", {' and '.join(odd)}" if odd else "")
 
 
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, one in FP8 as float32: torch answers no question about its values."""
+    return tensor.float() if tensor.dtype.itemsize == 1 and tensor.is_floating_point() else tensor
+
+
 def values(tensor: torch.Tensor) -> Values:
     """`tensor` in short."""
-    given = tensor.detach()
+    given = widened(tensor.detach())
     finite = given[torch.isfinite(given)]
     real = torch.view_as_real(finite) if finite.is_complex() else finite
     low, high = (float(real.min()) + 0.0, float(real.max()) + 0.0) if real.numel() else (None, None)

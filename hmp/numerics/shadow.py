@@ -20,7 +20,9 @@ from .attribution import Attribution, Call
 from .distance import Distance, distance
 
 Tensor = torch.Tensor
-WIDE = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.complex32: torch.complex64}
+# FP8 data without its rounding is what its scale gives the values back from.
+_FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+WIDE = {**dict.fromkeys((torch.bfloat16, torch.float16, *_FP8), torch.float32), torch.complex32: torch.complex64}
 _CASTS = frozenset({"_to_copy"})
 
 

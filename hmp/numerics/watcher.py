@@ -17,11 +17,13 @@ from ..observing import log
 from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
-from .finding import Finding, find
+from .finding import Finding, find, widened
 from .whole_calls import WholeCalls
 
 Tensor = torch.Tensor
-FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128})
+FLOATS = frozenset(
+    {torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2}
+)
 # A finite extreme stands for an infinity: `finfo(dtype).min` in masks.
 EXTREMES = tuple(torch.finfo(dtype).max for dtype in (torch.float16, torch.bfloat16, torch.float32))
 _POLES = frozenset({"div", "div_", "true_divide", "reciprocal", "reciprocal_", "rsqrt", "rsqrt_", "log", "log_", "log2", "log10", "log1p"})
@@ -308,12 +310,13 @@ class Watcher(TorchDispatchMode):
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.dtype not in FLOATS or tensor.layout is not torch.strided or not has_values(tensor):
         return True
+    tensor = widened(tensor)
     # one kernel; a sum may overflow, and then each element is asked
     return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())
 
 
 def _has_nan(tensor: Tensor) -> bool:
-    return bool(torch.isnan(tensor).any())
+    return bool(torch.isnan(widened(tensor)).any())
 
 
 def _is_odd_number(value: Any) -> bool:

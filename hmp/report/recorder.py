@@ -21,6 +21,7 @@ from ..observing import Modules
 from ..ops import op_facts, sites
 from ..session import Op, OpRule
 from ..torch_private import is_profiled, variable_functions
+from .in_fp8 import Fp8Rows
 from .rows import UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
@@ -59,6 +60,7 @@ class Recorder:
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self.uncast = 0
         self.slices = Slices()
+        self.fp8 = Fp8Rows()
         self._counts: dict[Key, list[Any]] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
@@ -102,12 +104,15 @@ class Recorder:
         """torch's own op, or the product in FP8 in its place, whose dtype and time are noted."""
         own = getattr(op, "computes", None)
         computes = "" if own is None else _short[own]
+        in_fp8 = rule.kind == "fp8" and bool(computes)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None:
                 return op(*args, **kwargs)
             call.compute = computes or _first_dtype((*args, *kwargs.values()))
+            if in_fp8:
+                kwargs["observer"] = self.fp8.observer(rule.op, self.modules.path)
             started = self._now()
             try:
                 return op(*args, **kwargs)

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, count, dtype_name
+from .in_fp8 import Fp8Row, merged
 from .rows import FIELDS, UNLISTED, Row, grouped, in_words
 
 if TYPE_CHECKING:
@@ -30,10 +31,11 @@ class Report:
     `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
     """
 
-    def __init__(self, rows: Iterable[Row] = (), **about: Any) -> None:
+    def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
         self._slices: Slices | None = None
         self._rows = tuple(rows)
+        self._fp8 = tuple(fp8)
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
         } | about  # fmt: skip
@@ -70,6 +72,11 @@ class Report:
     def unlisted(self) -> list[Row]:
         """What was called and no list decides, by op, most time first. Seen in the thread that recorded."""
         return [row for row in self.grouped("op", "op_seconds") if row.rule == UNLISTED]
+
+    @property
+    def fp8(self) -> list[Fp8Row]:
+        """What quantising did to the operands of products in FP8, by op, module and role."""
+        return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -122,7 +129,7 @@ class Report:
         recorder = self._recorder
         if recorder is not None:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
-            self._rows = tuple(recorder.rows())
+            self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
             self._about |= {**told, "seconds": seconds, "model": recorder.models}
             self._slices, self._recorder = recorder.slices, None
 
@@ -160,6 +167,7 @@ class Report:
         policies = {each["fingerprint"]: each for report in reports for each in report.policies}
         return Report(
             grouped([row for report in reports for row in report.rows], "call"),
+            merged(row for report in reports for row in report.fp8),
             **self._about
             | {
                 "policies": list(policies.values()),
@@ -195,6 +203,7 @@ class Report:
             **about,
             "notes": self.notes,
             "rows": [asdict(row) for row in self.rows],
+            "fp8": [asdict(row) for row in self.fp8],
         }
 
     @classmethod
@@ -202,8 +211,9 @@ class Report:
         """The report that `to_dict()` described. HmpError for something else."""
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "rows", "notes")}
-        return cls((Row(**row) for row in values["rows"]), **about)
+        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "rows", "fp8", "notes")}
+        fp8 = (Fp8Row(**row) for row in values.get("fp8", ()))  # which reports of before FP8 do not have
+        return cls((Row(**row) for row in values["rows"]), fp8, **about)
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ..errors import to_install
@@ -14,9 +15,11 @@ except ImportError as error:
     raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
+from .in_fp8 import merged
 from .rows import entry, in_words
 
 if TYPE_CHECKING:
+    from .in_fp8 import Fp8Row
     from .report import Report
     from .rows import Row
 
@@ -33,6 +36,8 @@ def text(report: Report) -> str:
     unlisted = report.unlisted
     if unlisted:
         parts += ["", _unlisted(unlisted)]
+    if report.fp8:
+        parts += ["", _in_fp8(report.fp8)]
     if report.no_kernel:
         parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
     if report.never_called:
@@ -66,6 +71,23 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
             "place": row.place,
         }
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
+    return made
+
+
+def _in_fp8(rows: list[Fp8Row]) -> Table:
+    """By op and role; report.fp8 has the modules."""
+    made = Table(box=None, pad_edge=False)
+    for name in ("in FP8", "role"):
+        made.add_column(name, overflow="fold")
+    for name in ("tensors", "amax", "scale", "saturated", "flushed to 0"):
+        made.add_column(name, justify="right", no_wrap=True)
+    made.add_column("most flushed in", overflow="fold")
+    for row in merged(replace(row, module="") for row in rows):
+        worst = max((each for each in rows if (each.op, each.role) == (row.op, row.role)), key=lambda each: each.flushed)
+        scales = " to ".join(dict.fromkeys((f"{row.least_scale:.2g}", f"{row.greatest_scale:.2g}")))
+        shares = (f"{share:.2%}" for share in (row.saturated, row.flushed))
+        where = f"{worst.module or '-'} ({worst.flushed:.2%})"
+        made.add_row(row.op, row.role, str(row.tensors), f"{row.amax:.3g}", scales, *shares, where)
     return made
 
 

@@ -20,8 +20,9 @@ from . import advice, charts, model
 if TYPE_CHECKING:
     from ..report import Report
 
-UNLISTED_OPS = 15
+UNLISTED_OPS, FP8_ROWS = 15, 200
 RULES = {
+    "fp8": "on the FP8 list: both inputs become float8_e4m3fn, with scales from their own values",
     "bf16": "on the BF16 list: inputs become the low dtype (R1)",
     "fp32": "on the FP32 list: inputs become float32 (R2)",
     "promote": "on the promote list: inputs become the widest dtype among them (R3)",
@@ -58,6 +59,8 @@ def report_page(report: Report) -> str:
         tree=model.tree(rows),
         unlisted=unlisted[:UNLISTED_OPS],
         unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
+        in_fp8=sorted(report.fp8, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS],
+        in_fp8_all=len(report.fp8),
         no_kernel=report.no_kernel,
         never=model.never_called(report),
         table=shown[: model.TABLE_ROWS],

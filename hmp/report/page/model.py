@@ -242,8 +242,8 @@ def headline(report: Report) -> str:
 
 @functools.cache
 def _presets() -> dict[str, Listed]:
-    # a frozen release says what the one that follows torch says
-    return {name: Listed(Policy.load(name)) for name in policies() if "@" not in name and name != "autocast"}
+    # a frozen release says what the one that follows torch says, autocast and fp8 what the one for the device says
+    return {name: Listed(Policy.load(name)) for name in policies() if "@" not in name and name not in ("autocast", "fp8")}
 
 
 def said_by_presets(op: str) -> dict[str, list[str]]:

@@ -1,0 +1,95 @@
+"""What quantising did to the operands of products in FP8, by op, module and role."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from ..casting import Tensor
+from ..fp8 import Statistics
+
+_PENDING = 512  # tensors whose figures wait on the device: to read one waits for it
+
+
+@dataclass(frozen=True)
+class Fp8Row:
+    """The tensors that were quantised for the products of one op in one module, in one role: "input" (the left operand), "weight" (the
+    right one) or "grad" (the result's gradient).
+
+    Of `tensors` tensors: `amax` is the largest finite magnitude, `least_scale` and `greatest_scale` the range of the scales (a value is a
+    number in the format times its scale), `saturated` and `flushed` the mean shares of elements at the format's largest number, and of
+    those that became 0 and were not.
+    """
+
+    op: str
+    module: str
+    role: str
+    tensors: int
+    amax: float
+    least_scale: float
+    greatest_scale: float
+    saturated: float
+    flushed: float
+
+
+class Fp8Rows:
+    """Adds up what is told of each quantised tensor, in any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
+        self._rows: dict[tuple[str, str, str], Fp8Row] = {}
+
+    def observer(self, op: str, module: str) -> Callable[[Statistics], None]:
+        """What one call's product tells of its tensors, in backward too."""
+
+        def noted(statistics: Statistics) -> None:
+            with self._lock:
+                self._pending.append(((op, module, statistics.role), statistics.figures()))
+                if len(self._pending) >= _PENDING:
+                    self._read()
+
+        return noted
+
+    def rows(self) -> list[Fp8Row]:
+        """What was told so far, in the order of first uses."""
+        with self._lock:
+            self._read()
+            return list(self._rows.values())
+
+    def _read(self) -> None:
+        for key, figures in self._pending:
+            row = Fp8Row(*key, 1, *figures.tolist())
+            known = self._rows.get(key)
+            self._rows[key] = row if known is None else together(known, row)
+        self._pending.clear()
+
+
+def together(one: Fp8Row, other: Fp8Row) -> Fp8Row:
+    """Two rows of one op, module and role as one."""
+    count = one.tensors + other.tensors
+
+    def mean(ones: float, others: float) -> float:
+        return (ones * one.tensors + others * other.tensors) / count
+
+    return Fp8Row(
+        one.op,
+        one.module,
+        one.role,
+        count,
+        max(one.amax, other.amax),
+        min(one.least_scale, other.least_scale),
+        max(one.greatest_scale, other.greatest_scale),
+        mean(one.saturated, other.saturated),
+        mean(one.flushed, other.flushed),
+    )
+
+
+def merged(rows: Iterable[Fp8Row]) -> list[Fp8Row]:
+    """The rows with those of one op, module and role taken together, as of several ranks."""
+    found: dict[tuple[str, str, str], Fp8Row] = {}
+    for row in rows:
+        key = (row.op, row.module, row.role)
+        found[key] = together(found[key], row) if key in found else row
+    return list(found.values())

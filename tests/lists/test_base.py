@@ -1,0 +1,89 @@
+"""A folder whose lists are laid over a preset's by base.txt, and the preset fp8, which is one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def folder(path: Path, **files: str) -> Path:
+    for name, text in files.items():
+        (path / f"{name}.txt").write_text(text)
+    return path
+
+
+def test_the_base_decides_what_the_lists_do_not_name(tmp_path: Path) -> None:
+    base = hmp.Policy.load("bert")
+    policy = hmp.Policy.load(folder(tmp_path, base="# Habana's for BERT\nbert\n", fp32="gelu\nmatmul\n", bf16="softmax\n"))
+    assert {"gelu", "matmul"} <= policy.fp32 and "softmax" in policy.bf16
+    for cast in ("bf16", "fp32"):
+        assert getattr(policy, cast) - {"gelu", "matmul", "softmax"} == getattr(base, cast) - {"gelu", "matmul", "softmax"}
+    assert policy.promote == base.promote
+    assert not policy.bf16 & policy.fp32
+    x = torch.randn(4, 4)
+    with hmp.casts(policy):
+        assert (x @ x).dtype is F32 and torch.mm(x, x).dtype is BF16 and torch.softmax(x, -1).dtype is BF16
+
+
+def test_the_base_says_the_low_dtype_unless_the_folder_does(tmp_path: Path) -> None:
+    folder(tmp_path, base="apex-o1", fp32="gelu")
+    assert hmp.Policy.load(tmp_path).dtype is torch.float16
+    folder(tmp_path, dtype="bfloat16")
+    assert hmp.Policy.load(tmp_path).dtype is BF16
+
+
+def test_what_is_saved_has_no_base(tmp_path: Path) -> None:
+    policy = hmp.Policy.load(folder(tmp_path, base="bert", fp32="gelu"))
+    assert hmp.Policy.load(policy.save(tmp_path)) == policy
+    assert not (tmp_path / "base.txt").exists()
+
+
+def test_a_base_that_is_no_preset_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    with pytest.raises(hmp.OpListError, match=r"holds 'brt'; write apex-o1 or autocast or bert or .* and nothing else") as raised:
+        hmp.Policy.load(folder(tmp_path, base="brt", fp32="gelu"))
+    assert raised.value.path == str(tmp_path / "base.txt")
+
+
+class Model(torch.nn.Module):
+    def __init__(self, head: str) -> None:
+        super().__init__()
+        self.body = torch.nn.Linear(32, 32)
+        self.add_module(head, torch.nn.Linear(32, 16))
+        self.name = head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.get_submodule(self.name)(self.body(x))
+
+
+@pytest.mark.parametrize("head", ["head", "lm_head", "classifier", "score", "out"])
+def test_fp8_is_autocast_with_linear_in_fp8_but_for_the_head(head: str) -> None:
+    torch.manual_seed(0)
+    model, x = Model(head), torch.randn(16, 32)
+    with hmp.casts("autocast"):
+        hidden = torch.nn.functional.linear(x, model.body.weight, model.body.bias)
+    with hmp.record() as report:
+        y = hmp.apply(model, "fp8")(x)
+    dtypes = {row.module: row.compute for row in report.grouped("module") if row.calls}
+    assert dtypes["body"] == "float8_e4m3fn"
+    assert dtypes[head] == ("float8_e4m3fn" if head == "out" else "bfloat16")
+    assert y.dtype is hidden.dtype is BF16
+    unscoped, autocast = hmp.Policy.load("fp8").unscoped, hmp.Policy.load("autocast")
+    assert unscoped.fp8 == {"linear"} == autocast.bf16 - unscoped.bf16
+    assert (unscoped.fp32, unscoped.promote, unscoped.dtype) == (autocast.fp32, autocast.promote, BF16)
+
+
+def test_fp8_needs_a_model_and_says_so() -> None:
+    with pytest.raises(hmp.HmpError, match=r"fp8/bf16.txt:\d+: .* speaks of the modules of a model, .* use hmp.apply\(model, policy\)"):
+        hmp.convert(policy="fp8")
+    assert not hmp.is_converted()
+
+
+def test_a_line_of_ones_own_that_matches_nothing_is_still_an_error(tmp_path: Path) -> None:
+    with pytest.raises(hmp.OpListError, match="matches no module of Model"):
+        hmp.apply(Model("out"), hmp.Policy.load(folder(tmp_path, base="autocast", bf16="linear @ lm_head")))

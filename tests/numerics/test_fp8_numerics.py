@@ -1,0 +1,71 @@
+"""compare(), detect_nonfinite() and benchmark() with products in FP8."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import hmp
+
+LINEAR = hmp.Policy(fp8={"linear"})
+
+
+def network() -> tuple[torch.nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16)), torch.randn(16, 32)
+
+
+@pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"])
+def test_the_output_and_the_gradients_are_as_far_from_float32_as_they_are(recipe: str) -> None:
+    model, x = network()
+    policy = LINEAR.replace(fp8_recipe=recipe)
+    found = hmp.compare(model, x, policy, loss=lambda out: out.float().square().mean())
+
+    def run() -> tuple[torch.Tensor, torch.Tensor]:
+        model.zero_grad()
+        out = model(x)
+        out.float().square().mean().backward()
+        return out.detach().double(), torch.cat([p.grad.flatten() for p in model.parameters()]).double()
+
+    wanted = run()
+    with hmp.casts(policy):
+        got = run()
+    for told, one, other in zip((found.output, found.gradient), got, wanted, strict=True):
+        assert told == pytest.approx(((one - other).norm() / other.norm()).item(), rel=1e-3)
+    linear = next(group for group in found.by_op() if group.name == "linear")
+    assert 0.01 < linear.isolated < 0.2 and linear.share > 0.9
+    low = hmp.compare(model, x, hmp.Policy(bf16={"linear"}), loss=lambda out: out.float().square().mean())
+    assert found.output > 5 * low.output  # three digits of a mantissa, not seven
+
+
+def test_a_healthy_model_has_no_finding_and_a_nan_is_found_where_it_came_in() -> None:
+    model, x = network()
+    for batch in (x, torch.zeros_like(x), torch.full_like(x, 1e-42)):  # whose scales are those of nothing
+        with hmp.casts(LINEAR), hmp.detect_nonfinite("log") as found:
+            model(batch).float().sum().backward()
+        assert not found
+    x[0, 0] = float("nan")
+    with hmp.casts(LINEAR), hmp.detect_nonfinite("log") as found:
+        model(x)
+    assert {finding.kind for finding in found} == {"data"}
+
+
+def test_an_overflow_of_the_layer_before_is_not_put_on_the_products_rounding() -> None:
+    model, x = network()
+    with torch.no_grad():
+        model[0].weight.fill_(3e38)
+    with hmp.casts(LINEAR), hmp.detect_nonfinite("log") as found:
+        model(x.abs() * 1e38)
+    assert [(finding.op, finding.module, finding.made) for finding in found] == [("linear", "0", "Inf")]
+
+
+def test_it_is_timed_beside_the_others() -> None:
+    model, x = network()
+
+    def step() -> torch.Tensor:
+        loss = model(x).float().square().mean()
+        loss.backward()
+        return loss
+
+    found = hmp.benchmark(step, ["float32", "fp8"], model=model, rounds=3, steps=2)
+    assert "fp8" in str(found)

@@ -1,0 +1,126 @@
+"""What record() says of products in FP8: amax, scale and the shares that saturate and are flushed, by op, module and role."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import hmp
+from hmp.report.in_fp8 import Fp8Row
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LINEAR = hmp.Policy(fp8={"linear"})
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = torch.nn.Linear(32, 64, bias=False), torch.nn.Linear(64, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.two(torch.relu(self.one(x)))
+
+
+def by_hand(tensor: torch.Tensor, form: torch.dtype) -> tuple[float, float, float, float]:
+    """amax, scale, saturated and flushed shares of one tensor under one scale, element by element."""
+    amax, most = tensor.detach().abs().max().double(), torch.finfo(form).max
+    codes = (tensor.detach().double() * most / amax).clamp(-most, most).float().to(form).float()
+    saturated = sum(abs(code) == most for code in codes.flatten().tolist()) / codes.numel()
+    flushed = sum(c == 0 and v != 0 for c, v in zip(codes.flatten().tolist(), tensor.flatten().tolist(), strict=True)) / codes.numel()
+    return float(amax), float(amax / most), saturated, flushed
+
+
+def recorded(x: torch.Tensor, policy: hmp.Policy = LINEAR, steps: int = 1) -> tuple[Net, hmp.Report]:
+    torch.manual_seed(0)
+    net = Net()
+    with hmp.casts(policy), hmp.record() as report:
+        for _ in range(steps):
+            net(x).float().square().sum().backward()
+    return net, report
+
+
+def wide(rows: int = 16) -> torch.Tensor:
+    """Values over many powers of two, some of which one scale cannot keep."""
+    torch.manual_seed(1)
+    return torch.randn(rows, 32) * 2.0 ** torch.randint(-24, 8, (rows, 32))
+
+
+def test_inputs_and_weights_have_the_figures_of_plain_torch() -> None:
+    x = wide()
+    net, report = recorded(x)
+    rows = {(row.module, row.role): row for row in report.fp8}
+    assert set(rows) == {(module, role) for module in ("one", "two") for role in ("input", "weight", "grad")} - {("one", "")}
+    for key, tensor in ((("one", "input"), x), (("one", "weight"), net.one.weight), (("two", "weight"), net.two.weight)):
+        row, (amax, scale, saturated, flushed) = rows[key], by_hand(tensor, E4M3)
+        assert (row.op, row.tensors) == ("linear", 1)
+        assert row.amax == pytest.approx(amax) and row.least_scale == row.greatest_scale == pytest.approx(scale, rel=1e-6)
+        assert row.saturated == pytest.approx(saturated, abs=1e-6) and row.flushed == pytest.approx(flushed, abs=1e-6)
+    assert rows["one", "input"].flushed > 0.3  # else flushing was not tried
+
+
+def test_gradients_are_told_from_backward_with_the_module_of_their_forward() -> None:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(16, 32)
+    seen: list[torch.Tensor] = []
+    with hmp.casts(LINEAR), hmp.record() as report:
+        y = net(x)
+        y.register_hook(seen.append)
+        y.float().square().sum().backward()
+    row = next(row for row in report.fp8 if (row.module, row.role) == ("two", "grad"))
+    amax, scale, saturated, flushed = by_hand(seen[0], E5M2)
+    assert row.amax == pytest.approx(amax) and row.greatest_scale == pytest.approx(scale, rel=1e-6)
+    assert row.saturated == pytest.approx(saturated, abs=1e-6) and row.flushed == pytest.approx(flushed, abs=1e-6)
+
+
+def test_scales_of_rows_have_a_range_and_flush_less() -> None:
+    x = torch.randn(16, 32) * 2.0 ** torch.arange(-16, 16, 2).unsqueeze(1)
+    one, many = (recorded(x, LINEAR.replace(fp8_recipe=recipe))[1].fp8[0] for recipe in ("tensorwise", "rowwise"))
+    assert many.least_scale < 1e-3 * many.greatest_scale and one.least_scale == one.greatest_scale
+    assert many.flushed < 0.01 < 0.1 < one.flushed
+    blocks = recorded(x, LINEAR.replace(fp8_recipe="mxfp8"))[1].fp8[0]
+    assert 0 < blocks.least_scale < blocks.greatest_scale
+    assert torch.tensor([blocks.least_scale, blocks.greatest_scale]).log2().frac().eq(0).all()  # powers of two
+
+
+def test_steps_add_up_and_so_do_ranks() -> None:
+    x = wide()
+    _, once = recorded(x)
+    _, thrice = recorded(x, steps=3)
+    assert [(row.tensors, row.amax) for row in thrice.fp8 if row.role != "grad"] == [
+        (3, row.amax) for row in once.fp8 if row.role != "grad"
+    ]
+    merged = once.merge(thrice)
+    assert [row.tensors for row in merged.fp8] == [4] * 6
+    assert merged.fp8[0].flushed == pytest.approx(once.fp8[0].flushed)
+
+
+def test_it_is_in_the_text_the_json_and_the_page(tmp_path: Path) -> None:
+    _, report = recorded(wide())
+    assert "in FP8" in str(report) and "flushed to 0" in str(report)
+    values = json.loads(report.to_json(tmp_path / "r.json").read_text())
+    assert Fp8Row(**values["fp8"][0]) == report.fp8[0]
+    assert hmp.Report.load(tmp_path / "r.json").fp8 == report.fp8
+    page = report.to_html(tmp_path / "r.html").read_text()
+    assert 'id="fp8"' in page and f"{100 * report.fp8[0].flushed:.2f} %" in page
+    del values["fp8"]  # as reports of before FP8 are
+    assert hmp.Report.from_dict(values).fp8 == []
+
+
+def test_a_recording_without_fp8_says_nothing_of_it(tmp_path: Path) -> None:
+    _, report = recorded(torch.randn(16, 32), hmp.Policy(bf16={"linear"}))
+    assert report.fp8 == [] and "in FP8" not in str(report)
+    assert 'id="fp8"' not in report.to_html(tmp_path / "r.html").read_text()
+
+
+def test_recording_changes_no_bit() -> None:
+    x = wide()
+    watched, _ = recorded(x)
+    torch.manual_seed(0)
+    alone = Net()
+    with hmp.casts(LINEAR):
+        alone(x).float().square().sum().backward()
+    for one, other in zip(watched.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)
