@@ -22,7 +22,7 @@ DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
-PARTS = ("rules", "threads", "caches", "graphs", "marks", "fp16", "ddp", "presets", "compile", "tools")
+PARTS = ("rules", "threads", "caches", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "compile", "tools")
 
 # what the checks of `threads` import beside torch; the others need torch alone
 OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")

@@ -1,0 +1,179 @@
+"""Products in FP8 on the device: its kernels beside the emulation, training under the preset, and what a step takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+
+import hmp
+from device_kit import BF16, DEVICE, F32, Checks, NotRun, allocated, synchronize, tensor
+from hmp.fp8.kernels import kernel_for
+from hmp.fp8.recipes import RECIPES
+from networks_kit import Net, batch, loss_of
+
+check = Checks()
+ROWS, INNER, OUTER = 96, 256, 160
+E4M3 = torch.float8_e4m3fn
+
+
+def fp8(recipe: str = "tensorwise", kernel: str = "auto") -> hmp.Policy:
+    return hmp.Policy(fp8={"linear", "bmm"}, fp8_recipe=recipe, fp8_kernel=kernel)
+
+
+def product(policy: hmp.Policy, spread: int = 0) -> list[torch.Tensor]:
+    """A linear layer's result and the gradients of its input and weight; values over 2 * `spread` powers of two more."""
+    x, weight = tensor(ROWS, INNER, seed=1), tensor(OUTER, INNER, seed=2)
+    if spread:
+        x = x * 2.0 ** torch.randint(-spread, spread, (ROWS, 1), generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    leaves = [x.requires_grad_(), weight.requires_grad_()]
+    with hmp.casts(policy):
+        y = F.linear(*leaves)
+    y.backward(tensor(ROWS, OUTER, seed=4, dtype=BF16))
+    return [y.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def apart(got: torch.Tensor, want: torch.Tensor) -> float:
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+@check
+def a_product_is_that_of_the_rounded_inputs() -> str:
+    """One scale a tensor, in float64 by hand; each sum is rounded to bfloat16 once."""
+
+    def rounded(t: torch.Tensor) -> torch.Tensor:
+        scale = 448 / t.detach().abs().max()
+        return (t.detach() * scale).to(E4M3).double() / scale.double()
+
+    want = rounded(tensor(ROWS, INNER, seed=1)) @ rounded(tensor(OUTER, INNER, seed=2)).t()
+    error = apart(product(fp8())[0], want)
+    assert error < 2**-8, error  # a rounding to bfloat16 is 2**-9 at most, and kernels may keep fewer bits of sums
+    return f"relative error {error:.1e}"
+
+
+@check
+def the_devices_kernels_give_what_the_emulation_gives() -> str:
+    """Result and both gradients, under each recipe that the device has a kernel for."""
+    real = [name for name, recipe in RECIPES.items() if kernel_for(torch.device(DEVICE), recipe) == "real"]
+    if not real:
+        raise NotRun(f"{DEVICE} has no FP8 arithmetic here: its products are emulated")
+    said = []
+    for recipe in real:
+        for spread in (0, 8):
+            pairs = zip(product(fp8(recipe), spread), product(fp8(recipe, "emulate"), spread), strict=True)
+            errors = [apart(got, want) for got, want in pairs]
+            assert max(errors) < 2**-7, (recipe, spread, errors)
+            said.append(f"{recipe} {max(errors):.1e}")
+    return "largest relative differences: " + ", ".join(said)
+
+
+@check
+def every_recipe_is_as_near_to_float32_as_eight_bits_are() -> str:
+    said = []
+    want = product(hmp.Policy())
+    for recipe in RECIPES:
+        errors = [apart(got, one) for got, one in zip(product(fp8(recipe)), want, strict=True)]
+        assert 0.005 < max(errors) < 0.1, (recipe, errors)
+        said.append(f"{recipe} " + " ".join(f"{error:.3f}" for error in errors))
+    return "; ".join(said)
+
+
+@check
+def what_does_not_fit_runs_in_the_low_dtype_and_is_counted() -> None:
+    x, weight = tensor(8, 24), tensor(10, 24, seed=1)
+    before = sum(hmp.fallbacks().values())
+    with hmp.casts(fp8()):
+        got = F.linear(x, weight)
+        counted = sum(hmp.fallbacks().values()) - before
+    assert torch.equal(got, F.linear(x.to(BF16), weight.to(BF16)))
+    assert counted == 1, hmp.fallbacks()
+
+
+@check
+def batches_of_products_run_in_fp8() -> None:
+    x, y = tensor(3, 32, 64), tensor(3, 64, 48, seed=1)
+    with hmp.casts(fp8()), hmp.record() as report:
+        got = torch.bmm(x, y)
+    assert {row.compute for row in report.rows if row.op == "bmm"} == {"float8_e4m3fn"}
+    assert 0.005 < apart(got, torch.bmm(x, y)) < 0.1
+
+
+def train(policy: str | hmp.Policy) -> list[float]:
+    net = hmp.apply(Net(), policy)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    losses = []
+    for _ in range(10):
+        loss = loss_of(net, *batch())
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    return losses
+
+
+@check
+def a_model_trains_under_the_preset_as_under_bfloat16() -> str:
+    low, eight = train("autocast"), train("fp8")
+    assert all(torch.tensor(eight).isfinite()) and eight[-1] < eight[0], eight
+    assert abs(eight[-1] - low[-1]) < 0.1 * (low[0] - low[-1]), (low, eight)
+    return f"losses {low[0]:.4f} to {low[-1]:.4f} under autocast, to {eight[-1]:.4f} in FP8"
+
+
+WIDTH, TOKENS = 4096, (4, 1024)
+
+
+class Block(torch.nn.Module):
+    """A transformer's layer, without biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH, device=DEVICE) for _ in range(2))
+        self.qkv, self.out = (torch.nn.Linear(WIDTH, width, bias=False, device=DEVICE) for width in (3 * WIDTH, WIDTH))
+        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH, bias=False, device=DEVICE)
+        self.down = torch.nn.Linear(4 * WIDTH, WIDTH, bias=False, device=DEVICE)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = (t.unflatten(-1, (32, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norms[1](x))))
+
+
+@check.on_cuda("emulated products say nothing about time")
+def what_a_training_step_takes_beside_torch_autocast() -> str:
+    """Two layers 4,096 wide, 4 by 1,024 tokens; medians of nine rounds in turns, and the peak of memory."""
+    net = torch.nn.Sequential(Block(), Block())
+    x = tensor(*TOKENS, WIDTH, dtype=F32)
+    policies = {recipe: hmp.Policy.load("fp8").unscoped.replace(fp8_recipe=recipe) for recipe in ("tensorwise", "rowwise")}
+    sides: dict[str, Callable[[], AbstractContextManager[object]]] = {
+        "torch.autocast": lambda: torch.autocast(DEVICE, dtype=BF16),
+        "hmp, the same lists": lambda: hmp.casts(hmp.Policy.load("autocast").replace(dtype=BF16)),
+        **{f"hmp, fp8 {recipe}": (lambda policy=policy: hmp.casts(policy)) for recipe, policy in policies.items()},
+    }
+
+    def step(region: Callable[[], AbstractContextManager[object]]) -> None:
+        with region():
+            loss = net(x).float().square().mean()
+        loss.backward()
+        net.zero_grad(set_to_none=True)
+
+    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    peaks: dict[str, int] = {}
+    for number in range(11):
+        for name, region in sides.items():
+            before = allocated()
+            torch.cuda.reset_peak_memory_stats()
+            start = time.perf_counter()
+            step(region)
+            synchronize()
+            if number >= 2:  # the first warm up
+                seconds[name].append(time.perf_counter() - start)
+            peaks[name] = torch.cuda.max_memory_allocated() - before
+    base = median(seconds["torch.autocast"])
+    return "; ".join(
+        f"{name} {1000 * median(found):.1f} ms ({base / median(found):.2f} times as fast), peak {peaks[name] / 2**20:,.0f} MiB"
+        for name, found in seconds.items()
+    )
