@@ -107,7 +107,8 @@ class Policy:
         if not base:
             return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
         under = cls.load(base)
-        return cls._laid_over(under.origin.values(), folder.name, entries, **policy_folder.read_words(folder, under._words))
+        words = policy_folder.read_words(folder, under._words)
+        return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), **words)
 
     @classmethod
     def from_files(
@@ -130,11 +131,11 @@ class Policy:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
         defaults = [cast for cast in CASTS if not str(files[cast])]
-        return cls._laid_over(_habanas(defaults), name if given else HABANA, given, dtype)
+        return cls._laid_over(name if given else HABANA, given, _habanas(defaults), dtype)
 
     @classmethod
     def _laid_over(
-        cls, defaults: Iterable[ListEntry], name: str, given: list[ListEntry], dtype: Any = torch.bfloat16, **fp8: str
+        cls, name: str, given: list[ListEntry], defaults: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str
     ) -> Policy:
         """The policy of the entries `given`, and of those of `defaults` that speak of other ops."""
         taken: dict[str, ListEntry] = {}
@@ -178,7 +179,7 @@ class Policy:
         given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
         lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
         defaults = [cast for cast, entries in lists.items() if entries is None]
-        return cls._laid_over(_habanas(defaults), "environment" if given else HABANA, given)
+        return cls._laid_over("environment" if given else HABANA, given, _habanas(defaults))
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:

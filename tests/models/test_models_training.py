@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 
 import pytest
 
 pytest.importorskip("transformers", reason="the models are those of transformers")
 
+import hmp
 from model_zoo import FAMILIES, MODELS
 from model_zoo.checks import Reference, assert_gradients_follow, assert_state_moves, reference
 from model_zoo.kit import Model, train
@@ -38,6 +40,18 @@ def test_a_model_trains_under_a_policy_as_in_float32(model: Model, policy: str):
     run = train(model, policy, late=is_late(model))
     assert_gradients_follow(run, exact)
     assert_state_moves(run, exact, ROUNDS_ITSELF.get(model.name))
+
+
+# Without the lines for single modules: heads are in FP8 too.
+FP8 = hmp.Policy.load("fp8").unscoped
+
+
+@pytest.mark.parametrize("model", each(quick=("bert", "llama")))
+def test_a_model_trains_in_fp8(model: Model):
+    """Three bits of a mantissa turn the gradients of nets as small as these; that they are there and finite is what can be asked."""
+    run = train(model, FP8, late=is_late(model))
+    assert_gradients_follow(run, Reference(train(model), steady=frozenset()))
+    assert all(math.isfinite(loss) for loss in run.losses), run.losses
 
 
 @pytest.mark.parametrize("model", each(quick=()))
