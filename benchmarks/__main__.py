@@ -22,8 +22,21 @@ from .harness import plots, results
 from .harness.results import Found
 from .workloads.models import MODELS, SIZES, available
 
-PARTS = ("calls", "training", "inference", "optimizers", "memory", "gradients", "startup", "caches", "depth", "compiled", "recording")
-WITHOUT_MODELS = ("calls", "optimizers", "startup", "depth", "compiled", "recording")
+PARTS = (
+    "calls",
+    "training",
+    "inference",
+    "optimizers",
+    "memory",
+    "gradients",
+    "startup",
+    "caches",
+    "depth",
+    "compiled",
+    "recording",
+    "fp8",
+)
+WITHOUT_MODELS = ("calls", "optimizers", "startup", "depth", "compiled", "recording", "fp8")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -102,7 +115,7 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from .cost import caches, calls, compiled, depth, gradients, interleaved, memory, optimizers, recording, startup, steps
+    from .cost import caches, calls, compiled, depth, gradients, in_fp8, interleaved, memory, optimizers, recording, startup, steps
 
     much = chosen_scale(options)
     names, hint = available(options.models)
@@ -122,6 +135,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "depth": lambda: depth.run(list(much.depths), list(much.widths), much.depth_rounds, much.seconds),
         "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.warm_rounds, much.seconds),
         "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),
+        "fp8": lambda: in_fp8.run(much.rounds["medium"], device),
     }
     found = []
     for name, run in parts.items():

@@ -125,6 +125,7 @@ def rule_tests(options: Any, seconds: float) -> Outcome:
 PIECES = {
     "memory": ["--only", "memory,caches", "--sizes", "small"],
     "steps": ["--only", "training,inference", "--sizes", "small,medium", "--rounds", "7"],
+    "fp8": ["--only", "fp8", "--rounds", "9"],
     "accuracy": ["--only", "gradients", "--sizes", "small", "--rounds", "5"],
 }
 SMALLEST_PIECE = {"memory": ["--only", "memory,caches", "--smallest", "--models", "mlp,lstm"]}
@@ -171,7 +172,7 @@ PARTS: dict[str, Part] = {
     "graphs": Part("captured CUDA graphs", 60, checks("graphs")),
     "marks": Part("writes to the device's memory, and what torch's copy-on-write mark does there", 90, checks("marks")),
     "fp16": Part("float16 with GradScaler", 60, checks("fp16")),
-    "fp8": Part("products in FP8: kernels, numbers, the time of a step", 60, checks("fp8")),
+    "fp8": Part("products in FP8: kernels beside the emulation, training", 60, checks("fp8")),
     "ddp": Part("DDP and FSDP2 with one process", 90, checks("ddp")),
     "tools": Part("recordings, findings of NaN, memory", 60, checks("tools")),
     "compile": Part("torch.compile", 120, checks("compile")),

@@ -1,17 +1,12 @@
-"""Products in FP8 on the device: its kernels beside the emulation, training under the preset, and what a step takes."""
+"""Products in FP8 on the device: its kernels beside the emulation, and training under the preset."""
 
 from __future__ import annotations
-
-import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from statistics import median
 
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F32, Checks, NotRun, allocated, synchronize, tensor
+from device_kit import BF16, DEVICE, Checks, NotRun, tensor
 from hmp.fp8.kernels import kernel_for
 from hmp.fp8.recipes import RECIPES
 from networks_kit import Net, batch, loss_of
@@ -121,59 +116,3 @@ def a_model_trains_under_the_preset_as_under_bfloat16() -> str:
     assert all(torch.tensor(eight).isfinite()) and eight[-1] < eight[0], eight
     assert abs(eight[-1] - low[-1]) < 0.1 * (low[0] - low[-1]), (low, eight)
     return f"losses {low[0]:.4f} to {low[-1]:.4f} under autocast, to {eight[-1]:.4f} in FP8"
-
-
-WIDTH, TOKENS = 4096, (4, 1024)
-
-
-class Block(torch.nn.Module):
-    """A transformer's layer, without biases."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norms = torch.nn.ModuleList(torch.nn.LayerNorm(WIDTH, device=DEVICE) for _ in range(2))
-        self.qkv, self.out = (torch.nn.Linear(WIDTH, width, bias=False, device=DEVICE) for width in (3 * WIDTH, WIDTH))
-        self.up = torch.nn.Linear(WIDTH, 4 * WIDTH, bias=False, device=DEVICE)
-        self.down = torch.nn.Linear(4 * WIDTH, WIDTH, bias=False, device=DEVICE)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = (t.unflatten(-1, (32, -1)).transpose(1, 2) for t in self.qkv(self.norms[0](x)).chunk(3, -1))
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2))
-        return x + self.down(F.gelu(self.up(self.norms[1](x))))
-
-
-@check.on_cuda("emulated products say nothing about time")
-def what_a_training_step_takes_beside_torch_autocast() -> str:
-    """Two layers 4,096 wide, 4 by 1,024 tokens; medians of nine rounds in turns, and the peak of memory."""
-    net = torch.nn.Sequential(Block(), Block())
-    x = tensor(*TOKENS, WIDTH, dtype=F32)
-    policies = {recipe: hmp.Policy.load("fp8").unscoped.replace(fp8_recipe=recipe) for recipe in ("tensorwise", "rowwise")}
-    sides: dict[str, Callable[[], AbstractContextManager[object]]] = {
-        "torch.autocast": lambda: torch.autocast(DEVICE, dtype=BF16),
-        "hmp, the same lists": lambda: hmp.casts(hmp.Policy.load("autocast").replace(dtype=BF16)),
-        **{f"hmp, fp8 {recipe}": (lambda policy=policy: hmp.casts(policy)) for recipe, policy in policies.items()},
-    }
-
-    def step(region: Callable[[], AbstractContextManager[object]]) -> None:
-        with region():
-            loss = net(x).float().square().mean()
-        loss.backward()
-        net.zero_grad(set_to_none=True)
-
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    peaks: dict[str, int] = {}
-    for number in range(11):
-        for name, region in sides.items():
-            before = allocated()
-            torch.cuda.reset_peak_memory_stats()
-            start = time.perf_counter()
-            step(region)
-            synchronize()
-            if number >= 2:  # the first warm up
-                seconds[name].append(time.perf_counter() - start)
-            peaks[name] = torch.cuda.max_memory_allocated() - before
-    base = median(seconds["torch.autocast"])
-    return "; ".join(
-        f"{name} {1000 * median(found):.1f} ms ({base / median(found):.2f} times as fast), peak {peaks[name] / 2**20:,.0f} MiB"
-        for name, found in seconds.items()
-    )

@@ -16,7 +16,7 @@ import torch
 
 import hmp
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
-from benchmarks.cost import best, caches, calls, floor, interleaved, memory, optimizers, step_rows, steps
+from benchmarks.cost import best, caches, calls, floor, in_fp8, interleaved, memory, optimizers, step_rows, steps
 from benchmarks.harness import opening, results, sides, stats, verify
 from benchmarks.workloads import known, models
 
@@ -380,3 +380,13 @@ def test_caches_that_grow_are_told_from_those_that_do_not(monkeypatch: pytest.Mo
     monkeypatch.delattr(hmp, "cache_info")
     (row,) = caches.run(20, "cpu").rows
     assert (row.result, row.met) == ("this hmp has no cache", None)
+
+
+def test_fp8_is_timed_where_the_device_has_it_and_else_says_why_not() -> None:
+    found = in_fp8.run(3, "cpu")
+    assert [row.met for row in found.rows] == [None, None]
+    assert all(row.result.startswith("not measured: torch has no such kernel for cpu") for row in found.rows)
+    timed = results.Found("fp8")
+    in_fp8.measure(timed, ["tensorwise"], rounds=1, device="cpu", width=64, sequences=1, tokens=16)
+    assert list(timed.samples) == ["autocast", "hmp", "tensorwise"] and len(timed.rows) == 1
+    assert not hmp.is_converted()
