@@ -189,6 +189,7 @@ def test_compare_asks_for_the_extra_before_the_work(
     assert capsys.readouterr().err == f"hmp compare: --html needs {package}, not installed here: {to_install('report')}\n"
 
 
+@pytest.mark.slow
 def test_a_search_in_a_pipe_says_how_far_it_is(recipe: Path) -> None:
     done = command("tune", "recipe.py", "--budget", "3 evaluations", "--objective", "memory", cwd=recipe.parent)
     assert "hmp tune: float32 and the policies that there are\n" in done.stderr

@@ -39,6 +39,7 @@ def run(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> subproce
     )
 
 
+@pytest.mark.slow
 def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
     ended = run(tmp_path, "--report", "out.json", "script.py")
     assert (ended.returncode, ended.stdout) == (3, "torch.bfloat16\n")

@@ -64,6 +64,7 @@ def test_verbose_behind_the_script_is_an_error_where_hmp_could_take_it(folder: P
     assert "--verbose stands behind train.py" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_environment_names_a_policy_and_an_option_wins(folder: Path) -> None:
     assert run(folder, "train.py", HMP_POLICY="habana").stdout.startswith(HABANA)
     (folder / "mine.txt").write_text("mul\n")

@@ -351,6 +351,7 @@ print(sorted({row.op for row in hmp.compare(model, torch.ones(1, 2), loss=lambda
 """
 
 
+@pytest.mark.slow
 def test_a_compiled_model_runs_uncompiled_and_is_seen():
     # in a process of its own: compiling changes torch
     done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, cwd=HERE.parents[2], timeout=120)

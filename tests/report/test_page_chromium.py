@@ -76,6 +76,7 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     shots = []

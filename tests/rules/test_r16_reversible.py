@@ -265,6 +265,7 @@ def _file(folder, content: bytes, name: str = "b.txt") -> str:
     return str(path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", BAD)
 def test_r16_a_failed_conversion_changes_nothing(name, tmp_path, torch_differences):
     with pytest.raises(hmp.HmpError):

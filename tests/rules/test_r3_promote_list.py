@@ -154,6 +154,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", WRAPPED)
 @given(data=st.data())
 @RULES

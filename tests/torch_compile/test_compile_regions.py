@@ -129,6 +129,7 @@ def test_regions_leave_nothing_in_the_graph():
     assert graphs.calls() == ["matmul", "bfloat16", "bfloat16", "matmul"]
 
 
+@pytest.mark.sampled(2)
 @EACH_BACKEND
 def test_graph_breaks_inside_and_outside_regions(backend):
     def broken(x):
