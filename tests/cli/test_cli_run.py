@@ -100,7 +100,7 @@ def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[
     assert found.stdout == wanted.stdout
     assert found.stderr == wanted.stderr
     assert found.returncode == wanted.returncode != 0
-    assert "hmp" not in found.stderr
+    assert "hmp" not in found.stderr.replace(sys.prefix, "")  # a checkout may be in a folder of that name
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
