@@ -226,6 +226,9 @@ _required("torch.autograd.profiler._is_profiler_enabled")
 unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
 
 
+has_storage: Callable[[Tensor], bool] = _required("torch._C._has_storage")
+
+
 def in_plain_autograd() -> bool:
     """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0

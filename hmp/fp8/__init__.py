@@ -7,6 +7,6 @@ recipe.
 from .products import PRODUCTS
 from .recipes import E4M3, RECIPES
 from .refusals import why_not
-from .statistics import Statistics
+from .statistics import Observer, Statistics
 
-__all__ = ["E4M3", "PRODUCTS", "RECIPES", "Statistics", "why_not"]
+__all__ = ["E4M3", "PRODUCTS", "RECIPES", "Observer", "Statistics", "why_not"]

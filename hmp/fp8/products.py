@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from ..casting import Tensor, cast, deliver
+from ..torch_private import unsafe_view as _unsafe_view
 from .differentiable import Quantiser, Settings, product
 from .kernels import is_real
 from .quantising import quantise
@@ -21,12 +22,13 @@ from .statistics import Observer
 # torch's own, taken before anything is patched
 _add, _mul, _permute, _reshape = torch.add, torch.mul, torch.permute, torch.reshape
 _expand = Tensor.expand
+_compiling = torch.compiler.is_dynamo_compiling
 
 
 def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, **how: Any) -> Tensor:
     """torch.nn.functional.linear, for an input of any number of dimensions."""
     rows = _reshape(input, (-1, input.shape[-1]))
-    result = _reshape(_product("linear", rows, weight, right_is_transposed=True, **how), (*input.shape[:-1], weight.shape[0]))
+    result = _shaped(_product("linear", rows, weight, right_is_transposed=True, **how), (*input.shape[:-1], weight.shape[0]))
     return result if bias is None else _add(result, cast(bias, how["low"]))
 
 
@@ -34,11 +36,11 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, **how: An
     """torch.matmul and `@`, for matrices and batches of them."""
     if other.dim() == 2:
         rows = _reshape(input, (-1, input.shape[-1]))
-        result = _reshape(_product("matmul", rows, other, **how), (*input.shape[:-1], other.shape[1]))
+        result = _shaped(_product("matmul", rows, other, **how), (*input.shape[:-1], other.shape[1]))
     else:
         batch = torch.broadcast_shapes(input.shape[:-2], other.shape[:-2])
         lefts, rights = (_reshape(_expand(each, (*batch, *each.shape[-2:])), (-1, *each.shape[-2:])) for each in (input, other))
-        result = _reshape(_product("matmul", lefts, rights, **how), (*batch, input.shape[-2], other.shape[-1]))
+        result = _shaped(_product("matmul", lefts, rights, **how), (*batch, input.shape[-2], other.shape[-1]))
     return _given(result, out)
 
 
@@ -111,6 +113,13 @@ def _sum(input: Tensor, beta: float, result: Tensor, alpha: float) -> Tensor:
         return result if alpha == 1 else _mul(result, alpha)
     added = _expand(cast(input, result.dtype), result.shape)
     return _add(added if beta == 1 else _mul(added, beta), result, alpha=alpha)
+
+
+def _shaped(result: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """A new result in that shape: no view of itself, which in-place code would meet."""
+    if result.dim() == len(shape):
+        return result
+    return _reshape(result, shape) if _compiling() else _unsafe_view(result, torch.Size(shape))  # which Dynamo cannot trace
 
 
 def _given(result: Tensor, out: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from ..torch_private import in_plain_autograd, is_traced
 from .recipes import Recipe
 
 # torch's own, taken before anything is patched
-_compiling = torch.compiler.is_dynamo_compiling
+_compiling, _exporting = torch.compiler.is_dynamo_compiling, torch.compiler.is_exporting
 _grad_enabled = torch.is_grad_enabled
 _Parameter = torch.nn.Parameter
 
@@ -148,6 +148,9 @@ def _of_the_rest(call: _Call, tensors: list[Tensor], low: torch.dtype) -> str:
     if not isinstance(call.beta, (int, float)) or not isinstance(call.alpha, (int, float)):
         return "alpha or beta that is no number"
     needs_gradient = _grad_enabled() and any(each.requires_grad for each in tensors)
+    if needs_gradient and _exporting():
+        # an exported graph has no autograd.Function: the steps of the rounding would be differentiated
+        return "torch.export where a gradient is needed (export under torch.no_grad())"
     if call.beta == 0 and needs_gradient and call.added.requires_grad:
         return "beta=0 beside an input that needs a gradient"  # which is 0, where FP8 would give none
     if call.out is None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..casting import Tensor
-from ..fp8 import Statistics
+from ..casting import Tensor, has_values
+from ..fp8 import Observer, Statistics
+from ..torch_private import has_storage, in_plain_autograd
 
 _PENDING = 512  # tensors whose figures wait on the device: to read one waits for it
 
@@ -41,10 +42,14 @@ class Fp8Rows:
         self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
         self._rows: dict[tuple[str, str, str], Fp8Row] = {}
 
-    def observer(self, op: str, module: str) -> Callable[[Statistics], None]:
-        """What one call's product tells of its tensors, in backward too."""
+    def observer(self, op: str, module: str, other: Observer | None) -> Observer:
+        """What one call's product tells of its tensors, in backward too; `other` is told as well."""
 
         def noted(statistics: Statistics) -> None:
+            if other is not None:
+                other(statistics)
+            if not has_values(statistics.amax) or not has_storage(statistics.amax) or not in_plain_autograd():
+                return  # a meta or fake tensor, or one that stands for several (vmap): it has no figures
             with self._lock:
                 self._pending.append(((op, module, statistics.role), statistics.figures()))
                 if len(self._pending) >= _PENDING:

@@ -102,23 +102,23 @@ class Recorder:
 
     def calling(self, op: Op, rule: OpRule) -> Op:
         """torch's own op, or the product in FP8 in its place, whose dtype and time are noted."""
-        own = getattr(op, "computes", None)
+        own = getattr(op, "computes", None)  # of a product in FP8
         computes = "" if own is None else _short[own]
-        in_fp8 = rule.kind == "fp8" and bool(computes)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None:
                 return op(*args, **kwargs)
             call.compute = computes or _first_dtype((*args, *kwargs.values()))
-            if in_fp8:
-                kwargs["observer"] = self.fp8.observer(rule.op, self.modules.path)
+            if computes:
+                kwargs["observer"] = self.fp8.observer(rule.op, self.modules.path, kwargs.get("observer"))
             started = self._now()
             try:
                 return op(*args, **kwargs)
             finally:
                 call.op_seconds += self._now() - started
 
+        timed.computes = own  # type: ignore[attr-defined]  # for a recording inside this one
         return timed
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:

@@ -85,6 +85,14 @@ def op(*args: Any, **kwargs: Any) -> Any:
     return handle_torch_function(op, (), *args, **kwargs)
 
 
+def inlined(function: types.FunctionType, *args: Any, **kwargs: Any) -> Any:
+    """What such wrappers call in place of a Python function of hmp's: the Call in force has the compiler trace it like user code."""
+    return handle_torch_function(inlined, (), function, *args, **kwargs)
+
+
+op.inlined = inlined  # type: ignore[attr-defined]
+
+
 class Call(TorchFunctionMode):
     """One call of an op in traced code: a torch function mode, under which the op's wrapper runs as it does in eager code.
 
@@ -115,11 +123,21 @@ class Call(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not op and getattr(func, "__name__", "") in _METADATA:
             return func(*args, **kwargs)
+        if func is inlined:
+            function, *args = args
         variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
+        if func is inlined:
+            return self._stand_in(self._traced(functools.partial(self._inline, function), *variables))
         if func is op:
             return self._stand_in(self._traced(self._emit, *variables))
         function = dynamo_names.constant(self.tx, func)
         return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *variables))
+
+    def _inline(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """The variable of what hmp's own function returns; what it calls is not decided again (R8)."""
+        trace = dynamo_internals.trace_of(self.tx)
+        with trace.under(trace.here.off):
+            return dynamo_names.plain_function(function).call_function(self.tx, args, kwargs)
 
     def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The variable of a call that is added to the graph; where torch refuses the call its nodes are removed again."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..casting import Caster
+from ..context import without_casts
 from ..fp8 import E4M3, PRODUCTS, RECIPES, why_not
 from . import kernel_fallback
 from .fixed_dtype import fixed_dtype_wrapper
@@ -16,16 +18,25 @@ from .op_rule import Op, OpRule
 _compiling = torch.compiler.is_dynamo_compiling
 
 
-def fp8_product(rule: OpRule) -> Op:
-    """The product of the rule's op in FP8, with the op's own arguments."""
-    recipe, kernel = rule.fp8
-    made = functools.partial(PRODUCTS[rule.op], recipe=RECIPES[recipe], low=rule.low, kernel=kernel)
+def product(op: str, recipe: str, low: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
+    """The product of `op` in FP8, with the op's own arguments behind what it is computed with. All of that are constants to a compiler."""
+    return PRODUCTS[op](*args, recipe=RECIPES[recipe], low=low, kernel=kernel, **kwargs)
+
+
+def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
+    """The product of the rule's op in FP8, with the op's own arguments.
+
+    What it calls is not decided again (R8): torch's decompositions are Python, and would call the op that they are of. In compiled code
+    `inlined` has the compiler trace it as it traces user code, with its autograd.Function; else its steps would be differentiated.
+    """
+    run = without_casts(product) if inlined is None else functools.partial(inlined, product)
+    made = functools.partial(run, rule.op, rule.fp8[0], rule.low, rule.fp8[1])
     made.computes = E4M3  # type: ignore[attr-defined]  # of both inputs, under every recipe; for reports, they arrive in another dtype
     return made
 
 
-def fp8_product_wrapper(op: Op, product: Op, rule: OpRule, caster: Caster) -> Op:
-    """A function that calls `product` with the inputs as they are: it quantises them itself, from whatever dtype they have. A call that
+def fp8_product_wrapper(op: Op, in_fp8: Op, rule: OpRule, caster: Caster) -> Op:
+    """A function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have. A call that
     cannot run in FP8 is one of `op` in the low dtype, and counted with the reason."""
     in_low = fixed_dtype_wrapper(op, rule, caster)
     recipe = RECIPES[rule.fp8[0]]
@@ -33,7 +44,7 @@ def fp8_product_wrapper(op: Op, product: Op, rule: OpRule, caster: Caster) -> Op
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         reason = why_not(rule.op, args, kwargs, recipe, rule.low)
         if not reason:
-            return product(*args, **kwargs)
+            return in_fp8(*args, **kwargs)
         if not _compiling():
             kernel_fallback.count_not_in_fp8(rule.op, reason)
         return in_low(*args, **kwargs)

@@ -48,7 +48,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
         caster = observer.casting(caster)
         inner = observer.calling(inner, rule)
     if rule.kind == "fp8":
-        product = fp8_product(rule)
+        product = fp8_product(rule, getattr(op, "inlined", None))
         wrapper = fp8_product_wrapper(inner, product if observer is None else observer.calling(product, rule), rule, caster)
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)

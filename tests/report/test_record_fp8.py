@@ -124,3 +124,26 @@ def test_recording_changes_no_bit() -> None:
         alone(x).float().square().sum().backward()
     for one, other in zip(watched.parameters(), alone.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+def test_recordings_nest() -> None:
+    with hmp.casts(LINEAR), hmp.record() as outer:
+        Net()(wide())
+        with hmp.record() as inner, hmp.record() as innermost:
+            Net()(wide())
+    assert [row.tensors for row in outer.fp8] == [2] * 4
+    for report in (inner, innermost):
+        assert [row.tensors for row in report.fp8] == [1] * 4
+        assert {row.compute for row in report.rows if row.op == "linear"} == {"float8_e4m3fn"}
+
+
+def test_what_has_no_values_has_no_figures_and_spoils_none() -> None:
+    net, x = Net(), wide()
+    with hmp.casts(LINEAR), hmp.record() as report:
+        net(x)
+        Net().to("meta")(x.to("meta"))
+        torch.export.export(net, (x,), strict=False)
+        y = net(x.requires_grad_())
+        torch.autograd.grad(y, net.one.weight, torch.randn(3, *y.shape).to(y.dtype), is_grads_batched=True)
+    assert {row.role: row.tensors for row in report.fp8} == {"input": 2, "weight": 2}
+    assert "in FP8" in str(report)

@@ -1,0 +1,144 @@
+"""Products that a list has in FP8 in compiled, exported and traced code: the results and the gradients of eager code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BRIDGED
+from hmp.fp8 import PRODUCTS, RECIPES
+
+ALL = hmp.Policy(fp8=set(PRODUCTS))
+SHAPES = {"matrix": (32, 64), "batch": (2, 32, 64)}
+
+
+def layer(*shape: int) -> tuple[torch.nn.Linear, torch.Tensor]:
+    torch.manual_seed(0)
+    return torch.nn.Linear(64, 32), torch.randn(shape, requires_grad=True)
+
+
+def run(function: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+    """The result and the gradients of the input and of all weights."""
+    leaves = [x, *model.parameters()]
+    y = function(x)
+    gradient = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+    return [y.detach(), *torch.autograd.grad(y, leaves, gradient)]
+
+
+def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.dtype is other.dtype and torch.equal(one, other), float((one - other).norm() / other.norm())
+
+
+@pytest.mark.sampled(3)
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, backend: str) -> None:
+    model, x = layer(*SHAPES[shape])
+    with hmp.casts(ALL.replace(fp8_recipe=recipe)):
+        same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize(
+    "product",
+    [
+        lambda a, b: a @ b,
+        lambda a, b: torch.mm(a, b),
+        lambda a, b: torch.bmm(a[None], b[None]),
+        lambda a, b: torch.addmm(torch.ones(48), a, b, beta=2, alpha=3),
+        lambda a, b: torch.baddbmm(torch.ones(1, 1, 48), a[None], b[None]),
+        lambda a, b: torch.addbmm(torch.ones(48), a[None], b[None]),
+    ],
+    ids=["@", "mm", "bmm", "addmm", "baddbmm", "addbmm"],
+)
+def test_each_product_has_eagers_gradients(product: Callable[..., torch.Tensor]) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(32, 64, requires_grad=True), torch.randn(64, 48, requires_grad=True)
+    found = []
+    with hmp.casts(ALL):
+        for function in (torch.compile(product, fullgraph=True, backend="aot_eager"), product):
+            y = function(a, b)
+            found.append([y.detach(), *torch.autograd.grad(y.float().square().sum(), (a, b))])
+    same(*found)
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+def test_shapes_may_be_dynamic() -> None:
+    model, x = layer(32, 64)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend="aot_eager")
+    with hmp.casts(ALL):
+        for rows in (32, 16, 7):
+            part = x.detach()[:rows].requires_grad_()
+            same(run(compiled, model, part), run(model, model, part))
+
+
+@pytest.mark.slow
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
+def test_a_net_compiled_by_inductor_trains_as_in_eager() -> None:
+    losses = []
+    for compiles in (False, True):
+        torch.manual_seed(0)
+        net = hmp.apply(torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 32)), "fp8")
+        step = torch.compile(net) if compiles else net
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
+        x, y = torch.randn(64, 64), torch.randn(64, 32)
+        for _ in range(20):
+            loss = (step(x).float() - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=0.02)
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_program_exported_without_gradients_is_in_fp8(strict: bool) -> None:
+    model, x = layer(32, 64)
+    with hmp.casts(ALL), torch.no_grad():
+        exported = torch.export.export(model, (x,), strict=strict).module()
+        wanted = model(x)
+    assert torch.equal(exported(x), wanted)
+    assert not torch.equal(wanted, torch.nn.functional.linear(*(t.bfloat16() for t in (x, model.weight, model.bias))))
+
+
+@BRIDGED
+@pytest.mark.usefixtures("fresh_compiler")
+@pytest.mark.parametrize("strict", [True, False])
+def test_one_with_gradients_is_in_the_low_dtype_and_counted(strict: bool) -> None:
+    """An exported graph has no autograd.Function: gradients would be those of the rounding's steps."""
+    model, x = layer(32, 64)
+    before = sum(hmp.fallbacks().values())
+    with hmp.casts(ALL):
+        exported = torch.export.export(model, (x,), strict=strict).module()
+    assert sum(hmp.fallbacks().values()) > before
+    assert any("export under torch.no_grad()" in reason for reason in hmp.fallbacks())
+    with hmp.casts(hmp.Policy(bf16={"linear"})):
+        wanted = run(model, model, x)
+    y = exported(x)
+    gradient = torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype)
+    same([y.detach(), *torch.autograd.grad(y, [x, *exported.parameters()], gradient)], wanted)
+
+
+@pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
+def test_a_traced_product_is_not_decided_again_inside(mode: str) -> None:
+    """torch's decompositions are Python, and call the op that they are of."""
+    model, x = layer(32, 64)
+    weight = model.weight.detach()
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with hmp.casts(ALL):
+        traced = make_fx(torch.nn.functional.linear, tracing_mode=mode)(x.detach(), weight)
+        wanted = torch.nn.functional.linear(x.detach(), weight)
+    assert torch.equal(traced(x.detach(), weight), wanted)
