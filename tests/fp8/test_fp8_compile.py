@@ -7,7 +7,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from hmp.fp8 import PRODUCTS, RECIPES, why_not
-from hmp.torch_private import TORCH
 
 NAMES = list(RECIPES)
 BF16 = torch.bfloat16
@@ -108,17 +107,10 @@ def test_a_compiled_second_derivative_is_an_error() -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize("grad", [False, True])
-def test_an_exported_program_gives_eagers_numbers(recipe: str, strict: bool, grad: bool) -> None:
-    if strict and grad and TORCH < (2, 8):
-        pytest.skip("torch 2.7 cannot lift a product of symbols into the graph of an autograd.Function")
-    if grad and recipe == "mxfp8":
-        pytest.skip(
-            "torch cannot prove that n % (32 * n) is not 0 for blocks along a batch of unknown size: without gradients there are none"
-        )
+def test_an_exported_program_gives_eagers_numbers(recipe: str, strict: bool) -> None:
     block = Block(recipe)
     batch = torch.export.Dim("batch", min=2, max=64)
-    with torch.set_grad_enabled(grad):
+    with torch.no_grad():  # an exported graph has no autograd.Function: where a gradient is needed why_not() refuses
         program = torch.export.export(block, (torch.randn(3, 48, 64),), dynamic_shapes={"x": {0: batch}}, strict=strict)
     x = torch.randn(5, 48, 64)
     assert torch.equal(program.module()(x), block(x))
