@@ -63,6 +63,7 @@ def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(tmp_path
     assert "--report none/out.html: there is no such folder; make it first" in ended.stderr
 
 
+@pytest.mark.slow
 def test_every_rank_writes_its_own(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     (tmp_path / "ok.py").write_text(SCRIPT.replace("sys.exit(3)", ""))

@@ -40,7 +40,7 @@ def test_an_option_of_hmps_behind_the_script_is_an_error_that_says_what_to_do(op
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
@@ -105,6 +105,7 @@ def test_html_writes_a_page_whatever_the_file_is_called(folder: Path) -> None:
 FLOAT16 = "import torch\nx = torch.full((2, 2), 300.0).half()\ny = x * x\nprint('went on')\ny = torch.exp(x)\n"
 
 
+@pytest.mark.slow
 def test_nonfinite_numbers_stop_the_script_or_are_logged(folder: Path) -> None:
     (folder / "train.py").write_text(FLOAT16)
     stopped = run(folder, "--detect-nonfinite", "train.py")

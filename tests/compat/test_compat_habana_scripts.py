@@ -63,6 +63,7 @@ def run(arguments: list[str | Path], cwd: Path, **env: str) -> subprocess.Comple
     )
 
 
+@pytest.mark.slow
 def test_the_published_example_runs_verbatim_with_linear_in_bfloat16_and_a_falling_loss(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLE)
     (tmp_path / "watch.py").write_text(WATCH)

@@ -172,6 +172,7 @@ def test_nothing_is_imported_before_the_script_asks_for_it(tmp_path: Path) -> No
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_transformers_puts_nothing_into_torch_because_of_the_shim(tmp_path: Path) -> None:
     done = run(
         """

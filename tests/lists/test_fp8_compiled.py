@@ -33,7 +33,7 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert one.dtype is other.dtype and torch.equal(one, other), float((one - other).norm() / other.norm())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -45,6 +45,7 @@ def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, ba
         same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
 
 
+@pytest.mark.sampled(3)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(

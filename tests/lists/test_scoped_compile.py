@@ -127,7 +127,7 @@ def test_scope_a_compiled_wrapper_is_no_part_of_a_path_unless_a_line_spells_it(c
         hmp.apply(model, hmp.Policy(fp32={"softmax @ decodr"}))
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strict", [False, pytest.param(True, marks=BRIDGED)])
 def test_scope_exported_programs_hold_it(strict: bool):
     model = hmp.apply(Net(), P)

@@ -64,6 +64,7 @@ def test_r8_the_code_of_a_composite_that_changes_between_conversions(monkeypatch
         assert F.normalize(X).dtype is torch.float32
 
 
+@pytest.mark.slow
 def test_r16_what_stood_in_torchs_place_is_not_kept_alive(monkeypatch) -> None:
     class Model:
         pass

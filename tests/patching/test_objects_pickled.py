@@ -62,7 +62,7 @@ def dtypes(model):
     return [t.dtype for t in model(X)]
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize("made", WHERE)
@@ -169,7 +169,7 @@ def make():
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 def test_models_go_between_processes_with_hmp_and_without(tmp_path):
     """Saved before convert(), under it and after revert(), and loaded where there is no hmp; and the other way round."""
     (tmp_path / "users_models.py").write_text(MODELS)

@@ -27,7 +27,7 @@ def test_import_waits_for_nothing_and_every_name_is_there() -> None:
     assert python(code) == "['hmp']"
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "first",
     ["import hmp.tune.search", "import hmp.benchmark.result", "from hmp.tune.recipe import load", "import hmp.cli, hmp.compat.habana", ""],

@@ -76,7 +76,7 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
     shots = []
@@ -94,7 +94,7 @@ def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: d
     assert min(len(light), len(dark)) > 20_000 and light != dark
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 720, 721, WIDTH])
 @pytest.mark.parametrize("name", NAMES)

@@ -55,7 +55,7 @@ def results_of(ops: list[Op], device: str, dtypes: tuple[torch.dtype, ...]) -> I
             yield f"{op.name} {label}", castable(flat(call(*args)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtypes", [(F32,), (BF16,), (F32, BF16)], ids=str)
 def test_r1_r2_listed_ops_at_every_site(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
     with hmp.casts("habana"):
@@ -263,7 +263,7 @@ def transformer_block(device: str) -> list[torch.dtype]:
     return [t.dtype for t in (*seen, x)]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", hmp.policies())
 def test_every_preset_casts_on_every_device_what_it_casts_on_the_cpu(name: str) -> None:
     found = {}

@@ -71,7 +71,7 @@ WRITES = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
 @pytest.mark.parametrize("name", WRITES)
 def test_r10_a_write_into_a_cast_copy_of_a_view_is_refused(name, grad):

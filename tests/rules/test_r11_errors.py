@@ -66,7 +66,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}")
 @pytest.mark.parametrize("op", SAVING)
 def test_r11_what_a_hook_raises_once_the_caller_sees_once(op: str, error: Exception) -> None:

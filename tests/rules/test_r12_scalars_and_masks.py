@@ -282,7 +282,7 @@ ATTENTION_POLICIES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("policy", ATTENTION_POLICIES)
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("given", [F32, BF16, F16], ids=str)

@@ -93,7 +93,7 @@ def test_r15_every_optimizer_of_torch_is_in_this_file():
     assert classes - {"Optimizer", "LBFGS", "SparseAdam"} == {name.partition("-")[0] for name in OPTIMIZERS}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_r15_an_optimizer_takes_the_steps_that_it_takes_without_hmp(name):
     plain = _trajectory(OPTIMIZERS[name])

@@ -265,7 +265,7 @@ def _file(folder, content: bytes, name: str = "b.txt") -> str:
     return str(path)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", BAD)
 def test_r16_a_failed_conversion_changes_nothing(name, tmp_path, torch_differences):
     with pytest.raises(hmp.HmpError):
@@ -374,6 +374,7 @@ def test_r16_threads_that_compute_while_torch_is_patched_and_restored(torch_diff
     assert torch_differences() == []
 
 
+@pytest.mark.slow
 def test_r16_convert_and_revert_in_turns(torch_differences):
     x = torch.ones(2)
     for _ in range(4):

@@ -247,6 +247,7 @@ def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_r17_tables_that_torch_fills_meanwhile_hold_torchs_own_functions(tmp_path):
     alone(
         tmp_path,

@@ -75,7 +75,7 @@ def _tensor(kind: str) -> torch.Tensor:
     return tensor if kind == "activation" else torch.nn.Parameter(tensor, requires_grad=kind == "training")
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["weight", "training", "activation"])
 @pytest.mark.parametrize("writer", ["fill_", "data", "apply_", "numpy"])
@@ -113,7 +113,7 @@ def _race(pace: float, seconds: float, serving: str) -> int:
     return int(done.stdout.split(" products, ")[1].split(" casts saved")[0])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("serving", ["loop", "queue"])
 @pytest.mark.parametrize("pace", [0, 0.0005])
 def test_r18_servers_beside_a_writer_see_each_write(pace: float, serving: str) -> None:

@@ -20,7 +20,7 @@ def low(*names: str, dtype: torch.dtype = BF16) -> hmp.Policy:
     return hmp.Policy(name="r1", dtype=dtype, bf16=frozenset(names), fp32=frozenset(), promote=frozenset())
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("op", "call"), sites(BF16_LIST))
 def test_r1_every_site_of_a_listed_op_runs_in_bf16(op: Op, call) -> None:
     args = [dataclasses.replace(a, seed=i) if isinstance(a, Leaf) else a for i, a in enumerate(op.args)]

@@ -20,7 +20,7 @@ def full(*names: str) -> hmp.Policy:
     return hmp.Policy(name="r2", bf16=frozenset(), fp32=frozenset(names), promote=frozenset())
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize(("op", "call"), sites(FP32_LIST))
 def test_r2_every_site_of_a_listed_op_runs_in_float32(op: Op, call, dtype: torch.dtype) -> None:

@@ -154,7 +154,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRAPPED)
 @given(data=st.data())
 @RULES
@@ -187,7 +187,7 @@ def test_r3_integers_float64_and_complex_are_left_as_torch_has_them(tree, name: 
     assert_same(got, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("scalar", [F32, F16, BF16])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("name", ["add", "radd", "maximum", "where", "lerp", "addcmul", "isclose", "ldexp", "heaviside"])

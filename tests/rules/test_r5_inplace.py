@@ -84,7 +84,7 @@ MIXED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MIXED)
 @given(policy=policies, shape=st.sampled_from([(2, 3), (), (0, 3), (3,)]), data=st.data())
 @RULES
@@ -145,7 +145,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 @given(policy=policies, data=st.data())
 @RULES

@@ -59,7 +59,7 @@ UNDER_HABANA = """index_add index_copy index_put scatter scatter_add scatter_red
 grid_sample sdpa huber_loss""".split()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 @given(data=st.data())
 @RULES

@@ -107,7 +107,7 @@ torch.ones(2, 2) @ torch.ones(2, 2)
 """
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("environment", "speaks"),
     [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"RANK": "1", "HMP_LOG_ALL_RANKS": "1"}, True)],

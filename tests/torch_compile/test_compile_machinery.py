@@ -18,6 +18,7 @@ pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
 
 
+@pytest.mark.slow
 @BRIDGED
 def test_dynamo_is_not_imported_for_hmp_and_is_bridged_when_it_is_imported(tmp_path):
     alone(
@@ -90,7 +91,7 @@ class Model(torch.nn.Module):
         return wide, torch.softmax(self.linear(x), -1), x.mul(x) + 1
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("strict", [pytest.param(True, marks=BRIDGED), False])
 def test_exported_programs_hold_the_casts_of_where_they_were_exported(strict):
     model = Model()

@@ -84,7 +84,7 @@ def asking_autocast(x):
     return y.double()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @EACH_BACKEND
 @pytest.mark.parametrize(
     ("function", "expected", "expected_off"),
@@ -129,7 +129,7 @@ def test_regions_leave_nothing_in_the_graph():
     assert graphs.calls() == ["matmul", "bfloat16", "bfloat16", "matmul"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @EACH_BACKEND
 def test_graph_breaks_inside_and_outside_regions(backend):
     def broken(x):

@@ -39,7 +39,7 @@ def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
     assert len(graphs) == 4
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(3)
 @EACH_BACKEND
 def test_compiled_before_the_first_conversion_and_after_the_last(backend):
     compiled = torch.compile(ops, backend=backend, fullgraph=True)
