@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -30,12 +30,14 @@ def list_files(folder: Path) -> dict[ListName, Path]:
 
 def read_base(folder: Path) -> str:
     """The preset that base.txt names, over which the folder's lists are laid; "" where there is no such file."""
-    return _word(folder / BASE_FILE, ("", *presets.policies()))
+    file = folder / BASE_FILE
+    return _word(file, presets.policies()) if file.is_file() else ""
 
 
 def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     """The fields of a policy that are one word each, as the folder's files say; those without a file as in `base`."""
-    return {field: _word(folder / WORD_FILES[field], (base[field], *allowed)) for field, allowed in WORDS.items()}
+    files = {field: folder / name for field, name in WORD_FILES.items()}
+    return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
 
 
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
@@ -47,11 +49,10 @@ def write_words(folder: Path, words: Mapping[str, str]) -> None:
             (folder / WORD_FILES[field]).write_text(f"{word}\n", encoding="utf-8")
 
 
-def _word(file: Path, allowed: tuple[str, ...]) -> str:
-    """The one word in the file, one of `allowed`; the first of them where there is no such file."""
-    if not file.is_file():
-        return allowed[0]
-    words = " ".join(" ".join(line.partition("#")[0].split()) for line in read_text(file).removeprefix("\ufeff").splitlines()).strip()
-    if not words or words not in allowed:
-        raise OpListError(f"holds {words!r}; write {' or '.join(dict.fromkeys(filter(None, allowed)))} and nothing else", file)
+def _word(file: Path, allowed: Sequence[str]) -> str:
+    """The one word in the file, one of `allowed`."""
+    lines = read_text(file).removeprefix("\ufeff").splitlines()
+    words = " ".join(word for line in lines for word in line.partition("#")[0].split())
+    if words not in allowed:
+        raise OpListError(f"holds {words!r}; write {' or '.join(allowed)} and nothing else", file)
     return words

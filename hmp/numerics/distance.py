@@ -27,8 +27,7 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
-    got, reference = as_real(got), as_real(reference)
-    got = got.float() if got.dtype.itemsize == 1 else got  # torch promotes no FP8
+    got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)
     known = reference.abs() < LARGE  # false for NaN
@@ -43,6 +42,11 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
     exponent = torch.where(reference == 0, _SMALLEST, exponent).clamp(min=_SMALLEST)
     spacing = torch.ldexp(torch.ones_like(reference), exponent - 8)
     return Distance(_ratio(error, _norm(reference)), _ratio(error, _norm(spacing)))
+
+
+def widened(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, one in FP8 as float32: torch promotes no FP8 and answers no question about its values."""
+    return tensor.float() if tensor.dtype.itemsize == 1 and tensor.is_floating_point() else tensor
 
 
 def as_real(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,6 +16,7 @@ from ..formatting import dtype_name
 from ..lists import EVERY_OP, Listed, Policy, as_policy, home, policies
 from .aten import Facts
 from .attribution import Call, Direction, Owner
+from .distance import widened
 
 LOW = (torch.bfloat16, torch.float16)
 Kind = Literal["op", "data", "parameter"]
@@ -36,11 +37,6 @@ class Values(NamedTuple):
         found += " without a finite value" if self.low is None else f" in [{self.low:.4g}, {self.high:.4g}]"
         odd = [f"{count} {name}" for count, name in ((self.nan, "NaN"), (self.inf, "Inf")) if count]
         return found + (f", {' and '.join(odd)}" if odd else "")
-
-
-def widened(tensor: torch.Tensor) -> torch.Tensor:
-    """`tensor`, one in FP8 as float32: torch answers no question about its values."""
-    return tensor.float() if tensor.dtype.itemsize == 1 and tensor.is_floating_point() else tensor
 
 
 def values(tensor: torch.Tensor) -> Values:

@@ -17,7 +17,8 @@ from ..observing import log
 from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
-from .finding import Finding, find, widened
+from .distance import widened
+from .finding import Finding, find
 from .whole_calls import WholeCalls
 
 Tensor = torch.Tensor

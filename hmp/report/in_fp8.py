@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from .. import fork_safe
 from ..casting import Tensor, has_values
 from ..fp8 import Observer, Statistics
 from ..torch_private import has_storage, in_plain_autograd
@@ -38,9 +38,9 @@ class Fp8Rows:
     """Adds up what is told of each quantised tensor, in any thread."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = fork_safe.RLock()
         self._pending: list[tuple[tuple[str, str, str], Tensor]] = []
-        self._rows: dict[tuple[str, str, str], Fp8Row] = {}
+        self._rows: list[Fp8Row] = []
 
     def observer(self, op: str, module: str, other: Observer | None) -> Observer:
         """What one call's product tells of its tensors, in backward too; `other` is told as well."""
@@ -61,13 +61,10 @@ class Fp8Rows:
         """What was told so far, in the order of first uses."""
         with self._lock:
             self._read()
-            return list(self._rows.values())
+            return list(self._rows)
 
     def _read(self) -> None:
-        for key, figures in self._pending:
-            row = Fp8Row(*key, 1, *figures.tolist())
-            known = self._rows.get(key)
-            self._rows[key] = row if known is None else together(known, row)
+        self._rows = merged([*self._rows, *(Fp8Row(*key, 1, *figures.tolist()) for key, figures in self._pending)])
         self._pending.clear()
 
 

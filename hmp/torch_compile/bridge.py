@@ -165,7 +165,7 @@ def handler(function: types.FunctionType) -> Callable[..., Any] | None:
         return call
     if function.__code__ is _WITHOUT_CASTS:
         inner = inspect.getclosurevars(function).nonlocals["function"]
-        return lambda tx, args, kwargs, source: _under(tx, lambda here: here.off, dynamo_names.constant(tx, inner), args, kwargs)
+        return lambda tx, args, kwargs, source: traced_call.under(tx, lambda here: here.off, dynamo_names.constant(tx, inner), args, kwargs)
     return None
 
 
@@ -185,15 +185,6 @@ def returning(region: Region) -> Callable[[], Region]:
 def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
     """The state inside a region of torch.autocast that is entered in the state `here` (R17)."""
     return autocast.inside(here, enabled)
-
-
-def _under(
-    tx: Any, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], function: Any, args: list[Any], kwargs: dict[str, Any]
-) -> Any:
-    """The variable that the variable `function` returns, traced in the state `choose(state so far)`."""
-    trace = dynamo_internals.trace_of(tx)
-    with trace.under(choose(trace.here)):
-        return function.call_function(tx, args, kwargs)
 
 
 def _region(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -217,11 +208,11 @@ def _decorate_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], so
 
 
 def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return _under(tx, lambda here: here.off, args[0], args[1:], kwargs)
+    return traced_call.under(tx, lambda here: here.off, args[0], args[1:], kwargs)
 
 
 def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    return _under(tx, lambda here: dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
+    return traced_call.under(tx, lambda here: dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
 
 
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:

@@ -55,6 +55,13 @@ class Trace:
             self._ask(asked)
 
 
+def under(tx: Any, choose: Callable[[Any], Any], function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The variable that the variable `function` returns, traced in the state `choose(state so far)`."""
+    trace = dynamo_internals.trace_of(tx)
+    with trace.under(choose(trace.here)):
+        return function.call_function(tx, args, kwargs)
+
+
 class Aborted(BaseException):
     """Carries an exception of Dynamo's through a wrapper, which would take it for an error of the op."""
 
@@ -123,21 +130,15 @@ class Call(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is not op and getattr(func, "__name__", "") in _METADATA:
             return func(*args, **kwargs)
-        if func is inlined:
-            function, *args = args
-        variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
-        if func is inlined:
-            return self._stand_in(self._traced(functools.partial(self._inline, function), *variables))
         if func is op:
-            return self._stand_in(self._traced(self._emit, *variables))
-        function = dynamo_names.constant(self.tx, func)
-        return self._stand_in(self._traced(functools.partial(function.call_function, self.tx), *variables))
-
-    def _inline(self, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
-        """The variable of what hmp's own function returns; what it calls is not decided again (R8)."""
-        trace = dynamo_internals.trace_of(self.tx)
-        with trace.under(trace.here.off):
-            return dynamo_names.plain_function(function).call_function(self.tx, args, kwargs)
+            emit = self._emit
+        elif func is inlined:  # what it calls is not decided again (R8)
+            function, *args = args
+            emit = functools.partial(under, self.tx, lambda here: here.off, dynamo_names.plain_function(function))
+        else:
+            emit = functools.partial(dynamo_names.constant(self.tx, func).call_function, self.tx)
+        variables = [self._variable(a) for a in args], {name: self._variable(a) for name, a in kwargs.items()}
+        return self._stand_in(self._traced(emit, *variables))
 
     def _traced(self, emit: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> Any:
         """The variable of a call that is added to the graph; where torch refuses the call its nodes are removed again."""
@@ -204,18 +205,12 @@ def call(tx: Any, fn: Any, value: Any, wrapper: Wrapper, args: list[Any], kwargs
 
 def call_body(tx: Any, function: types.FunctionType, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The variable that a call of torch's Python function returns, which is structure and no op: its ops are decided one by one (R8)."""
-    trace = dynamo_internals.trace_of(tx)
-    with trace.under(trace.here):
-        return dynamo_names.plain_function(function).call_function(tx, args, kwargs)
+    return under(tx, lambda here: here, dynamo_names.plain_function(function), args, kwargs)
 
 
 def call_composite(tx: Any, function: Any, wrapper: Wrapper, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The variable that a call of a Python function returns, which is one op: what it calls is not decided again (R8). Without a wrapper it
     is traced like user code."""
-    trace = dynamo_internals.trace_of(tx)
-
-    def emit(args: list[Any], kwargs: dict[str, Any]) -> Any:
-        with trace.under(trace.here.off):
-            return function.call_function(tx, args, kwargs)
-
-    return function.call_function(tx, args, kwargs) if wrapper is None else Call(tx, emit).run(wrapper, args, kwargs)
+    if wrapper is None:
+        return function.call_function(tx, args, kwargs)
+    return Call(tx, functools.partial(under, tx, lambda here: here.off, function)).run(wrapper, args, kwargs)

@@ -96,7 +96,9 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     for beginning, target in TARGETS.items():
         assert {said for what, said in targets.items() if what.startswith(beginning)} == {target}, beginning
     assert opens_with_five_sentences_and_the_picture(report)
-    assert "not measured" not in report
+    # A machine without FP8 arithmetic measures no step in FP8
+    unmeasured = [line for line in report.splitlines() if "not measured" in line]
+    assert all(line.startswith("| training step, linear in FP8") for line in unmeasured), unmeasured
     assert list(samples["steps"]) == [f"{name} tiny" for name in models.MODELS]
     assert all(len(of["hmp"]) == 1 for model in samples["steps"].values() for of in model["seconds a step"].values())
     assert all(set(model["seconds a step"]["training"]) == set(steps.SIDES) for model in samples["steps"].values())
