@@ -46,6 +46,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--start", default="autocast", metavar="NAME", help="preset or folder to begin with (default autocast)")
     parser.add_argument("--per-module", action="store_true", help="decide every op in every module by itself; written as scoped lines")
     parser.add_argument("--ops", type=_names, metavar="A,B,...", help="decide these ops alone (default: all that a preset lists)")
+    parser.add_argument(
+        "--levels",
+        type=_names,
+        default=["bf16", "fp32"],
+        metavar="A,B,...",
+        help="fp8,bf16,fp32 also moves products to FP8, as much of their work as the tolerance allows (default bf16,fp32)",
+    )
     parser.add_argument("--objective", choices=("time", "memory"), default="time", help="what is made small (default time)")
     parser.add_argument(
         "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
@@ -93,6 +100,7 @@ def run(options: argparse.Namespace) -> int:
             start=options.start,
             per_module=options.per_module,
             ops=options.ops,
+            levels=options.levels,
             objective=options.objective,
             steps=options.steps,
             seed=options.seed,
@@ -145,7 +153,7 @@ def _interrupted(folder: Path) -> str:
 
 
 def _say_how_to_use(result: Any, folder: Path) -> None:
-    print(f"lists, with the reasons: {', '.join(str(folder / f'{cast}.txt') for cast in ('bf16', 'fp32', 'promote'))}")
+    print(f"lists, with the reasons: {', '.join(str(folder / f'{cast}.txt') for cast in result.policy.lists)}")
     if result.policy.scoped:
         print(f'use them: hmp.apply(model, "{folder.as_posix()}"), for lines of single modules hold inside a model')
     else:

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from html import escape
 
-_COLOURS = {"bfloat16": "#1f7a8c;color:#fff", "float16": "#7d5ba6;color:#fff", "float32": "#e8b84a;color:#2b2000"}
+_COLOURS = {
+    "bfloat16": "#1f7a8c;color:#fff",
+    "float16": "#7d5ba6;color:#fff",
+    "float32": "#e8b84a;color:#2b2000",
+    "float8_e4m3fn": "#b0428f;color:#fff",
+}
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 _CELL = "text-align:left;vertical-align:top;padding:1px 10px 1px 0"
 _NUMBER = "text-align:right;vertical-align:top;padding:1px 10px 1px 0;white-space:nowrap"

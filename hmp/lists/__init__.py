@@ -4,7 +4,7 @@ from . import conflicts, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
 from .policy import DEFAULT, HABANA, Policy, as_policy
-from .policy_folder import DTYPE_FILE, list_files
+from .policy_folder import OPTIONAL_FILES, list_files, word_files
 from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path
 from .spelling import resolve
@@ -13,10 +13,10 @@ __all__ = [
     "AUTOCAST",
     "CASTS",
     "DEFAULT",
-    "DTYPE_FILE",
     "EVERY_OP",
     "HABANA",
     "LISTS",
+    "OPTIONAL_FILES",
     "ListEntry",
     "ListName",
     "Listed",
@@ -34,4 +34,5 @@ __all__ = [
     "resolve",
     "scopes",
     "spelling",
+    "word_files",
 ]

@@ -16,7 +16,9 @@ LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A field of a policy → the words that its file may hold; the first is meant where there is no such file.
 WORDS: Mapping[str, tuple[str, ...]] = {"dtype": tuple(LOW_DTYPES), "fp8_recipe": tuple(RECIPES), "fp8_kernel": ("auto", "emulate")}
 WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt"}
-DTYPE_FILE, BASE_FILE = WORD_FILES["dtype"], "base.txt"
+BASE_FILE = "base.txt"
+# of the files that a policy is written into, those that not every policy has
+OPTIONAL_FILES = ("fp8.txt", *WORD_FILES.values())
 NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 
@@ -40,13 +42,19 @@ def read_words(folder: Path, base: Mapping[str, str]) -> dict[str, str]:
     return {field: _word(file, WORDS[field]) if file.is_file() else base[field] for field, file in files.items()}
 
 
+def word_files(words: Mapping[str, str]) -> dict[str, str]:
+    """The text of each file that holds one of the words, by the file's name; a field without a word, or with its default, has none."""
+    return {WORD_FILES[field]: f"{words[field]}\n" for field, default in NO_BASE.items() if words.get(field, default) != default}
+
+
 def write_words(folder: Path, words: Mapping[str, str]) -> None:
-    """Writes a file for each word that is not its field's default. A file that another policy has left for one that is, goes."""
-    for field, word in words.items():
-        if word == WORDS[field][0]:
-            (folder / WORD_FILES[field]).unlink(missing_ok=True)
+    """Writes `word_files()`, and removes those that another policy has left there."""
+    files = word_files(words)
+    for name in WORD_FILES.values():
+        if name in files:
+            (folder / name).write_text(files[name], encoding="utf-8")
         else:
-            (folder / WORD_FILES[field]).write_text(f"{word}\n", encoding="utf-8")
+            (folder / name).unlink(missing_ok=True)
 
 
 def _word(file: Path, allowed: Sequence[str]) -> str:

@@ -27,6 +27,7 @@ def tune(  # noqa: PLR0913
     start: str | Path | Policy = "autocast",
     per_module: bool = False,
     ops: Collection[str] | None = None,
+    levels: Collection[str] = ("bf16", "fp32"),
     objective: Literal["time", "memory"] = "time",
     steps: int | None = None,
     seed: int = 0,
@@ -51,6 +52,10 @@ def tune(  # noqa: PLR0913
     ops that the model calls and that `start` or a preset has on its BF16 or FP32 list, or those of `ops` among them; with `per_module`
     each of them in each module by itself, written as scoped lines.
 
+    With "fp8" among the `levels`, as much of the products' work as the tolerance allows then moves from the lists that were found to the
+    FP8 list, by op or by module; work is floating-point operations, since most devices emulate FP8 and its time says nothing there. On one
+    that computes in FP8 the list must also be faster, where time is the objective. `start` says the recipe (Policy.fp8_recipe).
+
     `budget` bounds the search: a number of seconds, or "10 min", "2 h", "30 evaluations". With `folder` the best lists so far are
     there at any time (after Ctrl-C too), with tune.json, which holds all that was measured; a second call with the same arguments
     goes on where it ended, unless `resume` is False. `progress` shows a bar on stderr, by default on a terminal.
@@ -58,7 +63,7 @@ def tune(  # noqa: PLR0913
     What is evaluated is the same for the same seed and the same measured times. Afterwards model, random state and torch are as before.
     Raises HmpError for wrong arguments, and where float32 itself gives no finite loss.
     """
-    from .search import run  # here, so that `import hmp` does not pay for it
+    from .run import run  # here, so that `import hmp` does not pay for it
 
     return run(
         model,
@@ -71,6 +76,7 @@ def tune(  # noqa: PLR0913
         start=start,
         per_module=per_module,
         ops=ops,
+        levels=levels,
         objective=objective,
         steps=steps,
         seed=seed,

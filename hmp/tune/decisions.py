@@ -23,15 +23,18 @@ class Key(NamedTuple):
 class Decisions:
     """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name.
 
-    `shared` are the paths of modules that are at others, too.
+    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels.
     """
 
-    def __init__(self, start: Policy, ops: Collection[str] | None, per_module: bool, shared: Collection[str] = ()) -> None:
+    def __init__(
+        self, start: Policy, ops: Collection[str] | None, per_module: bool, shared: Collection[str] = (), *, in_fp8: bool = False
+    ) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
             raise HmpError(f"ops={ops!r} is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all")
         self.start = start
         self.low = start.dtype
         self.per_module = per_module
+        self.in_fp8 = in_fp8
         self._shared = frozenset(shared)
         self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(ListEntry(name, "bf16"))))
@@ -51,22 +54,23 @@ class Decisions:
         """Says which units there are, and how often each is called."""
         self._calls = calls
 
-    def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = ()) -> Policy:
-        """The policy that has these units on the BF16 list and the others on the FP32 list, but for the ops of `left`, which stay as the
-        start has them where none of their units is low."""
-        chosen = frozenset(low)
-        if not self._calls:
-            fp32 = self.ops  # nobody knows yet which are called
-            return self._with(frozenset(key.op for key in chosen), fp32 - {key.op for key in chosen}, (), name)
-        lists: dict[ListName, set[str]] = {"bf16": set(), "fp32": set()}
+    def policy(self, low: Iterable[Key], name: str = "tuned", left: Collection[str] = (), fp8: Iterable[Key] = ()) -> Policy:
+        """The policy that has the units `fp8` on the FP8 list, those of `low` on the BF16 list and the others on the FP32 list, but for the
+        ops of `left`, which stay as the start has them where none of their units is on either."""
+        chosen: dict[Key, ListName] = {**dict.fromkeys(low, "bf16"), **dict.fromkeys(fp8, "fp8")}
+        lists: dict[ListName, set[str]] = {"fp8": set(), "bf16": set(), "fp32": set()}
         scoped: list[ListEntry] = []
+        if not self._calls:  # nobody knows yet which are called
+            by_op = {key.op: cast for key, cast in chosen.items()}
+            for op in self.ops:
+                lists[by_op.get(op, "fp32")].add(op)
         stay = frozenset(left) - {key.op for key in chosen}
         for op in sorted({key.op for key in self._calls} - stay):
-            keys = [key for key in self._calls if key.op == op]
-            everywhere = self._everywhere(keys, chosen)
+            wanted: dict[Key, ListName] = {key: chosen.get(key, "fp32") for key in self._calls if key.op == op}
+            everywhere = self._everywhere(wanted)
             lists[everywhere].add(op)
-            scoped += _lines(op, keys, chosen, everywhere, self._shared)
-        return self._with(frozenset(lists["bf16"]), frozenset(lists["fp32"]), scoped, name)
+            scoped += _lines(op, wanted, everywhere, self._shared)
+        return self._with(lists, scoped, name)
 
     def low_of(self, policy: Policy, keys: Iterable[Key]) -> frozenset[Key]:
         """Those of the units that a policy without scoped lines has on its BF16 list."""
@@ -76,22 +80,26 @@ class Decisions:
         """Those of the ops that such a policy has on neither its BF16 nor its FP32 list: they run in what their inputs come in."""
         return frozenset(key.op for key, cast in _casts(policy, keys).items() if cast not in ("bf16", "fp32"))
 
-    def _everywhere(self, keys: list[Key], low: frozenset[Key]) -> ListName:
+    def _everywhere(self, wanted: Mapping[Key, ListName]) -> ListName:
         """The list for the line without a scope: what holds outside every module, else what most calls want."""
-        outside = [key for key in keys if not key.module]
-        counted = outside or keys
-        in_low = sum(self._calls[key] for key in counted if key in low)
-        return "bf16" if 2 * in_low > sum(self._calls[key] for key in counted) else "fp32"
+        outside = [key for key in wanted if not key.module]
+        calls: dict[ListName, int] = {"fp32": 0, "bf16": 0, "fp8": 0}  # of two that are even the wider one
+        for key in outside or wanted:
+            calls[wanted[key]] += self._calls[key]
+        return max(calls, key=lambda cast: calls[cast])
 
-    def _with(self, bf16: frozenset[str], fp32: frozenset[str], scoped: Iterable[ListEntry], name: str) -> Policy:
-        decided = bf16 | fp32
+    def _with(self, lists: Mapping[ListName, Collection[str]], scoped: Iterable[ListEntry], name: str) -> Policy:
+        decided = frozenset().union(*lists.values())
         rest = self._rest if decided == self.ops else {cast: _without(getattr(self.start, cast), cast, decided) for cast in CASTS}
         return Policy(
             name=name,
             dtype=self.low,
-            bf16=rest["bf16"] | bf16,
-            fp32=rest["fp32"] | fp32,
+            bf16=rest["bf16"].union(lists["bf16"]),
+            fp32=rest["fp32"].union(lists["fp32"]),
             promote=rest["promote"],
+            fp8=frozenset(lists["fp8"]),
+            fp8_recipe=self.start.fp8_recipe,
+            fp8_kernel=self.start.fp8_kernel,
             scoped=tuple(scoped),
         )
 
@@ -102,11 +110,11 @@ def _casts(policy: Policy, keys: Iterable[Key]) -> dict[Key, ListName | None]:
     return {key: None if source is None else source.cast for key, source in sources.items()}
 
 
-def _lines(op: str, keys: list[Key], low: frozenset[Key], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
+def _lines(op: str, chosen: Mapping[Key, ListName], everywhere: ListName, shared: Collection[str]) -> list[ListEntry]:
     """The scoped lines that say where the op is not on the list that it is on everywhere: one where a module differs from what
     holds around it, since a line holds for the modules inside as well."""
     said: dict[str, ListName] = {}
-    wanted: dict[str, ListName] = {key.module: "bf16" if key in low else "fp32" for key in keys if key.module}
+    wanted: dict[str, ListName] = {key.module: cast for key, cast in chosen.items() if key.module}
     for module in sorted(wanted, key=lambda path: path.count(".")):
         parts = module.split(".")
         around = next((said[path] for at in range(len(parts) - 1, 0, -1) if (path := ".".join(parts[:at])) in said), everywhere)

@@ -9,12 +9,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
 from ..errors import HmpError
 from ..formatting import count, dtype_name
-from ..lists import CASTS, DTYPE_FILE, EVERY_OP, ListEntry, ListName, exactness
-from .reasons import gain, percent, why_float32, why_low
+from ..lists import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
+from .reasons import gain, percent, why_float32, why_fp8, why_low
 from .trial import Unit
 
 if TYPE_CHECKING:
@@ -39,7 +37,7 @@ def write(result: TuneResult, folder: Path) -> Path:
                     result.to_json(part)
                 else:
                     part.write_text(lists[target.name], encoding="utf-8")
-            _put(staged, [folder / DTYPE_FILE] if DTYPE_FILE not in lists else [])
+            _put(staged, [folder / name for name in OPTIONAL_FILES if name not in lists])
         finally:
             for part in staged:
                 part.unlink(missing_ok=True)
@@ -64,15 +62,15 @@ def _put(staged: Mapping[Path, Path], stale: Sequence[Path]) -> None:
 def list_files(result: TuneResult) -> dict[str, str]:
     """The text of each list file of the policy that was chosen, by the file's name."""
     lines = list_lines(result)
-    files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in CASTS}
-    if result.policy.dtype is not torch.bfloat16:
-        files[DTYPE_FILE] = f"{dtype_name(result.policy.dtype)}\n"
-    return files
+    files = {f"{cast}.txt": _heading(result, cast) + _aligned(lines[cast]) for cast in result.policy.lists}
+    return files | word_files(result.policy.to_dict())
 
 
 def _heading(result: TuneResult, cast: ListName) -> str:
     """What holds for the whole list, as comments."""
-    said = {"bf16": f"in {dtype_name(result.policy.dtype)}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
+    low = dtype_name(result.policy.dtype)
+    said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
+    said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
     best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
@@ -83,6 +81,8 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     if base:
         found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
     steps = f", {count(result.steps, 'step')}" if result.steps else ""
+    if cast == "fp8":
+        found.append(f"{result.share_in_fp8:.0%} of the products' work in FP8")
     heading = (
         f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
@@ -100,7 +100,7 @@ def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
     """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
     found: dict[ListName, list[tuple[str, str]]] = {}
-    for cast in CASTS:
+    for cast in result.policy.lists:
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
         names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
         found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
@@ -114,7 +114,7 @@ def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, 
 def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
     """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
     ops: dict[str, tuple[ListName, str]] = {}
-    for cast in CASTS:
+    for cast in result.policy.lists:
         names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
         names |= {name: name for name in getattr(result.policy, cast)}
         for op, name in names.items():
@@ -152,6 +152,8 @@ def _comment(cast: ListName, name: str, units: Sequence[Unit], result: TuneResul
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
     if not units:
         return f"not decided; as in {taken}"
+    if cast == "fp8":
+        return why_fp8(units, result)
     if cast == "bf16":
         return why_low(units, result.objective)
     return why_float32(units, result) if cast == "fp32" else f"as in {taken}"

@@ -6,11 +6,10 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..formatting import count, dtype_name, size, typeset_duration
-from ..lists import CASTS
+from ..formatting import NOTHING, count, dtype_name, size, typeset_duration
 from ..report.page import charts, render, trade_off
 from .files import list_by_unit, list_lines, units_by_line
-from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_low
+from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_fp8, why_low
 from .trial import Trial, Unit
 
 if TYPE_CHECKING:
@@ -45,10 +44,11 @@ def tuning_page(result: TuneResult) -> str:
         left_out=left_out,
         bars=_bars(ranked, listed, result, low),
         bars_all=len(ranked),
-        lists=[(cast, *_split(result, cast)) for cast in CASTS],
+        lists=[(cast, *_split(result, cast)) for cast in result.policy.lists],
         units=[_unit(unit, listed.get(unit.name, ""), result) for unit in ranked],
         trials=[_trial(trial, result) for trial in result.trials],
         use=_use(result),
+        has_fp8=any(unit.work_fp8 for unit in result.units),
     )
 
 
@@ -112,6 +112,8 @@ def _verdict(result: TuneResult, low: str) -> str:
     found = [f"loss {_compared(best.loss_change)}"]
     found += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
+    if best.fp8:
+        units += f" and {len(best.fp8)}, {result.share_in_fp8:.0%} of the products' work, in FP8"
     return f"{takes[result.objective].format(cost)}{units}; {' and '.join(found)}, within the tolerance."
 
 
@@ -134,6 +136,8 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
     if best.low is not None:
         found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
+    if best.fp8:
+        found.append(("products' work in FP8", f"{result.share_in_fp8:.0%}", f"{len(best.fp8)} units, {result.policy.fp8_recipe}"))
     return found
 
 
@@ -143,7 +147,7 @@ def _bars(ranked: list[Unit], listed: Mapping[str, str], result: TuneResult, low
     shown = finite if len(finite) <= _BARS else [*finite[: _BARS - 6], *finite[-6:]]
     if not shown:
         return ""
-    dtypes = {"bf16": low, "fp32": "float32"}
+    dtypes = {"bf16": low, "fp32": "float32", "fp8": "float8_e4m3fn"}
     bars = [
         charts.Bar(
             unit.name,
@@ -168,7 +172,6 @@ def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[s
 
 def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
     finite = runs_low(unit)
-    why = why_low([unit], result.objective) if listed == "bf16" else why_float32([unit], result) if listed == "fp32" else ""
     return {
         "op": unit.op,
         "module": "(outside every module)" if unit.module == "" else unit.module or "",
@@ -185,8 +188,19 @@ def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
         "change": unit.sensitivity,
         "change_text": percent(unit.sensitivity),
         "finite": finite,
-        "why": _typeset(why),
+        "error_fp8": unit.error_fp8,
+        "change_fp8": unit.sensitivity_fp8,
+        "change_fp8_text": percent(unit.sensitivity_fp8) if unit.work_fp8 else NOTHING,
+        "why": _typeset(_why(unit, listed, result)),
     }
+
+
+def _why(unit: Unit, listed: str, result: TuneResult) -> str:
+    if listed == "fp8":
+        return why_fp8([unit], result)
+    if listed == "bf16":
+        return why_low([unit], result.objective)
+    return why_float32([unit], result) if listed == "fp32" else ""
 
 
 def _typeset(text: str) -> str:
@@ -199,6 +213,7 @@ def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
         "name": trial.name,
         "low": None if trial.low is None else len(trial.low),
         "low_names": ", ".join(trial.low or ()),
+        "fp8": len(trial.fp8),
         "loss": trial.loss if math.isfinite(trial.loss) else None,
         "change": percent(trial.loss_change),
         "change_value": trial.loss_change if math.isfinite(trial.loss_change) else 1e300,

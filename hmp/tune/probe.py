@@ -10,78 +10,33 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import random_state_kept
 from ..benchmark.timing import synchronize
 from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ..context import disable_casts
+from ..fp8 import PRODUCTS, RECIPES, why_not
 from ..lists import plain_path
 from ..observing import Modules
 from ..report.record import uncompiled
 from ..session import Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
 from .decisions import Decisions, Key
+from .measured import Flow, Measured, Measurements
 from .task import Task
 
 Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 _REPEATS = 5
 _WALKED = 64  # autograd nodes between an input and the decided op that it comes from
-
-
-@dataclass
-class Measured:
-    """Sums over the calls of one unit in a step."""
-
-    calls: int = 0
-    errors: float = 0.0
-    norms: float = 0.0
-    loss_change: float = 0.0
-    loss_variance: float = 0.0
-    has_gradient: bool = False
-    seconds_float32: float = 0.0
-    seconds_low: float = 0.0
-    cast_seconds: float = 0.0
-    saved_bytes: int = 0
-    cannot: str = ""
-    unseen: bool = False
-
-    @property
-    def error(self) -> float:
-        """The relative error of all calls together."""
-        return math.inf if self.cannot else math.sqrt(self.errors / self.norms) if self.norms else 0.0
-
-    def sensitivity(self, loss: float) -> float | None:
-        """The relative change of the loss; None where no gradient came back to tell."""
-        if self.cannot:
-            return math.inf
-        if not self.has_gradient:
-            return None if self.errors or self.unseen else 0.0
-        return max(abs(self.loss_change), math.sqrt(self.loss_variance)) / max(abs(loss), 1e-12)
-
-
-@dataclass
-class Flow:
-    """Tensors that go from one unit to another in a step: what a cast of all of them costs."""
-
-    seconds: float = 0.0
-    bytes: int = 0
-
-
-@dataclass
-class Measurements:
-    """What a watched step gave: by unit, and by pair of units that tensors go between."""
-
-    units: dict[Key, Measured] = field(default_factory=dict)
-    flows: dict[tuple[Key, Key], Flow] = field(default_factory=dict)
-    loss: float = 0.0
 
 
 def probe(task: Task, decisions: Decisions) -> Measurements:
@@ -127,14 +82,16 @@ class _Casts:
 
 @dataclass
 class _Op:
-    """A function of torch, as the probe calls it: in float32, in the low dtype, and that once more so that its casts are noted."""
+    """A function of torch, as the probe calls it: in float32, in the low dtype, that once more so that its casts are noted, and in FP8
+    where it is a product and FP8 a level."""
 
     name: str
     rule: OpRule
     full: Op
     low: Op
     casts: _Casts
-    telling: Op = field(init=False)
+    telling: Op
+    fp8: Op | None
 
 
 class Probe:
@@ -168,15 +125,14 @@ class Probe:
         inner, decided = self._op, self._decisions.op_of(rule.op)
         if rule.kind != "fp32" or inner is None or decided is None:
             return wrapper
-        op = _Op(decided, rule, wrapper, op_wrap(inner, rule._replace(kind="bf16")), _Casts())
-        op.telling = op_wrap(inner, rule._replace(kind="bf16"), op.casts)
+        op = self._in_each_dtype(decided, rule, wrapper, inner)
 
         def watched(*args: Any, **kwargs: Any) -> Any:
             if self._busy or threading.get_ident() != self._thread or _writes(args, kwargs, rule):
                 return wrapper(*args, **kwargs)
             if functorch_level() is not None:
                 measured = self._unit(op)[1]  # tensors stand for others there, and have no numbers to compare
-                measured.calls, measured.unseen = measured.calls + 1, True
+                measured.calls, measured.low.unseen = measured.calls + 1, True
                 return wrapper(*args, **kwargs)
             self._busy = True
             try:
@@ -190,6 +146,14 @@ class Probe:
                 self._busy = False
 
         return watched
+
+    def _in_each_dtype(self, name: str, rule: OpRule, wrapper: Op, inner: Op) -> _Op:
+        casts, in_low = _Casts(), rule._replace(kind="bf16")
+        fp8 = None
+        if self._decisions.in_fp8 and rule.op in PRODUCTS:
+            start = self._decisions.start
+            fp8 = op_wrap(inner, rule._replace(kind="fp8", fp8=(start.fp8_recipe, start.fp8_kernel)))
+        return _Op(name, rule, wrapper, op_wrap(inner, in_low), casts, op_wrap(inner, in_low, casts), fp8)
 
     def _draws(self) -> Tensor:
         """The state of the random numbers that the op may draw."""
@@ -212,7 +176,7 @@ class Probe:
                 if taken:
                     self._time(measured, op, call, taken)
         except Exception as error:  # torch refuses, or numpy in a function that the user registered
-            measured.cannot = str(error).partition("\n")[0] or type(error).__name__
+            measured.low.cannot = str(error).partition("\n")[0] or type(error).__name__
             return
         inputs = [*each_tensor(call)]
         self._note_flows(key, [inputs[at] for at in taken], measured)
@@ -232,20 +196,23 @@ class Probe:
         if drew:
             lows = [t.detach().to(self._decisions.low) for t in results]  # other draws are no error: what is left is rounding
         for got, wanted in zip(lows, results, strict=True):
-            if not wanted.is_floating_point() or wanted.layout is not torch.strided:
-                continue
-            reference = wanted.detach()
-            error = got.to(torch.float32) - reference
-            finite = torch.isfinite(reference)
-            if not bool(torch.isfinite(error)[finite].all()):
-                measured.cannot = "gives NaN or Inf"
-                continue
-            error = torch.where(finite, error, 0.0)
-            measured.errors += float(error.double().square().sum())
-            measured.norms += float(torch.where(finite, reference, 0.0).double().square().sum())
-            if wanted.requires_grad:
-                self.hooks.append(wanted.register_hook(_first_order(measured, error)))
+            self.hooks += measured.low.note(got, wanted)
+        if op.fp8 is not None:
+            self._compare_in_fp8(measured, op, call, lows[0], results[0])
         return taken
+
+    def _compare_in_fp8(self, measured: Measured, op: _Op, call: Call, low: Tensor, result: Tensor) -> None:
+        """Notes the product's work, and the error of FP8, which is that of the low dtype where the call cannot run in FP8."""
+        assert op.fp8 is not None
+        args, kwargs = _copied(call, detach=True)
+        work = _work(op.full, (args, kwargs))
+        measured.work += work
+        start = self._decisions.start
+        if not why_not(op.rule.op, args, kwargs, RECIPES[start.fp8_recipe], start.dtype):
+            measured.work_fp8 += work
+            with torch.no_grad():
+                low = op.fp8(*args, **kwargs)
+        self.hooks += measured.fp8.note(low, result)
 
     def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:
         """Notes seconds and saved bytes in both dtypes; measured once for calls of the same form."""
@@ -315,17 +282,6 @@ class Probe:
         return self._cast_seconds[size] if tensor.requires_grad else self._cast_seconds[size] / 2
 
 
-def _first_order(measured: Measured, error: Tensor) -> Callable[[Tensor], None]:
-    def hook(gradient: Tensor) -> None:
-        with disable_casts(), torch.no_grad():
-            product = gradient.to(torch.float32) * error
-            measured.has_gradient = True
-            measured.loss_change += float(product.double().sum())
-            measured.loss_variance += float(product.double().square().sum())
-
-    return hook
-
-
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
     """The arguments as they are before the call; what the op may write (running statistics) is copied."""
     found: Call = map_tensors((args, kwargs), lambda t: t if t.requires_grad else t.detach().clone())
@@ -364,6 +320,14 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
     with SavedBytes().watch() as saved:
         function(*args, **kwargs)
     return saved.bytes
+
+
+def _work(function: Op, call: Call) -> int:
+    """The floating-point operations of the products that the call makes."""
+    args, kwargs = call
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        function(*args, **kwargs)
+    return int(counter.get_total_flops())
 
 
 def _form(value: Any) -> Any:

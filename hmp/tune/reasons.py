@@ -59,6 +59,14 @@ def why_low(units: Sequence[Unit], objective: Objective) -> str:
     return f"{bring}, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
 
 
+def why_fp8(units: Sequence[Unit], result: TuneResult) -> str:
+    """What these units move to FP8, and what that costs in accuracy."""
+    work = sum(unit.work for unit in result.units)
+    moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
+    error, loss = max(unit.error_fp8 for unit in units), sum(unit.sensitivity_fp8 for unit in units)
+    return f"{moved:.0%} of the products' work, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
+
+
 def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
     """What keeps these units out of the low dtype."""
     low, objective = dtype_name(result.policy.dtype), result.objective

@@ -54,6 +54,12 @@ class TuneResult:
                 return trial
         raise KeyError(f"no trial {name!r}; there are {', '.join(trial.name for trial in self.trials)}")
 
+    @property
+    def share_in_fp8(self) -> float:
+        """The share of the products' work (floating-point operations in forward) that runs in FP8 under `policy`."""
+        work = sum(unit.work for unit in self.units)
+        return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
+
     def __str__(self) -> str:
         from .table import table
 

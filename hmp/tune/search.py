@@ -3,105 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ..benchmark.variants import in_force
-from ..casting import each_tensor
 from ..errors import HmpError, NonFiniteError
 from ..formatting import provenance
-from ..lists import CASTS, Policy, as_policy, scopes
+from ..lists import Policy, as_policy, scopes
 from ..numerics.nonfinite import detect_nonfinite
-from . import files, identity
-from .budget import Budget, Over
+from . import files
+from .bisection import bisect
 from .decisions import Decisions, Key
 from .journal import Journal
+from .measured import Measured
 from .probe import probe
-from .progress import Progress, shown
+from .progress import Progress
 from .result import TuneResult
-from .solver import Model, scipy, solve
+from .solver import Model, solve
 from .task import Task
-from .tolerance import Tolerance, as_tolerance
+from .third_level import ThirdLevel
 from .trial import Flow, Objective, Stopped, Trial, Unit
 from .trials import NOISE, Trials
 
 MOST_FLIPS = 16
-_FIRST_LIMIT = 0.01
-
-
-def run(  # noqa: PLR0913
-    model: torch.nn.Module,
-    batches: Iterable[Any],
-    *,
-    loss: Callable[[Any, Any], Any],
-    tolerance: float | Mapping[str, float] | Tolerance,
-    metric: Callable[[Any], Any] | None,
-    optimizer: Callable[[Any], Any] | None,
-    budget: float | str | None,
-    start: str | Path | Policy,
-    per_module: bool,
-    ops: Collection[str] | None,
-    objective: Objective,
-    steps: int | None,
-    seed: int,
-    folder: str | Path | None,
-    resume: bool,
-    progress: bool | Progress | None,
-) -> TuneResult:
-    """What `hmp.tune()` returns."""
-    scipy()
-    if objective not in ("time", "memory"):
-        raise HmpError(f'objective={objective!r} is unknown; give "time" (of a step) or "memory" (kept for backward)')
-    bounds = as_tolerance(tolerance, metric is not None)
-    begin = as_policy(start)
-    if begin.scoped:
-        raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
-    if begin.fp8:
-        raise HmpError(f"policy {begin.name!r} has products in FP8, of which tune() decides nothing; give one without them as start=")
-    allowed = Budget(budget)
-    decisions = Decisions(begin, ops, per_module, scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ())
-    task = Task(model, batches, loss, metric, optimizer, steps, seed)
-    target = None if folder is None else Path(folder)
-    if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
-        raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
-    functions = {"loss": loss, "metric": metric, "optimizer": optimizer}
-    key = _key_of(task, decisions, functions, {"tolerance": bounds, "objective": objective, "seed": seed, "per_module": per_module})
-    shows = shown(progress)
-    journal = Journal(target, key, resume)
-    if journal.result is not None:
-        result = replace(journal.result, folder=str(target))
-        return result if target is None else _written(result, target)  # the lists may be gone, or changed
-    trials = Trials(task, bounds, objective, allowed, journal)
-    search = Search(task, decisions, trials, journal, shows, key, target)
-    try:
-        with task.prepared(), in_force(begin):
-            try:
-                search.go()
-                stopped: Stopped = "solved"
-            except Over:
-                stopped = "budget"
-        return search.end(stopped)
-    finally:
-        shows.close()
-
-
-def _key_of(task: Task, decisions: Decisions, functions: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, str]:
-    """What tells this search from others."""
-    start = decisions.start
-    hashed = {"model": identity.of_model(task.model), "data": identity.of_tensors(each_tensor(task.batches))}
-    hashed |= {name: identity.of_function(given) for name, given in functions.items()}
-    shown = {**settings, "steps": task.steps, "start": f"{start.name} {start.fingerprint}"}
-    shown |= {"torch": torch.__version__, "device": task.device}
-    return identity.of_search(hashed | {"choice of ops": sorted(decisions.ops)}, shown)
-
-
-def _written(result: TuneResult, folder: Path) -> TuneResult:
-    files.write(result, folder)
-    return result
 
 
 class Search:
@@ -155,6 +81,10 @@ class Search:
         self._progress.stage("trying single ops")
         self._flip()
         self._trials.run_off()
+        if self._decisions.in_fp8:
+            self._progress.stage("moving products to FP8")
+            third = ThirdLevel(self._task, self._decisions, self._trials, self._in_fp8, self._notes)
+            third.go(self._units, *self._choice())
 
     def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
         """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
@@ -163,9 +93,20 @@ class Search:
             self._failed.append(low)
         return trial
 
-    def _evaluated(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
+    def _in_fp8(self, name: str, fp8: frozenset[Key], low: frozenset[Key], left: frozenset[str]) -> Trial:
+        """The trial of these units in FP8, and of the others as in `_try`."""
+        return self._evaluated(name, self._decisions.policy(low, name, left, fp8), low, left, fp8)
+
+    def _evaluated(
+        self,
+        name: str,
+        policy: Policy,
+        low: frozenset[Key] | None = None,
+        left: frozenset[str] = frozenset(),
+        fp8: frozenset[Key] = frozenset(),
+    ) -> Trial:
         before = len(self._trials.made)
-        trial = self._trials.of(name, policy, low, left)
+        trial = self._trials.of(name, policy, low, left, fp8)
         if len(self._trials.made) > before:
             self._tell()
         return trial
@@ -187,19 +128,7 @@ class Search:
         else:
             found = probe(self._task, self._decisions)
             self._decisions.found({key: measured.calls for key, measured in found.units.items()})
-            for key, measured in found.units.items():
-                sensitivity = measured.sensitivity(found.loss)
-                self._units[key] = Unit(
-                    op=key.op,
-                    module=key.module,
-                    calls=measured.calls,
-                    error=measured.error,
-                    sensitivity=self._tried(key, found.loss) if sensitivity is None else sensitivity,
-                    seconds_float32=measured.seconds_float32,
-                    seconds_low=measured.seconds_low,
-                    cast_seconds=measured.cast_seconds,
-                    saved_bytes=measured.saved_bytes,
-                )
+            self._units = {key: self._unit(key, measured, found.loss) for key, measured in found.units.items()}
             self._flows = tuple(Flow(str(a), str(b), flow.seconds, flow.bytes) for (a, b), flow in found.flows.items())
         self._decisions.found({key: unit.calls for key, unit in self._units.items()})
         by_name = {str(key): key for key in self._units}
@@ -210,11 +139,31 @@ class Search:
             {key: unit.sensitivity for key, unit in self._units.items()},
         )
 
-    def _tried(self, key: Key, loss: float) -> float:
-        """The relative change of the first batch's loss with this unit alone in the low dtype: where no gradient tells."""
+    def _unit(self, key: Key, measured: Measured, loss: float) -> Unit:
+        in_low, in_fp8 = measured.low.sensitivity(loss), measured.fp8.sensitivity(loss)
+        unit = Unit(
+            op=key.op,
+            module=key.module,
+            calls=measured.calls,
+            error=measured.low.error,
+            sensitivity=self._tried(self._decisions.policy((key,)), loss) if in_low is None else in_low,
+            seconds_float32=measured.seconds_float32,
+            seconds_low=measured.seconds_low,
+            cast_seconds=measured.cast_seconds,
+            saved_bytes=measured.saved_bytes,
+            work=measured.work,
+        )
+        if not measured.work_fp8:
+            return unit
+        if in_fp8 is None:
+            in_fp8 = self._tried(self._decisions.policy((), fp8=(key,)), loss)
+        return replace(unit, work_fp8=measured.work_fp8, error_fp8=measured.fp8.error, sensitivity_fp8=in_fp8)
+
+    def _tried(self, policy: Policy, loss: float) -> float:
+        """The relative change of the first batch's loss under the policy, which has one unit in few bits: where no gradient tells."""
         self._task.from_the_start()
         try:
-            with self._task.under(self._decisions.policy((key,))), torch.no_grad():
+            with self._task.under(policy), torch.no_grad():
                 changed = float(self._task.loss(self._task.batches[0]))
         except Exception:  # whatever torch or the user's code says of what the low dtype gives
             return math.inf
@@ -256,23 +205,16 @@ class Search:
 
     def _bisect(self, low: frozenset[Key]) -> None:
         """Bars one unit after another: the first whose addition, in the order of sensitivity, is one too many, until the rest fits."""
-        limit = self._trials.tolerance.loss or self._trials.tolerance.metric or _FIRST_LIMIT
-        good = solve(self._model, limit=limit, barred=self._barred | (self._units.keys() - low))
+        good = solve(self._model, limit=self._trials.tolerance.first_order, barred=self._barred | (self._units.keys() - low))
         if not self._try(good, f"first order, {len(good)} low").fits:
             good = frozenset()
         rest = sorted(low - good, key=lambda key: (self._model.sensitivities[key], str(key)))
-        while rest:
-            if self._try(good | set(rest), f"bisection, {len(good) + len(rest)} low").fits:
-                return
-            fits, fails = 0, len(rest)
-            while fails - fits > 1:
-                middle = (fits + fails) // 2
-                if self._try(good | set(rest[:middle]), f"bisection, {len(good) + middle} low, {_listed(rest[middle - 1 : middle])}").fits:
-                    fits = middle
-                else:
-                    fails = middle
-            self._bar({rest[fits]}, "found by bisection: with it the tolerance is left")
-            good, rest = good | set(rest[:fits]), rest[fits + 1 :]
+
+        def fits(units: frozenset[Key], last: Key | None) -> bool:
+            name = f"bisection, {len(units)} low" + (f", {last}" if last is not None else "")
+            return self._try(units, name).fits
+
+        bisect(good, rest, fits, lambda key: self._bar({key}, "found by bisection: with it the tolerance is left"))
 
     def _bar(self, keys: Iterable[Key], why: str) -> None:
         for key in sorted(keys, key=str):
@@ -333,7 +275,7 @@ class Search:
         """What is known now."""
         best = self._trials.best
         assert best is not None
-        low = self._low(best)
+        low = self._low(best) | {key for key in self._units if str(key) in best.fp8}
         predicted = self._model.cost(self._fastest)
         return TuneResult(
             policy=best.policy.replace(name="tuned"),

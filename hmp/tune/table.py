@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, aligned, count, duration, size
-from ..lists import CASTS
 from .files import list_by_unit, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low
 from .trial import Trial, Unit
@@ -29,11 +29,11 @@ def table(result: TuneResult) -> str:
         "",
         *_lists(result),
         "",
-        *_ruled([_TRIALS, *(_trial(trial, result) for trial in result.trials)], {0, len(_TRIALS) - 1}),
+        *_trials(result),
     ]
     if result.units:
-        ranked, listed = by_gain(result), list_by_unit(result)
-        lines += ["", *_ruled([_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in ranked[:_UNITS])], {0, 1})]
+        ranked = by_gain(result)
+        lines += ["", *_units(ranked[:_UNITS], result)]
         if len(ranked) > _UNITS:
             lines.append(f"and {len(ranked) - _UNITS} that gain less: result.units has them all")
     return "\n".join([*lines, "", *_ended(result), *result.notes])
@@ -43,13 +43,37 @@ def _lists(result: TuneResult) -> list[str]:
     """What was decided on each list, the most gain first, and how many names are as they were."""
     belongs = units_by_line(result)
     lines = []
-    for cast in CASTS:
+    for cast in result.policy.lists:
         decided = [(sum(gain(unit, result.objective) for unit in units), name) for (on, name), units in belongs.items() if on == cast]
         names = [name for _, name in sorted(decided, key=lambda each: (-each[0], each[1]))]
         others = len(getattr(result.policy, cast)) + sum(rule.cast == cast for rule in result.policy.scoped) - len(names)
         rest = [f"{others} not decided"] if others else []
         lines.append(f"{cast:7}  {', '.join(names + rest) or 'nothing'}")
     return lines
+
+
+def _trials(result: TuneResult) -> list[str]:
+    """All trials, as a table."""
+    rows = [_TRIALS, *(_trial(trial, result) for trial in result.trials)]
+    if any(trial.fp8 for trial in result.trials):
+        eight = ["fp8", *(str(len(trial.fp8)) if trial.fp8 else NOTHING for trial in result.trials)]
+        rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, eight, strict=True)]
+    return _ruled(rows, {0, len(rows[0]) - 1})
+
+
+def _units(units: Sequence[Unit], result: TuneResult) -> list[str]:
+    """What was measured of these units, as a table."""
+    listed = list_by_unit(result)
+    rows = [_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in units)]
+    if any(unit.work_fp8 for unit in result.units):
+        rows = [(*row, *cells) for row, cells in zip(rows, [("fp8 error", "fp8 loss"), *map(_in_fp8, units)], strict=True)]
+    return _ruled(rows, {0, 1})
+
+
+def _in_fp8(unit: Unit) -> tuple[str, str]:
+    if not unit.work_fp8 or not math.isfinite(unit.sensitivity_fp8):
+        return "not finite" if unit.work_fp8 else NOTHING, NOTHING
+    return f"{unit.error_fp8:.1e}", percent(unit.sensitivity_fp8)
 
 
 def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
@@ -93,6 +117,8 @@ def _ended(result: TuneResult) -> list[str]:
         "interrupted": "interrupted; the same call goes on from here",
     }[result.stopped]
     lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {how}"]
+    if best.fp8:
+        lines.append(f"in FP8 ({result.policy.fp8_recipe}): {result.share_in_fp8:.0%} of the products' work")
     if result.predicted < 0:
         kept, low = result.predicted + result.left, result.objective
         lines.append(

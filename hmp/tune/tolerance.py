@@ -10,6 +10,7 @@ from typing import Any
 from ..errors import HmpError
 
 _KEYS = "'loss' (relative, 0.01 is one per cent), 'metric' (relative) and 'gradient' (least cosine, 0.99)"
+_FIRST_ORDER = 0.01  # where neither loss nor metric is bounded
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class Tolerance:
     loss: float | None = None
     metric: float | None = None
     gradient: float | None = None
+
+    @property
+    def first_order(self) -> float:
+        """What the changes of the loss by single units, to first order, may add up to in the first set that is tried."""
+        return self.loss or self.metric or _FIRST_ORDER
 
     def exceeded(self, loss_change: float, metric_change: float | None, gradient_cosine: float | None) -> str:
         """What is beyond the bounds, "" for nothing. A number that is not finite is beyond every bound."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,6 +14,8 @@ Objective = Literal["time", "memory"]
 Stopped = Literal["solved", "budget", "interrupted"]
 # Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
 LEAST_GAIN = 0.005
+_MAY_BE_INFINITE = ("error", "sensitivity", "seconds_float32", "seconds_low", "cast_seconds", "error_fp8", "sensitivity_fp8")
+_NAMES = ("low", "left", "fp8")  # of a trial's fields those that hold names of units
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Unit:
     that this error makes, to first order. Seconds are forward and backward of all calls of a step without casts; `cast_seconds` those of
     the casts of parameters and batches that the low dtype needs. `saved_bytes` is how many bytes fewer it keeps for backward in the low
     dtype. Infinite where the op cannot run in the low dtype, or gives NaN or Inf there.
+
+    Where FP8 is one of the levels, `work` is the floating-point operations of its matrix products in forward, `work_fp8` of those that
+    can run in FP8, and `error_fp8` and `sensitivity_fp8` are what the other two are, in FP8.
     """
 
     op: str
@@ -35,6 +41,10 @@ class Unit:
     seconds_low: float
     cast_seconds: float
     saved_bytes: int
+    work: int = 0
+    work_fp8: int = 0
+    error_fp8: float = math.inf
+    sensitivity_fp8: float = math.inf
 
     @property
     def name(self) -> str:
@@ -61,7 +71,8 @@ class Trial:
     one vector against float32's.
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
     a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
-    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them.
+    `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
+    the units that ran in FP8.
     """
 
     name: str
@@ -79,6 +90,7 @@ class Trial:
     ratio: float | None = None
     led: bool = False
     left: tuple[str, ...] = ()
+    fp8: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -94,19 +106,20 @@ def least_gain(reference: Trial, objective: Objective) -> float:
 def trial_values(trial: Trial) -> dict[str, Any]:
     """The trial as plain values."""
     values = {name: getattr(trial, name) for name in trial.__dataclass_fields__}
-    return {**values, "policy": trial.policy.to_dict(), "low": None if trial.low is None else list(trial.low), "left": list(trial.left)}
+    units = {name: None if values[name] is None else list(values[name]) for name in _NAMES}
+    return {**values, **units, "policy": trial.policy.to_dict()}
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """The trial that `trial_values()` described."""
     given = numbers(values, ("loss", "loss_change", "metric", "metric_change", "gradient_cosine", "seconds", "ratio"))
-    low = None if values["low"] is None else tuple(values["low"])
-    return Trial(**{**values, **given, "policy": Policy.from_dict(values["policy"]), "low": low, "left": tuple(values["left"])})
+    units = {name: None if values[name] is None else tuple(values[name]) for name in _NAMES}
+    return Trial(**{**values, **given, **units, "policy": Policy.from_dict(values["policy"])})
 
 
 def unit_of(values: Mapping[str, Any]) -> Unit:
     """The unit that `to_dict()` described."""
-    return Unit(**{**values, **numbers(values, ("error", "sensitivity", "seconds_float32", "seconds_low", "cast_seconds"))})
+    return Unit(**{**values, **numbers(values, _MAY_BE_INFINITE)})
 
 
 def numbers(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:

@@ -68,9 +68,16 @@ class Trials:
         self.budget.take()
         return self._task.run(policy)
 
-    def of(self, name: str, policy: Policy, low: frozenset[Key] | None = None, left: frozenset[str] = frozenset()) -> Trial:
-        """The trial of the policy, which has these units in the low dtype and leaves these ops: made now, or earlier. Over where the
-        budget is spent."""
+    def of(
+        self,
+        name: str,
+        policy: Policy,
+        low: frozenset[Key] | None = None,
+        left: frozenset[str] = frozenset(),
+        fp8: frozenset[Key] = frozenset(),
+    ) -> Trial:
+        """The trial of the policy, which has these units in the low dtype and in FP8 and leaves these ops: made now, or earlier. With units
+        in FP8 it is not held against the best: see lead(). Over where the budget is spent."""
         for trial in self.made.values():
             if trial.name != FLOAT32 and trial.policy == policy:
                 return trial
@@ -85,12 +92,23 @@ class Trials:
             raise
         except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
             outcome = failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)))
-        if not trial.fits:
+        trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)), fp8=tuple(sorted(map(str, fp8))))
+        if not trial.fits or fp8:
             return self._note(trial)
         if self.objective == "time":
             return self._note(self._timed(trial))
         return self._note(replace(trial, led=self.best is None or trial.saved_bytes <= self.best.saved_bytes - self.least_gain))
+
+    def lead(self, trial: Trial) -> None:
+        """Makes the trial the best."""
+        self.made[trial.name] = self.best = replace(trial, led=True)
+
+    def lead_if_faster(self, trial: Trial) -> bool:
+        """Times the trial beside the best, makes it the best where it is faster, and says whether it is."""
+        timed = self.made[trial.name] = self._timed(trial)
+        if timed.led:
+            self.best = timed
+        return timed.led
 
     def _timed(self, trial: Trial) -> Trial:
         """The trial with its time beside float32's; the best so far runs in the same rounds, and must be beaten in most of them."""

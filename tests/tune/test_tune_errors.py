@@ -72,12 +72,6 @@ def test_a_start_with_scoped_lines_is_refused() -> None:
         hmp.tune(model, batches, loss=squared, start=start)
 
 
-def test_a_start_with_products_in_fp8_is_refused() -> None:
-    model, batches = perceptron()
-    with pytest.raises(hmp.HmpError, match=r"policy 'custom' has products in FP8, of which tune\(\) decides nothing"):
-        hmp.tune(model, batches, loss=squared, start=hmp.Policy(fp8={"linear"}))
-
-
 def _scoped(text: str):
     from hmp.lists.entries import parse_list
 

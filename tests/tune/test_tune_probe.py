@@ -41,11 +41,11 @@ def test_the_error_of_an_op_is_that_of_its_cast_inputs() -> None:
         ]
         wanted = (sum((a.double() - b.double()).square().sum() for a, b in pairs) / sum(b.double().square().sum() for _, b in pairs)).sqrt()
     assert found.units[Key("linear")].calls == 2
-    assert found.units[Key("linear")].error == pytest.approx(float(wanted), rel=1e-6)
+    assert found.units[Key("linear")].low.error == pytest.approx(float(wanted), rel=1e-6)
     with torch.no_grad():
         soft = F.softmax(second, -1)
         error = (F.softmax(low(second), -1).double() - soft.double()).norm() / soft.double().norm()
-    assert found.units[Key("softmax")].error == pytest.approx(float(error), rel=1e-6)
+    assert found.units[Key("softmax")].low.error == pytest.approx(float(error), rel=1e-6)
 
 
 def test_the_sensitivity_is_the_gradient_times_the_error() -> None:
@@ -61,7 +61,7 @@ def test_the_sensitivity_is_the_gradient_times_the_error() -> None:
     error = F.softmax(low(out.detach()), -1).float() - soft.detach()
     product = (soft.grad * error).detach()
     wanted = max(abs(float(product.sum())), float(product.square().sum().sqrt())) / float(loss.detach())
-    assert found.units[Key("softmax")].sensitivity(found.loss) == pytest.approx(wanted, rel=1e-3)
+    assert found.units[Key("softmax")].low.sensitivity(found.loss) == pytest.approx(wanted, rel=1e-3)
 
 
 def test_the_watched_step_is_float32s_and_leaves_nothing() -> None:
@@ -108,7 +108,7 @@ def test_dropouts_draws_are_those_of_a_plain_run_and_no_error() -> None:
         plain = float(loss(model, batches[0]))
     found = measured(model, batches, loss)
     assert found.loss == plain
-    assert 1e-4 < found.units[Key("dropout")].error < 4e-3  # bfloat16's rounding; other draws would be an error of about 1
+    assert 1e-4 < found.units[Key("dropout")].low.error < 4e-3  # bfloat16's rounding; other draws would be an error of about 1
 
 
 def test_casts_between_ops_are_found_through_what_is_not_decided() -> None:
@@ -163,9 +163,9 @@ def test_what_overflows_cannot_be_low() -> None:
     task = Task(model, [torch.randn(4, 4)], lambda m, x: torch.exp(m(x) + 20.0).mean(), None, sgd, None, 0)
     with task.prepared(), in_force(start):
         found = probe(task, decisions)
-    assert found.units[Key("exp")].cannot == "gives NaN or Inf"
-    assert found.units[Key("exp")].sensitivity(found.loss) == float("inf")
-    assert not found.units[Key("linear")].cannot
+    assert found.units[Key("exp")].low.cannot == "gives NaN or Inf"
+    assert found.units[Key("exp")].low.sensitivity(found.loss) == float("inf")
+    assert not found.units[Key("linear")].low.cannot
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

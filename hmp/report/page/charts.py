@@ -24,9 +24,9 @@ from .model import OpBar
 # matplotlib knows no CSS variables: each is drawn in a colour of its own, which is replaced in the SVG.
 VARIABLES = {
     "--ink": "#010101", "--soft": "#010102", "--line": "#010103", "--bfloat16": "#010104", "--float32": "#010105",
-    "--float16": "#010106", "--other": "#010107", "--casts": "#010108", "--paper": "#010109",
+    "--float16": "#010106", "--other": "#010107", "--casts": "#010108", "--paper": "#010109", "--float8_e4m3fn": "#01010a",
 }  # fmt: skip
-_DTYPES = {"bfloat16", "float16", "float32"}
+_DTYPES = {"bfloat16", "float16", "float32", "float8_e4m3fn"}
 _WIDE, _NARROW = 11.0, 5.0  # inches: for a desktop, and for a telephone
 _MOST_TITLES = 300  # a telephone has no pointer, and the page is to stay small
 Titles = dict[str, list[str]]  # id of a group of marks → what each of them says when it is pointed at

@@ -1,0 +1,251 @@
+"""FP8 as the third level of a search: what it finds holds in a run of the user's, and what it says of it is true."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from hmp.cli import main
+from hmp.lists import scopes
+from hmp.tune import third_level
+from hmp.tune.bisection import bisect
+from hmp.tune.decisions import Decisions, Key
+from tune_kit import trained
+
+LEVELS = ("fp8", "bf16", "fp32")
+STEPS = 12
+
+
+def slowly(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+class Two(nn.Module):
+    """Two layers side by side; what rounding does to the second is multiplied by `scale`."""
+
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+        self.first, self.second, self.out = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.first(x)) + torch.cos(self.scale * self.second(x)))
+
+
+def two(scale: float = 0.1) -> tuple[Two, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    return Two(scale), [torch.randn(16, 32) for _ in range(2)]
+
+
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result = model(x).float()
+    with hmp.disable_casts():
+        return (result - x[:, :3].sin()).square().mean()
+
+
+def tuned(made: Any, **options: Any) -> hmp.TuneResult:
+    model, batches = made
+    given = {"levels": LEVELS, "optimizer": slowly, "steps": STEPS, "tolerance": 0.05, "objective": "memory"} | options
+    return hmp.tune(model, batches, loss=loss, **given)
+
+
+def trained_under(policy: hmp.Policy, scale: float) -> float:
+    """The loss after training in a loop that is none of tune()'s."""
+    model, batches = two(scale)
+    return trained(model, batches, loss, STEPS, slowly, around=lambda: hmp.casts(policy, model=model))
+
+
+def test_the_products_that_can_be_are_in_fp8_and_the_work_is_counted() -> None:
+    result = tuned(two())
+    assert result.policy.fp8 == {"linear"}
+    assert result.best.fp8 == ("linear",)
+    assert result.best.fits
+    # floating-point operations: 2 for each weight and row; the layer with 3 outputs cannot run in FP8
+    able, all_of_them = 2 * 16 * (2 * 32 * 64), 2 * 16 * (2 * 32 * 64 + 64 * 3)
+    (linear,) = [unit for unit in result.units if unit.op == "linear"]
+    assert (linear.work_fp8, linear.work) == (able, all_of_them)
+    assert result.share_in_fp8 == pytest.approx(able / all_of_them)
+    assert f"in FP8 (tensorwise): {able / all_of_them:.0%} of the products' work" in str(result)
+
+
+def test_the_losses_are_those_of_runs_of_the_users() -> None:
+    result = tuned(two())
+    assert result.best.loss == pytest.approx(trained_under(result.policy, 0.1), rel=1e-6)
+    plain, batches = two()
+    assert abs(result.best.loss / trained(plain, batches, loss, STEPS, slowly, around=None) - 1) <= 0.05
+
+
+def test_the_error_is_that_of_quantised_operands() -> None:
+    result = tuned(two(), per_module=True)
+    (unit,) = [unit for unit in result.units if unit.name == "linear @ first"]
+    model, (x, _) = two()
+
+    def quantised(tensor: torch.Tensor) -> torch.Tensor:
+        scale = tensor.abs().max().double() / 448
+        return (tensor.double() / scale).to(torch.float8_e4m3fn).double() * scale
+
+    model.requires_grad_(False)
+    exact = F.linear(x, model.first.weight, model.first.bias).double()
+    product = (quantised(x) @ quantised(model.first.weight).T).bfloat16()
+    in_fp8 = (product + model.first.bias.bfloat16()).double()
+    assert unit.error_fp8 == pytest.approx(float((in_fp8 - exact).norm() / exact.norm()), rel=0.02)
+
+
+def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
+    """The second layer's result is tens of radians, of which FP8 keeps four bits: its cosine is noise."""
+    result = tuned(two(30.0), per_module=True, optimizer=None)
+    assert result.best.fp8 == ("linear @ first",)
+    assert "linear @ second: in FP8 the tolerance is left, found by bisection" in result.notes
+    model, batches = two(30.0)
+    policies = scopes.resolve(result.policy, model)
+    assert "linear" in policies[model.first].fp8
+    assert "linear" not in policies[model.second].fp8
+    with hmp.casts(result.policy, model=model):
+        assert result.best.loss == pytest.approx(sum(float(loss(model, x).detach()) for x in batches) / len(batches), rel=1e-6)
+    one = {unit.name: unit.work for unit in result.units}
+    assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
+
+
+@pytest.mark.parametrize("recipe", ["rowwise", "mxfp8"])
+def test_the_starts_recipe_is_the_searchs(recipe: str, tmp_path: Path) -> None:
+    result = tuned(two(), start=hmp.Policy.load("habana").replace(fp8_recipe=recipe), folder=tmp_path)
+    assert result.policy.fp8_recipe == recipe
+    assert (tmp_path / "recipe.txt").read_text() == f"{recipe}\n"
+    assert hmp.Policy.load(tmp_path) == result.policy
+
+
+def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
+    result = tuned(two(), per_module=True, folder=tmp_path)
+    assert hmp.Policy.load(tmp_path) == result.policy
+    written = (tmp_path / "fp8.txt").read_text()
+    assert written.startswith("# Ops that run in FP8 (tensorwise), or in bfloat16 where FP8 cannot take a call; written by hmp tune")
+    assert "96% of the products' work in FP8" in written
+    assert "of the products' work, error " in written
+    again = tuned(two(), per_module=True, folder=tmp_path)
+    assert again.date == result.date  # read, not searched anew
+    assert again.best == result.best
+    with pytest.raises(hmp.HmpError, match="is of a search with another levels"):
+        tuned(two(), per_module=True, folder=tmp_path, levels=("bf16", "fp32"))
+    other = tuned(two(), folder=tmp_path, levels=("bf16", "fp32"), resume=False)
+    assert not (tmp_path / "fp8.txt").exists()
+    assert hmp.Policy.load(tmp_path) == other.policy
+
+
+def test_a_spent_budget_keeps_what_fits(tmp_path: Path) -> None:
+    whole = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "whole")
+    before = sum(not trial.fp8 for trial in whole.trials)
+    part = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "part", budget=f"{before + 1} evaluations")
+    assert part.stopped == "budget"
+    assert part.best.fits
+    on = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "part")
+    assert (on.policy, on.best.fp8) == (whole.policy, whole.best.fp8)
+
+
+def test_without_a_gradient_the_loss_itself_tells() -> None:
+    model, batches = two()
+    model.requires_grad_(False)
+    result = hmp.tune(model, batches, loss=loss, tolerance=0.1, levels=LEVELS)
+    (linear,) = [unit for unit in result.units if unit.op == "linear"]
+    assert 0 < linear.sensitivity_fp8 < 0.1
+    with torch.no_grad():
+        exact = loss(model, batches[0])
+        with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"add", "mul"})):
+            rounded = loss(model, batches[0])
+    assert linear.sensitivity_fp8 == pytest.approx(float((rounded - exact).abs() / exact), rel=1e-5)
+
+
+def test_where_no_product_fits_the_notes_say_so() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(7, 5)
+    result = hmp.tune(model, [torch.randn(4, 7)], loss=lambda m, x: m(x).square().mean(), levels=LEVELS, objective="memory", tolerance=0.1)
+    assert not result.best.fp8
+    assert result.policy.fp8 == frozenset()
+    assert any(note.startswith("no product in FP8: ") for note in result.notes)
+
+
+def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Emulated it is not: told that it is no emulation, the search keeps the lists that it had."""
+    monkeypatch.setattr(third_level, "is_real", lambda *_: True)
+    result = tuned(two(), objective="time")
+    assert any(trial.fp8 and trial.fits and trial.ratio is not None for trial in result.trials)
+    assert not result.policy.fp8
+    assert "no product in FP8: within the tolerance, but no faster on this device" in result.notes
+
+
+@pytest.mark.parametrize("levels", ["fp8", ("fp8",), ("fp8", "fp32"), ("fp4", "bf16", "fp32"), ()])
+def test_levels_that_cannot_be_searched_are_an_error(levels: Any) -> None:
+    with pytest.raises(hmp.HmpError, match=r'cannot be searched; give \("bf16", "fp32"\) or \("fp8", "bf16", "fp32"\)$'):
+        tuned(two(), levels=levels)
+
+
+def test_a_start_with_an_fp8_list_is_an_error_that_says_how() -> None:
+    start = hmp.Policy("mine", fp8={"linear"})
+    with pytest.raises(
+        hmp.HmpError, match=r"policy 'mine' has an FP8 list, which tune\(\) would write anew; give one without it as start=$"
+    ):
+        tuned(two(), start=start)
+    with pytest.raises(hmp.HmpError, match=r'start=, and levels=\("fp8", "bf16", "fp32"\)$'):
+        tuned(two(), start=start, levels=("bf16", "fp32"))
+
+
+def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:
+    """Every way to put three modules on three lists, and what the policy that is read back does in each."""
+    model = nn.ModuleDict({"a": nn.Sequential(nn.Linear(16, 16)), "b": nn.Linear(16, 16)})
+    decisions = Decisions(hmp.Policy.load("habana"), ["linear"], per_module=True, in_fp8=True)
+    keys = [Key("linear", "a.0"), Key("linear", "a"), Key("linear", "b")]
+    for calls, levels in itertools.product([(1, 1, 1), (3, 1, 1)], itertools.product(LEVELS, repeat=3)):
+        decisions.found(dict(zip(keys, calls, strict=True)))
+        chosen = dict(zip(keys, levels, strict=True))
+        low, fp8 = ([key for key in keys if chosen[key] == level] for level in ("bf16", "fp8"))
+        read = hmp.Policy.load(decisions.policy(low, fp8=fp8).save(tmp_path))
+        policies = scopes.resolve(read, model)
+        for key, level in chosen.items():
+            of = policies[model.get_submodule(str(key.module))]
+            assert next(each for each in LEVELS if "linear" in getattr(of, each)) == level
+
+
+def test_bisection_bars_each_that_is_one_too_many() -> None:
+    keys = [Key(f"op{number}") for number in range(9)]
+    bad, asked = {keys[2], keys[7]}, []
+
+    def fits(units: frozenset[Key], last: Key | None) -> bool:
+        asked.append(units)
+        return not units & bad
+
+    barred: list[Key] = []
+    found = bisect(frozenset(), keys, fits, barred.append)
+    assert (found, barred) == (frozenset(keys) - bad, [keys[2], keys[7]])
+    assert len(asked) < 2 * 5
+
+
+def test_the_command_takes_levels_and_the_page_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    recipe = tmp_path / "recipe.py"
+    recipe.write_text(
+        "import torch\n"
+        "def model(): return torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 16))\n"
+        "def batches(): return [torch.randn(16, 16)]\n"
+        "def loss(model, x): return (model(x).float() - x.sin()).square().mean()\n"
+        "def optimizer(model): return torch.optim.SGD(model.parameters(), lr=0.1)\n"
+    )
+    out = tmp_path / "lists"
+    command = ["tune", str(recipe), "--out", str(out), "--levels", "fp8,bf16,fp32", "--tolerance", "0.1", "--objective", "memory"]
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "in FP8 (tensorwise): 100% of the products' work" in said
+    assert f"lists, with the reasons: {out / 'fp8.txt'}, " in said
+    page = (out / "tune.html").read_text(encoding="utf-8")
+    assert "100% of the products&#39; work, in FP8" in page
+    assert "<dd>100%</dd>" in page
+    assert "fp8 error" in page
+    assert "<h3>fp8.txt</h3>" in page
+    assert main([*command[:4], "--levels", "fp8"]) == 2
+    assert "levels=['fp8'] cannot be searched" in capsys.readouterr().err
