@@ -44,6 +44,11 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, **how: An
     return _given(result, out)
 
 
+def rmatmul(input: Tensor, other: Tensor, **how: Any) -> Tensor:
+    """torch.Tensor.__rmatmul__: `other @ input`."""
+    return matmul(other, input, **how)
+
+
 def mm(input: Tensor, mat2: Tensor, *, out: Tensor | None = None, **how: Any) -> Tensor:
     """torch.mm."""
     return _given(_product("mm", input, mat2, **how), out)
@@ -81,6 +86,8 @@ def addbmm(
 PRODUCTS: dict[str, Callable[..., Tensor]] = {
     "linear": linear,
     "matmul": matmul,
+    "linalg.matmul": matmul,
+    "rmatmul": rmatmul,
     "mm": mm,
     "bmm": bmm,
     "addmm": addmm,

@@ -19,6 +19,9 @@ _Parameter = torch.nn.Parameter
 _WITHOUT_FLOAT8 = frozenset({"mps"})  # device types that torch has no such tensors for
 
 
+_BROADCAST = frozenset({"matmul", "linalg.matmul", "rmatmul"})  # whose batch dimensions need not be the same
+
+
 class _Call(NamedTuple):
     """A call's tensors: the operands, how many dimensions they must have, what is added to their product, and the rest."""
 
@@ -39,6 +42,10 @@ def _linear(input: Any, weight: Any, bias: Any = None) -> _Call:
 
 def _matmul(input: Any, other: Any, *, out: Any = None) -> _Call:
     return _Call(input, other, exactly=False, out=out)
+
+
+def _rmatmul(input: Any, other: Any) -> _Call:
+    return _matmul(other, input)
 
 
 def _mm(input: Any, mat2: Any, out_dtype: Any = None, *, out: Any = None) -> _Call:
@@ -64,6 +71,8 @@ def _addbmm(input: Any, batch1: Any, batch2: Any, *, beta: Any = 1, alpha: Any =
 _CALLS: dict[str, Callable[..., _Call]] = {
     "linear": _linear,
     "matmul": _matmul,
+    "linalg.matmul": _matmul,
+    "rmatmul": _rmatmul,
     "mm": _mm,
     "bmm": _bmm,
     "addmm": _addmm,
@@ -124,7 +133,7 @@ def _of_shapes(op: str, call: _Call, recipe: Recipe) -> str:
 
 def _is_batch(op: str, left: Tensor, right: Tensor) -> bool:
     """Whether the batch dimensions go together."""
-    if op != "matmul":
+    if op not in _BROADCAST:
         return left.dim() != 3 or right.dim() != 3 or left.shape[0] == right.shape[0]
     pairs = zip(reversed(left.shape[:-2]), reversed(right.shape[:-2]), strict=False)
     return all(one == other or one == 1 or other == 1 for one, other in pairs)

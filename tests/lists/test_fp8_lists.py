@@ -81,7 +81,9 @@ def test_fp8_wins_over_bf16_and_a_nearer_scope_over_both() -> None:
 
 @pytest.mark.parametrize("name", ["softmax", "conv2d", "*", "linear.autocast", "softmax @ head"])
 def test_what_is_no_product_is_refused(name: str) -> None:
-    with pytest.raises(hmp.OpListError, match=r"is no product; the FP8 list may hold linear, matmul, mm|no name for a fp8 list"):
+    with pytest.raises(
+        hmp.OpListError, match=r"is no product; the FP8 list may hold linear, matmul, linalg.matmul, rmatmul, mm|no name for a fp8 list"
+    ):
         hmp.Policy(fp8={name})
 
 
@@ -161,3 +163,30 @@ def test_two_recipes_in_turns_do_not_share_a_wrapper() -> None:
 
 def test_the_preset_lists_without_fp8_keep_their_fingerprints() -> None:
     assert hmp.Policy.load("torch-cpu@2.13").fingerprint == "832c952d98de"  # as README shows it
+
+
+SPELLINGS = {
+    "torch.matmul": lambda a, b: torch.matmul(a, b),
+    "Tensor.matmul": lambda a, b: a.matmul(b),
+    "@": lambda a, b: a @ b,
+    "torch.linalg.matmul": lambda a, b: torch.linalg.matmul(a, b),
+    "Tensor.__rmatmul__": lambda a, b: b.__rmatmul__(a),
+}
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_one_name_takes_every_spelling_of_the_product(spelling: str, batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(*batch, 16, 32), torch.randn(32, 48)
+
+    def quantised(tensor: torch.Tensor) -> torch.Tensor:
+        scale = tensor.abs().max().double() / 448
+        return (tensor.double() / scale).to(torch.float8_e4m3fn).double() * scale
+
+    with hmp.convert(policy=hmp.Policy(fp8={"matmul"})), hmp.record() as report:
+        found = SPELLINGS[spelling](a, b)
+    assert {row.compute for row in report.rows} == {"float8_e4m3fn"}
+    exact = quantised(a) @ quantised(b)
+    assert found.dtype is torch.bfloat16
+    assert torch.all((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5)
