@@ -10,10 +10,12 @@ _RESULTS = ROOT / "benchmarks" / "results"
 
 
 def pages() -> dict[str, str | Path]:
-    """Benchmarks and tuning, with the pictures that stand in them."""
+    """Benchmarks, tuning, FP8 and models, with the pictures that stand in them."""
     found: dict[str, str | Path] = {
         "evidence/benchmarks.md": _page("RESULTS.md", "Benchmarks"),
         "evidence/tuning.md": _page("TUNING.md", "Tuned lists"),
+        "evidence/fp8.md": _page("FP8.md", "What FP8 can compute"),
+        "evidence/models.md": _page("ZOO.md", "A first step of 161 models"),
     }
     return found | {f"evidence/{picture.name}": picture for picture in sorted(_RESULTS.glob("*.png"))}
 

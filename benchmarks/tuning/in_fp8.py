@@ -1,0 +1,168 @@
+"""`python -m benchmarks.tuning.in_fp8`: how much of nine tasks' products hmp.tune() finds that FP8 can compute, without a device that does.
+
+Writes FP8.md and fp8.json; about twenty minutes on one idle core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hmp
+
+from ..harness import results
+from ..harness.results import Row
+from ..harness.sides import Side
+from .evidence import NUDGE
+from .task import LOSS, Task
+from .tasks import MODELS, PLANTED
+from .training import FLOAT32, change, train
+
+COMMITTED = Path(__file__).parents[1] / "results"
+LEVELS = ("fp8", "bf16", "fp32")
+SEEDS = (0, 1)  # the search's, and another
+HALF, AIM = 0.5, 6
+
+Found = dict[str, Any]
+
+
+def collect(task: Task, budget: str | None = None) -> Found:
+    """What a search found in FP8 for the task, by module, and what plain training loops under its lists end at, beside float32's."""
+    started = time.perf_counter()
+    torch.manual_seed(0)
+    result = hmp.tune(
+        task.model(0),
+        task.batches(0),
+        loss=task.loss,
+        tolerance=LOSS,
+        optimizer=task.optimizer,
+        start=task.start(),
+        per_module=True,
+        objective="memory",
+        levels=LEVELS,
+        steps=task.steps,
+        budget=budget,
+        progress=False,
+    )
+    low = {unit.op for unit in result.units if unit.name in (*result.best.fp8, *(result.best.low or ()))}
+    if result.best.low is None:
+        low |= set(result.policy.casts_by_op("bf16"))
+    return {
+        "name": task.name,
+        "culprits": sorted(task.culprits),
+        "culprits low": sorted(task.culprits & low),
+        "share": result.share_in_fp8,
+        "able": sum(unit.work_fp8 for unit in result.units) / max(sum(unit.work for unit in result.units), 1),
+        "units": len(result.best.fp8),
+        "of units": sum(unit.work > 0 for unit in result.units),
+        "trials": len(result.trials),
+        "changes": [_change(task, result.policy, seed) for seed in SEEDS],
+        "nudged": _nudged(task),
+        "alone": [trial.loss_change for trial in result.trials if trial.fp8][:1],
+        "notes": [note for note in result.notes if "FP8" in note],
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def _change(task: Task, policy: hmp.Policy, seed: int) -> float:
+    """By how much the loss of a run under the policy is from float32's."""
+    model = task.model(seed)
+    of_model = dataclasses.replace(task, model=lambda _: model, metric=None)
+    figure = train(of_model, Side("fp8", region=lambda: hmp.casts(policy, model=model)), seed)
+    return change("loss", figure.loss, train(dataclasses.replace(task, metric=None), FLOAT32, seed).loss)
+
+
+def _nudged(task: Task) -> float:
+    """By how much the loss of float32 itself is away where the weights were moved by less than bfloat16's rounding: with the other seed."""
+    by_loss = dataclasses.replace(task, metric=None)
+    moved, exact = (train(by_loss, FLOAT32, SEEDS[1], nudge=nudge).loss for nudge in (NUDGE, 0.0))
+    return change("loss", moved, exact)
+
+
+def rows(found: Sequence[Found]) -> list[Row]:
+    """The aims."""
+    bound = LOSS["loss"]
+    half = [each for each in found if each["share"] > HALF]
+    fine = [each["name"] for each in half if each["changes"][0] <= bound]
+    another = [each["name"] for each in half if max(each["changes"]) <= bound]
+    said = f"{len(fine)} of {len(found)}: {', '.join(fine)}; with another seed too {len(another)}: {', '.join(another)}"
+    what = f"more than half of the products' work in FP8, loss within {100 * bound:.0f} % of float32's"
+    made = [Row(what, f"{AIM} of 9", said, len(fine) >= AIM if len(found) == 9 else None)]
+    planted = [each for each in found if each["culprits"]]
+    if planted:
+        low = [f"{each['name']}: {', '.join(each['culprits low'])}" for each in planted if each["culprits low"]]
+        said = "; ".join(low) or f"all {len(planted)} in float32"
+        made.append(Row("ops of planted failures in few bits", "none", said, not low))
+    return made
+
+
+def report(found: Sequence[Found], about: dict[str, Any], command: str) -> str:
+    """The page."""
+    seconds = sum(each["seconds"] for each in found)
+    lines = ["# What FP8 can compute", "", f"`{command}`, {seconds:.0f} s. Written by the command.", ""]
+    lines += [f"- {name}: {', '.join(value) if isinstance(value, list) else value}" for name, value in about.items()]
+    lines += ["", results.table(rows(found), markdown=True), "", _SAID, ""]
+    header = (
+        "task",
+        "work that FP8 can take",
+        "in FP8",
+        "modules",
+        "loss, the search's seed",
+        "another seed",
+        "float32 nudged",
+        "all in FP8",
+        "trials",
+    )
+    lines += ["| " + " | ".join(line) + " |" for line in (header, ["---"] * len(header), *map(_cells, found))]
+    lines += ["", *(f"- {each['name']}: {note}" for each in found for note in each["notes"])]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+_SAID = """\
+Every matrix product is decided in each module by itself (`levels=("fp8", "bf16", "fp32")`, recipe tensorwise), and verified by training.
+Work is floating-point operations of matrix products in forward; convolutions and recurrent layers are none. FP8 takes products whose inner
+and outer dimensions are multiples of 16. The losses are those of plain training loops, not the search's. "float32 nudged" is float32 with
+the other seed, from weights moved by a thousandth of themselves: what is no more than that is no doing of FP8. "all in FP8" is how far the
+loss was in the search with every such product in FP8."""
+
+
+def _cells(each: Found) -> tuple[str, ...]:
+    changes = [f"{100 * value:.2f} % away" for value in (*each["changes"], each["nudged"])]
+    alone = f"{100 * each['alone'][0]:+.2f} %" if each["alone"] else "-"
+    modules = f"{each['units']} of {each['of units']}"
+    return each["name"], f"{each['able']:.0%}", f"{each['share']:.0%}", modules, *changes, alone, str(each["trials"])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measures, prints and writes; 1 where an aim is missed."""
+    tasks = MODELS | PLANTED
+    options = argparse.ArgumentParser(prog="python -m benchmarks.tuning.in_fp8", description=__doc__)
+    options.add_argument("--only", action="append", choices=list(tasks), metavar="NAME", help=f"of {', '.join(tasks)}; may be given again")
+    options.add_argument("--budget", help="of each search, such as '12 evaluations' (none)")
+    options.add_argument("--write", type=Path, default=COMMITTED, metavar="FOLDER", help="for FP8.md and fp8.json")
+    given = options.parse_args(arguments)
+    torch.set_num_threads(1)
+    found = []
+    for name in given.only or tasks:
+        found.append(collect(tasks[name], given.budget))
+        print(*_cells(found[-1]), sep="  ", flush=True)
+    about = results.machine("cpu")
+    command = " ".join(["python -m benchmarks.tuning.in_fp8", *(f"--only {name}" for name in given.only or ())])
+    print(results.table(rows(found)))
+    given.write.mkdir(parents=True, exist_ok=True)
+    (given.write / "FP8.md").write_text(report(found, about, command), encoding="utf-8")
+    values = results.plain_values({"command": command, "machine": about, "tasks": found})
+    (given.write / "fp8.json").write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row.met is False for row in rows(found)) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
