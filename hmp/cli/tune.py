@@ -127,7 +127,7 @@ def run(options: argparse.Namespace) -> int:
     if result.stopped == "interrupted":
         print(_interrupted(folder), file=sys.stderr)
         return _INTERRUPTED
-    if not any(trial.fits and trial.low != () for trial in result.trials if trial.name != "float32"):
+    if not any(trial.fits and (trial.low != () or trial.fp8) for trial in result.trials if trial.name != "float32"):
         print("hmp tune: nothing but float32 is within the tolerance; allow more with --tolerance", file=sys.stderr)
         return 1
     return 0

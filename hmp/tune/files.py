@@ -81,10 +81,11 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     if base:
         found.append(f"{best.saved_bytes / base:.2f} of the bytes kept for backward")
     steps = f", {count(result.steps, 'step')}" if result.steps else ""
+    moved = ", then moved products to FP8" if best.fp8 else ""
     if cast == "fp8":
         found.append(f"{result.share_in_fp8:.0%} of the products' work in FP8")
     heading = (
-        f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small.",
+        f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small{moved}.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
     )

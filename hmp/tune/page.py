@@ -55,11 +55,18 @@ def tuning_page(result: TuneResult) -> str:
 def _cost(trial: Trial, result: TuneResult) -> float | None:
     """What was made small, as a ratio to float32's; None where it was not measured."""
     base = result.trials[0]
+    if result.objective == "time" and _is_emulated(trial):
+        return None
     if result.objective == "memory":
         found = trial.saved_bytes / base.saved_bytes if base.saved_bytes else math.nan
     else:
         found = trial.ratio if trial.ratio is not None else trial.seconds / base.seconds if base.seconds else math.nan
     return found if math.isfinite(found) else None
+
+
+def _is_emulated(trial: Trial) -> bool:
+    """Whether a step had products in FP8 and was not timed for that: it takes what emulating them takes."""
+    return bool(trial.fp8) and trial.ratio is None
 
 
 def _worse(trial: Trial, result: TuneResult) -> float | None:
@@ -106,21 +113,25 @@ def _verdict(result: TuneResult, low: str) -> str:
     """What came of the search, in a sentence."""
     best, cost = result.best, _cost(result.best, result)
     takes = {"time": "A step takes {:.2f} of float32's time", "memory": "A step keeps {:.2f} of float32's bytes for backward"}
-    if best is result.trials[0] or best.low == () or cost is None or cost >= 1:
+    changes = [f"loss {_compared(best.loss_change)}"]
+    changes += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
+    if best.fp8 and (cost is None or cost >= 1):
+        moved = f"{result.share_in_fp8:.0%} of the products' work runs in FP8, in {count(len(best.fp8), 'unit')}"
+        return f"{moved}; {' and '.join(changes)}, within the tolerance. What that gains is for a device to say that computes in FP8."
+    if best is result.trials[0] or (best.low == () and not best.fp8) or cost is None or cost >= 1:
         saved = "was faster" if result.objective == "time" else "kept fewer bytes for backward"
         return f"Stay in float32: of {count(len(result.trials), 'trial')} none within the tolerance {saved}."
-    found = [f"loss {_compared(best.loss_change)}"]
-    found += [f"metric {_compared(best.metric_change)}"] if best.metric_change is not None else []
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
     if best.fp8:
         units += f" and {len(best.fp8)}, {result.share_in_fp8:.0%} of the products' work, in FP8"
-    return f"{takes[result.objective].format(cost)}{units}; {' and '.join(found)}, within the tolerance."
+    return f"{takes[result.objective].format(cost)}{units}; {' and '.join(changes)}, within the tolerance."
 
 
 def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
     """What came of it: heading, number, and what it is of."""
     best, base = result.best, result.trials[0]
-    timed = ("time of a step", typeset_duration(best.seconds), f"median, float32 {typeset_duration(base.seconds)}")
+    median = "median, FP8 emulated" if _is_emulated(best) else "median"
+    timed = ("time of a step", typeset_duration(best.seconds), f"{median}, float32 {typeset_duration(base.seconds)}")
     found = [
         timed if best.ratio is None else ("time of a step", f"{best.ratio:.2f}", f"of float32's {typeset_duration(base.seconds)}"),
         (

@@ -210,8 +210,12 @@ class Probe:
         start = self._decisions.start
         if not why_not(op.rule.op, args, kwargs, RECIPES[start.fp8_recipe], start.dtype):
             measured.work_fp8 += work
-            with torch.no_grad():
-                low = op.fp8(*args, **kwargs)
+            try:
+                with torch.no_grad():
+                    low = op.fp8(*args, **kwargs)
+            except Exception as error:  # a device's kernel refuses; the low dtype is none the worse for it
+                measured.fp8.cannot = str(error).partition("\n")[0] or type(error).__name__
+                return
         self.hooks += measured.fp8.note(low, result)
 
     def _time(self, measured: Measured, op: _Op, call: Call, taken: frozenset[int]) -> None:

@@ -12,7 +12,7 @@ import torch
 from ..benchmark.variants import in_force
 from ..casting import each_tensor
 from ..errors import HmpError
-from ..lists import CASTS, Policy, as_policy, scopes
+from ..lists import LISTS, Policy, as_policy, scopes
 from . import files, identity
 from .budget import Budget, Over
 from .decisions import Decisions
@@ -63,7 +63,7 @@ def run(  # noqa: PLR0913
     decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels))
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
     target = None if folder is None else Path(folder)
-    if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in CASTS):
+    if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in LISTS):
         raise HmpError(f"{target}: holds lists that tune() did not write and would replace; name another folder")
     functions = {"loss": loss, "metric": metric, "optimizer": optimizer}
     key = _key_of(task, decisions, functions, {"tolerance": bounds, "objective": objective, "seed": seed, "per_module": per_module})

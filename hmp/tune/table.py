@@ -23,8 +23,9 @@ def table(result: TuneResult) -> str:
     """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
     steps = f"{count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
+    moved = ", and as much in FP8 as fits," if result.best.fp8 else ""
     lines = [
-        f"hmp tune: {named} lists with {str(result.tolerance) or 'no bound'}",
+        f"hmp tune: {named} lists{moved} with {str(result.tolerance) or 'no bound'}",
         f"{result.device}, torch {result.torch}, seed {result.seed}, {steps}, from {result.start}",
         "",
         *_lists(result),

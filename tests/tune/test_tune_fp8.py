@@ -179,6 +179,28 @@ def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch
     assert "no product in FP8: within the tolerance, but no faster on this device" in result.notes
 
 
+def test_where_fp8_is_emulated_its_time_is_not_told_as_that_of_the_lists(tmp_path: Path) -> None:
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    result = tuned(two(), objective="time")
+    assert result.best.fp8
+    assert result.best.ratio is None
+    said = str(result)
+    assert said.startswith("hmp tune: the fastest lists, and as much in FP8 as fits, with loss within 5.00% of float32's\n")
+    assert "time not measured" in said
+    page = result.to_html(tmp_path / "tune.html").read_text(encoding="utf-8")
+    assert "96% of the products&#39; work runs in FP8, in 1 unit; loss " in page
+    assert "median, FP8 emulated, float32 " in page
+    assert "Stay in float32" not in page
+    assert f"Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated: {result.best.name}" in page
+
+
+def test_a_folder_with_an_fp8_list_of_the_users_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "fp8.txt").write_text("linear\n")
+    with pytest.raises(hmp.HmpError, match=r"holds lists that tune\(\) did not write and would replace"):
+        tuned(two(), folder=tmp_path)
+
+
 @pytest.mark.parametrize("levels", ["fp8", ("fp8",), ("fp8", "fp32"), ("fp4", "bf16", "fp32"), ()])
 def test_levels_that_cannot_be_searched_are_an_error(levels: Any) -> None:
     with pytest.raises(hmp.HmpError, match=r'cannot be searched; give \("bf16", "fp32"\) or \("fp8", "bf16", "fp32"\)$'):
