@@ -146,7 +146,7 @@ def _shape(value: Any) -> str:
 def _recorder(statistics: Statistics) -> Seen:
     def seen(call: Call, aten: str, dtype: torch.dtype, own: Distance | None, accumulated: Distance, is_part: bool) -> None:
         rule = call.owner.rule
-        listed = rule.kind if rule is not None and rule.kind in ("bf16", "fp32", "promote") else ""
+        listed = rule.kind if rule is not None and rule.kind in ("fp8", "bf16", "fp32", "promote") else ""
         key = (call.owner.op, aten, call.direction, call.owner.place.module, dtype_name(dtype))
         statistics.add(key, listed, own, accumulated, is_part)
 
@@ -155,7 +155,7 @@ def _recorder(statistics: Statistics) -> Seen:
 
 def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     shares: dict[str, float] = {}
-    low = {row.op for row in rows if row.dtype != "float32" or row.listed == "bf16"}  # the others compute in float32 already
+    low = {row.op for row in rows if row.dtype != "float32" or row.listed in ("fp8", "bf16")}  # the others compute in float32 already
     for row in rows:
         if row.listed != "fp32" and row.op in low and row.share > 0:
             shares[row.op] = shares.get(row.op, 0.0) + row.share

@@ -5,7 +5,7 @@
     policy       its name, or `Policy.to_dict()`
     output, loss, gradient    accumulated relative errors of the whole: of the model's output, the loss, the gradients as one vector
     loss_value, loss_source   the loss, and what it was
-    advice       [{"op": ..., "share": ...}]: what to put on the FP32 list first
+    advice       [{"op": ..., "share": ...}]: what to put on the FP32 list first, or to take off the FP8 list
     notes        sentences that a reader must know
     model, device, date, hmp, torch    the model's class, where and when it was compared, and the versions
     rows         one for each op, or each ATen op of one, in one module and direction:
@@ -13,7 +13,7 @@
         direction     "forward" or "backward"
         module        path of the module
         dtype         of the results
-        listed        "bf16", "fp32", "promote", or "" for no list
+        listed        "fp8", "bf16", "fp32", "promote", or "" for no list
         calls         how often it was called
         isolated, isolated_ulps          largest relative error of the op alone, on the inputs that it got; None where it is not known
         accumulated, accumulated_ulps    largest relative error of its result beside that of the float32 run
@@ -152,11 +152,13 @@ def _advices(advice: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
         if part < LEAST_SHARE or not model.can_be_listed(op):
             continue
         own = [row for row in rows if row["op"] == op]
-        if own and all(row["dtype"] == "float32" and row["listed"] != "bf16" for row in own):
+        if own and all(row["dtype"] == "float32" and row["listed"] not in ("fp8", "bf16") for row in own):
             continue  # it computes in float32 already
         listed = sorted({row["listed"] for row in own if row["listed"] in ("bf16", "promote")})
         worst = max(own, key=lambda row: _or_zero(row["isolated"]), default=None)
         changes = [("-", f"{cast}.txt") for cast in listed] + [("+", "fp32.txt")]
+        if any(row["listed"] == "fp8" for row in own):
+            changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low dtype is tried before float32
         found.append({"op": op, "share": part, "changes": changes, "worst": worst, "modules": model.in_short(r["module"] for r in own)})
     return found[:_TOP]
 

@@ -69,3 +69,22 @@ def test_it_is_timed_beside_the_others() -> None:
 
     found = hmp.benchmark(step, ["float32", "fp8"], model=model, rounds=3, steps=2)
     assert "fp8" in str(found)
+
+
+def test_the_advice_on_a_product_in_fp8_can_be_followed(tmp_path) -> None:
+    """An op may not be on the FP8 and the FP32 list: what is on the former is to be taken off it."""
+    model, x = network()
+    policy = LINEAR.replace(bf16={"gelu"})
+    found = hmp.compare(model, x, policy)
+    assert {row.listed for row in found.rows if row.op == "linear"} == {"fp8"}
+    assert "to take off the FP8 list first: linear (" in str(found)
+    assert "to put on the FP32 list first" not in str(found)
+    assert "to take off the FP8 list first: linear (" in found._repr_html_()
+    after = hmp.compare(model, x, policy.replace(fp8=set(), bf16=policy.bf16 | {"linear"}))
+    assert after.output < found.output / 5
+    pytest.importorskip("jinja2")
+    pytest.importorskip("matplotlib")
+    page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<h3>Try linear off the FP8 list</h3>" in page
+    assert '<span class="change cut"><span class="file">fp8.txt</span> <code>\u2212 linear</code>' in page
+    assert '<span class="change add"><span class="file">bf16.txt</span> <code>+ linear</code>' in page
