@@ -19,6 +19,7 @@ from .attribution import Call, Direction, Owner
 from .distance import widened
 
 LOW = (torch.bfloat16, torch.float16)
+_NARROW = ("fp8", "bf16")  # the lists whose results are in the low dtype
 Kind = Literal["op", "data", "parameter"]
 
 
@@ -106,7 +107,7 @@ def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[tor
         inputs=tuple(made),
         outputs=tuple(out),
         rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
-        remedy=_remedy(call, explained, any(t.dtype in LOW for t in (*inputs, *outputs))) if kind == "op" else _DATA[kind],
+        remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
         source=source,
     )
 
@@ -136,8 +137,13 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
     low = dtype_name(owner.policy.dtype)
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
-        f", low dtype {low}" if explained.cast == "bf16" else ""
+        f", low dtype {low}" if explained.cast in _NARROW else ""
     )
+
+
+def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
+    """Whether few bits took part: where FP8 is emulated, its rounded values are float32 numbers."""
+    return (owner.rule is not None and owner.rule.kind == "fp8") or any(t.dtype in LOW for t in tensors)
 
 
 def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
@@ -159,16 +165,17 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
 
 def _moved(explained: Rule, policy: Policy, wider: str) -> str:
     """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
-    listed = explained.listed_as if explained.cast == "bf16" and explained.listed_as != EVERY_OP else None
+    listed = explained.listed_as if explained.cast in _NARROW and explained.listed_as != EVERY_OP else None
     name = listed or explained.name
     if explained.path is not None and not Path(explained.path).is_relative_to(home()):
         off = f" and take it off {explained.path}:{explained.line}" if listed else ""
         return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
-    names, left = [], policy
-    while (source := Listed(left).source(explained.name)) is not None and source.cast == "bf16":
-        names.append(source.name)  # its own name, and those that it would follow then
-        left = left.replace(bf16=left.bf16 - {source.name})
-    changes = [f"bf16=policy.bf16 - {_set(names)}"] if names else []
+    names: dict[str, list[str]] = {cast: [] for cast in _NARROW}
+    left = policy
+    while (source := Listed(left).source(explained.name)) is not None and source.cast in _NARROW:
+        names[source.cast].append(source.name)  # its own name, and those that it would follow then
+        left = left.replace(**{source.cast: getattr(left, source.cast) - {source.name}})
+    changes = [f"{cast}=policy.{cast} - {_set(taken)}" for cast, taken in names.items() if taken]
     changes.append(f"fp32=policy.fp32 | {_set([name])}")
     begin = ""
     if policy.name in policies() and as_policy(policy.name).replace(dtype=policy.dtype) == policy:

@@ -133,7 +133,9 @@ class Watcher(TorchDispatchMode):
         inputs = [t for t in leaves if isinstance(t, Tensor) and t.dtype in FLOATS and id(t) not in ignored]
         bad = [t for t in inputs if (id(t) in before if id(t) in made_here else not _is_finite(t))]
         has_nan = any(_has_nan(t) for t in odd)
-        if known.draws or any(_is_odd_number(a) for a in leaves):
+        rule = call.owner.rule
+        quantises = rule is not None and rule.kind == "fp8"  # which makes NaN of Inf by that number, and nobody wrote it
+        if known.draws or (any(_is_odd_number(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin("written"))
         elif not bad:
             self._made(call, known, inputs, odd, has_nan)
@@ -220,7 +222,7 @@ class Watcher(TorchDispatchMode):
             self._mark_all(odd, origin)
             for each in self._held:
                 each.in_place |= each.finding is origin.finding and bool(known.writes)
-        elif known.moves:
+        elif known.moves and not nan_of_inf:
             self._mark_all(odd, origin)
         elif origin.kind == "outside":
             source = next((name for name in (origin.source, *map(self._name, bad)) if name != _OUTSIDE), _OUTSIDE)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -48,6 +50,17 @@ def test_a_healthy_model_has_no_finding_and_a_nan_is_found_where_it_came_in() ->
     with hmp.casts(LINEAR), hmp.detect_nonfinite("log") as found:
         model(x)
     assert {finding.kind for finding in found} == {"data"}
+
+
+def test_an_infinity_that_was_given_and_is_nan_in_fp8_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """FP8 has no Inf: the product makes NaN of it, and nobody wrote the NaN."""
+    x = torch.ones(16, 32)
+    x[0, 0] = math.inf
+    with hmp.casts(LINEAR), hmp.detect_nonfinite("log") as found:
+        assert torch.nn.functional.linear(x, torch.ones(16, 32)).isnan().any()
+    assert not found
+    [record] = caplog.records
+    assert record.getMessage().startswith("`linear` made NaN of infinities that were given")
 
 
 def test_an_overflow_of_the_layer_before_is_not_put_on_the_products_rounding() -> None:

@@ -46,3 +46,19 @@ def test_names_that_stand_for_the_same_op_leave_the_list_together() -> None:
     assert not policy.bf16
     with hmp.casts(policy), hmp.detect_nonfinite():
         torch.mul(*HUGE)
+
+
+def test_a_product_in_fp8_leaves_the_fp8_list_too() -> None:
+    """A name on the FP8 list and on the FP32 list is an error: the line that is pasted takes it off the one and puts it on the other."""
+    before = hmp.Policy(dtype="float16", bf16={"mm", "linear"}, fp8={"linear"})
+    x = torch.full((16, 16), 300.0)
+    with hmp.casts(before), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        torch.nn.functional.linear(x, x)
+    finding = caught.value.finding
+    assert (
+        "`linear`" in str(finding) and finding.rule.startswith("on the fp8 list of policy") and finding.rule.endswith("low dtype float16")
+    )
+    policy = pasted(finding.remedy, policy=before)
+    assert (policy.fp8, policy.bf16, policy.fp32) == (frozenset(), {"mm"}, before.fp32 | {"linear"})
+    with hmp.casts(policy), hmp.detect_nonfinite():
+        assert torch.equal(torch.nn.functional.linear(x, x), torch.full((16, 16), 1_440_000.0))
