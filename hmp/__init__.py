@@ -10,7 +10,7 @@ from .version import __version__ as __version__
 
 if TYPE_CHECKING:
     from .benchmark import benchmark
-    from .caches import cache_info, clear_cache, set_cache_limit
+    from .caches import cache_info, clear_cache, set_cache_limit, set_sharing
     from .context import casts_enabled, disable_casts, enable_casts
     from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
     from .dispatch import bf16_function, fp32_function, promote_function
@@ -58,6 +58,7 @@ __all__ = [
     "remove",
     "revert",
     "set_cache_limit",
+    "set_sharing",
     "summary",
     "tune",
     "unreachable",
@@ -70,7 +71,7 @@ hmp = sys.modules[__name__]
 # first name brings all others but those that stand alone.
 _TOGETHER = {
     ".benchmark": "benchmark",
-    ".caches": "cache_info clear_cache set_cache_limit",
+    ".caches": "cache_info clear_cache set_cache_limit set_sharing",
     ".context": "casts_enabled disable_casts enable_casts",
     ".diagnostics": "Rule Unreachable explain fallbacks memory_stats unreachable",
     ".dispatch": "bf16_function fp32_function promote_function",

@@ -11,7 +11,7 @@ _GROUPS = {
     "See what ran": "record Report summary",
     "Numbers": "compare detect_nonfinite",
     "Time and lists of your own": "benchmark tune",
-    "Caches and memory": "cache_info set_cache_limit clear_cache memory_stats",
+    "Caches and memory": "cache_info set_cache_limit set_sharing clear_cache memory_stats",
     "Errors": "HmpError OpListError NonFiniteError",
 }
 _BRIDGES = {

@@ -1,7 +1,7 @@
 """Caches of casts: a low-precision copy of a tensor is used again while nobody has written to that tensor (R18)."""
 
 from . import cast_cache, shared_cast, weight_cache, write_marks
-from .cast_cache import cache_info, clear_cache, hits, set_cache_limit
+from .cast_cache import cache_info, clear_cache, hits, set_cache_limit, set_sharing
 
 __all__ = [
     "cache_info",
@@ -9,6 +9,7 @@ __all__ = [
     "clear_cache",
     "hits",
     "set_cache_limit",
+    "set_sharing",
     "shared_cast",
     "weight_cache",
     "write_marks",

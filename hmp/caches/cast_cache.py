@@ -8,7 +8,7 @@ import torch
 
 from ..casting import Tensor, cast
 from ..errors import HmpError
-from . import activation_cache, weight_cache, write_marks
+from . import activation_cache, shared_cast, weight_cache, write_marks
 from .activation_cache import low_activation
 from .weight_cache import low_weight
 
@@ -82,3 +82,15 @@ def set_cache_limit(limit: int | None) -> None:
     if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
         raise HmpError(f"set_cache_limit() takes a number of bytes, 0 or more, or None for the default; got {limit!r}")
     weight_cache.set_limit(limit)
+
+
+def set_sharing(least: int | None) -> None:
+    """Lets products share the cast of a tensor that needs a gradient and has at least `least` bytes; None is the default, 32 KiB.
+
+    What several products take, such as the input of query, key and value, is then cast once and kept once for backward. Each use costs a
+    node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value saves time where
+    activations are small, 0 the most memory. Results and gradients are the same bits. Raises HmpError for any other value.
+    """
+    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 0):
+        raise HmpError(f"set_sharing() takes a number of bytes, 0 or more, or None for the default; got {least!r}")
+    shared_cast.least = shared_cast.WORTH_SHARING if least is None else least

@@ -7,8 +7,12 @@ from ..torch_private import unsafe_view as _unsafe_view
 
 _view_as = Tensor.view_as  # torch's own, taken before anything is patched
 
-# Bytes of a tensor from which sharing a cast (measured: 4 microseconds a use) is quicker than casting. Not numel(), an op in a trace.
-WORTH_SHARING = 32768
+# Bytes of a tensor from which its copy is quicker found again than made again, where no gradient is needed. Not numel(), an op in a trace.
+WORTH_KEEPING = 32768
+# The same where one is needed: there a use costs a node of the graph. Measured in training steps: at 128 KiB sharing takes longer than
+# casting, at 260 and 384 KiB it does not. It saves memory at every size, so the default is small.
+WORTH_SHARING = WORTH_KEEPING
+least = WORTH_SHARING  # what is in force, which hmp.set_sharing() changes
 
 
 def shared(source: Tensor, copy: Tensor) -> Tensor:

@@ -127,7 +127,7 @@ def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
 
 def _is_small(weight: Tensor) -> bool:
     """Whether a cast is quicker than sharing one, which adds a node to the graph for each use."""
-    return weight.layout is not torch.strided or weight.nbytes < shared_cast.WORTH_SHARING
+    return weight.layout is not torch.strided or weight.nbytes < shared_cast.least
 
 
 def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:

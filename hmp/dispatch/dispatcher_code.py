@@ -244,9 +244,10 @@ def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
     if fast_path.casts != "CAST_PRODUCT_INPUT":
         return [indent + cast]
     # what the caches would not keep is cast here: asking them takes as long as the cast
-    small = f"{name}.layout is strided and {name}.nbytes < shared_cast.WORTH_SHARING"
+    small = f"{name}.layout is strided and (size := {name}.nbytes) < shared_cast.least"
+    unshared = f"{name}.requires_grad and grad_enabled() or kind is Tensor and size < shared_cast.WORTH_KEEPING"
     # in a trace always: torch.jit compares the lines of a trace that was made with gradients with those of one made without
-    uncached = f"{small} and (kind is Tensor or {name}.requires_grad and grad_enabled() or trace_here() is not None)"
+    uncached = f"{small} and ({unshared} or trace_here() is not None)"
     return [f"{indent}if {uncached}:", f"{indent}    {name}_cast = TO[{to}]({name})", f"{indent}else:", f"{indent}    {cast}"]
 
 

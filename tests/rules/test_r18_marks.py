@@ -268,7 +268,8 @@ OTHERWISE = {
 
 @pytest.mark.parametrize("name", OTHERWISE)
 def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_cast, "WORTH_SHARING", 1024)
+    monkeypatch.setattr(shared_cast, "WORTH_KEEPING", 1024)
+    monkeypatch.setattr(shared_cast, "least", 1024)
     monkeypatch.setattr(activation_cache, "WORTH_A_SLOW_MARK", 1024)
     ones = torch.ones(1, 128)
     first = torch.ones(128, 128) if name == "another dtype" else torch.randn(128, 128)

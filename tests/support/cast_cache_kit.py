@@ -29,7 +29,8 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
         if not hmp.is_converted():
             hmp.convert(policy="torch-cpu")  # until the test ends: converting anew for each run would take most of its time
         if on:
-            patch.setattr(shared_cast, "WORTH_SHARING", share_above)
+            patch.setattr(shared_cast, "WORTH_KEEPING", share_above)
+            patch.setattr(shared_cast, "least", share_above)
             patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
             hmp.set_cache_limit(None)
         else:
