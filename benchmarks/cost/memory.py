@@ -16,6 +16,7 @@ from ..workloads.models import Case
 
 # attention models are held to it from this width on
 ATTENTION_TARGET, FROM_WIDTH, NONE_ABOVE = 0.94, 128, 1.00
+TITLE = "bytes saved for backward, hmp / torch.autocast"
 
 
 @contextlib.contextmanager
@@ -56,34 +57,30 @@ def run(names: list[str], sizes: list[str], device: str) -> Found:
             ratios[case.title], shared[case.title] = ours / theirs, least / theirs
             found.samples[case.title] = {"autocast": theirs, "hmp": ours, "hmp, sharing all": least}
             found.details.append(f"{case.title:15} {theirs:13,} {ours:13,} {least:13,} {ours / theirs:16.3f} {least / theirs:13.3f}")
-    attention = {title: ratio for title, ratio in ratios.items() if _is_wide_attention(*title.split())}
-    title = "bytes saved for backward, hmp / torch.autocast"
-    what, target = f"{title}: attention models from d = {FROM_WIDTH} on", f"≤ {ATTENTION_TARGET}"
+    found.rows, said = _attention_rows(ratios, shared)
     worst = max(ratios, key=ratios.__getitem__)
-    said = f"of {len(ratios)} models and sizes none keeps more than {ratios[worst]:.3f} of torch.autocast's bytes for backward ({worst})"
-    if attention:
-        widest = max(attention, key=attention.__getitem__)
-        mean = geometric_mean(list(attention.values()))
-        result = f"worst {attention[widest]:.3f} ({widest}), geometric mean {mean:.3f}"
-        found.rows.append(Row(what, target, result, attention[widest] <= ATTENTION_TARGET))
-        least_of = {title: shared[title] for title in attention}
-        widest_shared = max(least_of, key=least_of.__getitem__)
-        found.rows.append(
-            Row(
-                f"{what}, hmp.set_sharing(0)",
-                target,
-                f"worst {least_of[widest_shared]:.3f} ({widest_shared}), geometric mean {geometric_mean(list(least_of.values())):.3f}",
-                least_of[widest_shared] <= ATTENTION_TARGET,
-            )
-        )
-        said = f"attention models from d = {FROM_WIDTH} on keep {mean:.3f} of them, {attention[widest]:.3f} at most ({widest}); {said}"
-    else:
-        found.rows.append(Row(what, target, "no such model was measured", None))
+    said += f"of {len(ratios)} models and sizes none keeps more than {ratios[worst]:.3f} of torch.autocast's bytes for backward ({worst})"
     found.opening["memory"] = f"{said}. Bytes are counted and have no noise."
     found.rows.append(
-        Row(f"{title}: none above", f"≤ {NONE_ABOVE:.2f}", f"worst {ratios[worst]:.3f} ({worst})", ratios[worst] <= NONE_ABOVE)
+        Row(f"{TITLE}: none above", f"≤ {NONE_ABOVE:.2f}", f"worst {ratios[worst]:.3f} ({worst})", ratios[worst] <= NONE_ABOVE)
     )
     return found
+
+
+def _attention_rows(ratios: dict[str, float], shared: dict[str, float]) -> tuple[list[Row], str]:
+    """The rows about wide attention models, as hmp is and sharing all, and what the opening says of them."""
+    what, said = f"{TITLE}: attention models from d = {FROM_WIDTH} on", ""
+    target = f"≤ {ATTENTION_TARGET}"
+    rows = []
+    for name, of in ((what, ratios), (f"{what}, hmp.set_sharing(0)", shared)):
+        wide = {title: ratio for title, ratio in of.items() if _is_wide_attention(*title.split())}
+        if not wide:
+            return [Row(what, target, "no such model was measured", None)], ""
+        widest, mean = max(wide, key=wide.__getitem__), geometric_mean(list(wide.values()))
+        worst = wide[widest]
+        rows.append(Row(name, target, f"worst {worst:.3f} ({widest}), geometric mean {mean:.3f}", worst <= ATTENTION_TARGET))
+        said = said or f"attention models from d = {FROM_WIDTH} on keep {mean:.3f} of them, {worst:.3f} at most ({widest}); "
+    return rows, said
 
 
 def _is_wide_attention(name: str, size: str) -> bool:

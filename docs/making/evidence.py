@@ -15,7 +15,7 @@ def pages() -> dict[str, str | Path]:
         "evidence/benchmarks.md": _page("RESULTS.md", "Benchmarks"),
         "evidence/tuning.md": _page("TUNING.md", "Tuned lists"),
         "evidence/fp8.md": _page("FP8.md", "What FP8 can compute"),
-        "evidence/models.md": _page("ZOO.md", "A first step of 311 models"),
+        "evidence/models.md": _page("ZOO.md", "A first step of the model zoo"),
     }
     return found | {f"evidence/{picture.name}": picture for picture in sorted(_RESULTS.glob("*.png"))}
 

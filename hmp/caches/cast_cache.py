@@ -79,8 +79,7 @@ def set_cache_limit(limit: int | None) -> None:
     The copy of a float32 weight has half its size, so a model with copies of all weights takes 1.5 times its weights. The default allows
     that for models that fill up to half of the memory; what does not fit is cast at each use. Raises HmpError for any other limit.
     """
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 0):
-        raise HmpError(f"set_cache_limit() takes a number of bytes, 0 or more, or None for the default; got {limit!r}")
+    _check_bytes("set_cache_limit", limit)
     weight_cache.set_limit(limit)
 
 
@@ -91,6 +90,11 @@ def set_sharing(least: int | None) -> None:
     node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value saves time where
     activations are small, 0 the most memory. Results and gradients are the same bits. Raises HmpError for any other value.
     """
-    if least is not None and (isinstance(least, bool) or not isinstance(least, int) or least < 0):
-        raise HmpError(f"set_sharing() takes a number of bytes, 0 or more, or None for the default; got {least!r}")
-    shared_cast.least = shared_cast.WORTH_SHARING if least is None else least
+    _check_bytes("set_sharing", least)
+    shared_cast.least = shared_cast.WORTH_KEEPING if least is None else least
+
+
+def _check_bytes(function: str, value: object) -> None:
+    """Raises HmpError unless `value`, an argument of `function`, is a number of bytes or None."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 0):
+        raise HmpError(f"{function}() takes a number of bytes, 0 or more, or None for the default; got {value!r}")

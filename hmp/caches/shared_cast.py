@@ -9,10 +9,9 @@ _view_as = Tensor.view_as  # torch's own, taken before anything is patched
 
 # Bytes of a tensor from which its copy is quicker found again than made again, where no gradient is needed. Not numel(), an op in a trace.
 WORTH_KEEPING = 32768
-# The same where one is needed: there a use costs a node of the graph. Measured in training steps: at 128 KiB sharing takes longer than
-# casting, at 260 and 384 KiB it does not. It saves memory at every size, so the default is small.
-WORTH_SHARING = WORTH_KEEPING
-least = WORTH_SHARING  # what is in force, which hmp.set_sharing() changes
+# The same where one is needed, which hmp.set_sharing() changes: there a use costs a node of the graph. Measured in training steps: at
+# 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the default is small.
+least = WORTH_KEEPING
 
 
 def shared(source: Tensor, copy: Tensor) -> Tensor:

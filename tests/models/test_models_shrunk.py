@@ -11,40 +11,32 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 import torch
 import transformers
 
-import hmp
 from model_zoo import MODELS, shrunk
 from model_zoo.checks import Reference, assert_gradients_follow
-from model_zoo.kit import backward, build, cosine, feed, gradients, train
+from model_zoo.deviations import POLICIES
+from model_zoo.kit import backward, build, cosine, feed, gradients, is_there, train
 
 CLASSES = [cls for classes in shrunk.FAMILIES.values() for cls in classes]
-
-
-def _is_there(cls: str) -> bool:
-    try:
-        return hasattr(transformers, cls)
-    except ImportError:
-        return False
 
 
 @pytest.mark.parametrize("cls", [pytest.param(cls, marks=() if cls == "OlmoForCausalLM" else pytest.mark.slow) for cls in CLASSES])
 def test_an_architecture_trains_under_the_policies(cls: str) -> None:
     """Every gradient is there and finite; with torch.autocast's lists the loss is torch.autocast's, and so is what rounding does."""
-    if not _is_there(cls):
+    if not is_there(cls):
         pytest.skip(f"this transformers has no {cls}")
     model = shrunk.shrunk(cls)
     exact = train(model, steps=1)
-    run = {}
-    for policy in ("habana", "torch-cpu", hmp.Policy.load("fp8").unscoped):
-        run[str(policy)] = found = train(model, policy, steps=1)
-        assert_gradients_follow(found, Reference(exact, steady=frozenset()))
-        assert math.isfinite(found.losses[0]), policy
+    runs = {name: train(model, policy, steps=1) for name, policy in POLICIES.items()}
+    for name, run in runs.items():
+        assert_gradients_follow(run, Reference(exact, steady=frozenset()))
+        assert math.isfinite(run.losses[0]), name
     built = build(model)
     with torch.autocast("cpu"):
         loss, _ = backward(built, feed(model, built))
-    assert run["torch-cpu"].losses == [loss]
+    assert runs["torch-cpu"].losses == [loss]
     ours, theirs, wanted = (
         torch.cat([gradient.double().flatten() for gradient in of.values() if gradient is not None])
-        for of in (run["torch-cpu"].gradients, gradients(built), exact.gradients)
+        for of in (runs["torch-cpu"].gradients, gradients(built), exact.gradients)
     )
     assert 1 - cosine(ours, wanted) <= 1.5 * (1 - cosine(theirs, wanted)) + 1e-6
 
@@ -53,6 +45,6 @@ def test_an_architecture_trains_under_the_policies(cls: str) -> None:
 def test_they_are_other_architectures_than_the_zoos() -> None:
     """270 and more kinds of configuration, together with the zoo's."""
     kinds = {getattr(transformers, model.cls).config_class for model in MODELS.values() if model.available}
-    more = [getattr(transformers, cls).config_class for cls in CLASSES if _is_there(cls)]
+    more = [getattr(transformers, cls).config_class for cls in CLASSES if is_there(cls)]
     assert not kinds & set(more) and len(set(more)) == len(more)
     assert len(kinds) + len(more) >= 270

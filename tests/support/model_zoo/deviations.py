@@ -17,7 +17,7 @@ import torch
 import hmp
 
 from . import FAMILIES, MODELS, shrunk
-from .kit import Model, Policy, Run, train
+from .kit import Model, Policy, Run, is_there, train
 
 RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
 # Without the lines for single modules heads are in FP8 too.
@@ -81,13 +81,15 @@ def main(arguments: list[str] | None = None) -> int:
     options.add_argument("--models", help="of the zoo, with commas between them (all that the installed transformers has)")
     options.add_argument("--write", type=Path, default=RESULTS, metavar="FOLDER", help="for ZOO.md")
     given = options.parse_args(arguments)
-    names = given.models.split(",") if given.models else [name for family in NAMES.values() for name in family]
+    known = [name for family in NAMES.values() for name in family]
+    names = given.models.split(",") if given.models else known
+    if unknown := set(names) - set(known):
+        options.error(f"not in the zoo: {', '.join(sorted(unknown))}")
     found = {}
     for name in names:
-        model = MODELS[name] if name in MODELS else shrunk.shrunk(name)
-        if not model.available:
+        if not (MODELS[name].available if name in MODELS else is_there(name)):
             continue
-        found[name] = deviations(model)
+        found[name] = deviations(MODELS[name] if name in MODELS else shrunk.shrunk(name))
         print(name, *(f"{policy} {loss:.2%} {cosine:.3f}" for policy, (loss, cosine) in found[name].items()), sep="  ", flush=True)
     given.write.mkdir(parents=True, exist_ok=True)
     words = ["PYTHONPATH=tests/support python -m model_zoo.deviations", *([f"--models {given.models}"] if given.models else [])]

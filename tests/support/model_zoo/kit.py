@@ -68,7 +68,15 @@ class Model:
     @property
     def available(self) -> bool:
         """Whether the installed transformers has it."""
-        return all(hasattr(transformers, cls) for cls in (self.cls, *(cls for cls, _ in self.parts.values())))
+        return all(map(is_there, (self.cls, *(cls for cls, _ in self.parts.values()))))
+
+
+def is_there(cls: str) -> bool:
+    """Whether the installed transformers has the class, and what the class's own module imports is installed too."""
+    try:
+        return hasattr(transformers, cls)
+    except ImportError:
+        return False
 
 
 def make_config(model: Model, **changes: Any) -> Config:

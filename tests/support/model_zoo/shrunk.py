@@ -56,16 +56,15 @@ _TABLE: dict[str, tuple[Callable[[Any], Batch], str]] = {
         CamembertForCausalLM Cohere2MoeForCausalLM CpmAntForCausalLM CwmForCausalLM DeepseekV32ForCausalLM DeepseekV4ForCausalLM
         DiffLlamaForCausalLM DogeForCausalLM Emu3ForCausalLM Ernie4_5ForCausalLM ErnieForCausalLM Exaone4ForCausalLM
         ExaoneMoeForCausalLM FlintForCausalLM FuyuForCausalLM GPTNeoXJapaneseForCausalLM Gemma3ForConditionalGeneration
-        Glm4MoeLiteForCausalLM GlmForCausalLM GlmMoeDsaForCausalLM
-        GotOcr2ForConditionalGeneration GraniteForCausalLM GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM
-        GraniteSWAForCausalLM HYV3ForCausalLM HYV4ForCausalLM HeliumForCausalLM HrmTextForCausalLM HyperCLOVAXForCausalLM
-        Inkling2ForCausalLM InklingForCausalLM Jais2ForCausalLM Kolibri1ForCausalLM LagunaForCausalLM Lfm3ForCausalLM
-        LongcatFlashForCausalLM MegatronBertForCausalLM MellumForCausalLM MiniCPM3ForCausalLM MiniMaxM2ForCausalLM
-        MiniMaxM3VLForCausalLM Ministral3ForCausalLM MllamaForCausalLM ModernBertDecoderForCausalLM MoshiForCausalLM
-        MossTranscribeDiarizeForConditionalGeneration NanoChatForCausalLM Olmo3ForCausalLM OlmoForCausalLM
-        Phi4MultimodalForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM Qwen4ExpForCausalLM RobertaPreLayerNormForCausalLM
-        SeedOssForCausalLM SolarOpenForCausalLM TrOCRForCausalLM VaultGemmaForCausalLM XLMRobertaForCausalLM
-        XLMRobertaXLForCausalLM YoutuForCausalLM xLSTMForCausalLM
+        Glm4MoeLiteForCausalLM GlmForCausalLM GlmMoeDsaForCausalLM GotOcr2ForConditionalGeneration GraniteForCausalLM
+        GraniteMoeSWAForCausalLM GraniteMoeSharedForCausalLM GraniteSWAForCausalLM HYV3ForCausalLM HYV4ForCausalLM
+        HeliumForCausalLM HrmTextForCausalLM HyperCLOVAXForCausalLM Inkling2ForCausalLM InklingForCausalLM Jais2ForCausalLM
+        Kolibri1ForCausalLM LagunaForCausalLM Lfm3ForCausalLM LongcatFlashForCausalLM MegatronBertForCausalLM MellumForCausalLM
+        MiniCPM3ForCausalLM MiniMaxM2ForCausalLM MiniMaxM3VLForCausalLM Ministral3ForCausalLM MllamaForCausalLM
+        ModernBertDecoderForCausalLM MoshiForCausalLM MossTranscribeDiarizeForConditionalGeneration NanoChatForCausalLM
+        Olmo3ForCausalLM OlmoForCausalLM Phi4MultimodalForCausalLM Qwen3_5ForCausalLM Qwen3_5MoeForCausalLM Qwen4ExpForCausalLM
+        RobertaPreLayerNormForCausalLM SeedOssForCausalLM SolarOpenForCausalLM TrOCRForCausalLM VaultGemmaForCausalLM
+        XLMRobertaForCausalLM XLMRobertaXLForCausalLM YoutuForCausalLM xLSTMForCausalLM
         """,
     ),
     "more encoders": (
@@ -96,16 +95,13 @@ _TABLE: dict[str, tuple[Callable[[Any], Batch], str]] = {
     ),
     "more encoder-decoders": (
         seq2seq,
-        """
-        SeamlessM4TForTextToText SeamlessM4Tv2ForTextToText T5GemmaForConditionalGeneration
-        """,
+        "SeamlessM4TForTextToText SeamlessM4Tv2ForTextToText T5GemmaForConditionalGeneration",
     ),
     "more vision": (
         images(),
         """
         Dinov2WithRegistersForImageClassification FocalNetForImageClassification IJepaForImageClassification
-        MetaClip2ForImageClassification
-        PvtV2ForImageClassification ViTMSNForImageClassification
+        MetaClip2ForImageClassification PvtV2ForImageClassification ViTMSNForImageClassification
         """,
     ),
     # Their batch norms are over few values at the end, and far from float32's whoever casts, where images are smaller than these.
@@ -120,15 +116,13 @@ _TABLE: dict[str, tuple[Callable[[Any], Batch], str]] = {
     "vision without a head": (
         images(labels=False),
         """
-        Aimv2VisionModel DINOv3ViTModel MLCDVisionModel PixioModel RfDetrDinov2Backbone Sapiens2Backbone
-        SiglipVisionModel Tipsv2VisionModel VitDetModel
+        Aimv2VisionModel DINOv3ViTModel MLCDVisionModel PixioModel RfDetrDinov2Backbone Sapiens2Backbone SiglipVisionModel
+        Tipsv2VisionModel VitDetModel
         """,
     ),
     "text encoders": (
         _read,
-        """
-        CLIPTextModel Molmo2TextModel Tipsv2TextModel
-        """,
+        "CLIPTextModel Molmo2TextModel Tipsv2TextModel",
     ),
 }
 FAMILIES: dict[str, tuple[str, ...]] = {family: tuple(classes.split()) for family, (_, classes) in _TABLE.items()}
