@@ -21,8 +21,10 @@ from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_to
 settings.register_profile("hmp", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 settings.load_profile("hmp")
 
-# the tensors here are tiny: a second thread only waits, and on a shared machine it waits long
+# the tensors here are tiny: a second thread only waits, and on a shared machine it waits long. A test's own processes inherit it: beside
+# one another two of them took five times as long with two threads each.
 torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"
 
 # a million objects of libraries are alive, and to look through them for garbage took a tenth of the time
 gc.set_threshold(5000, 20, 50)
@@ -67,10 +69,11 @@ _tests = itertools.count(1)
 def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test.
 
-    Tests marked searches_references convert with it, and so do tests marked slow and all other processes.
+    Tests marked searches_references convert with it, and so do a quarter of the slow tests, always the same, and all other processes.
     """
     marks = {mark.name for mark in request.node.iter_markers()}
-    searches = "searches_references" in marks or ("slow" in marks and "sampled" not in marks)
+    one_of_four = zlib.crc32(request.node.nodeid.encode()) % 4 == 0
+    searches = "searches_references" in marks or ("slow" in marks and "sampled" not in marks and one_of_four)
     if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return

@@ -25,7 +25,7 @@ RUN = ["-m", "hmp", "run"]
 
 def environment(**env: str) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}
+    return {**os.environ, "PYTHONPATH": path, **env}
 
 
 def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:

@@ -58,9 +58,7 @@ print("bfloat16, and the loss fell")
 def run(arguments: list[str | Path], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(
-        command, cwd=cwd, env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", **env}, capture_output=True, text=True
-    )
+    return subprocess.run(command, cwd=cwd, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True)
 
 
 @pytest.mark.slow

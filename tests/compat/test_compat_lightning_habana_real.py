@@ -88,7 +88,7 @@ def environment(folder: Path, *packages: str) -> Path:
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
-    env |= {"PYTHONPATH": os.pathsep.join([str(folder / "packages"), str(ROOT)]), "OMP_NUM_THREADS": "1"}
+    env |= {"PYTHONPATH": os.pathsep.join([str(folder / "packages"), str(ROOT)])}
     command = [sys.executable, "-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "script.py", *arguments]
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
 

@@ -29,7 +29,7 @@ setuptools==80.9.0 requests urllib3 charset-normalizer idna certifi coloredlogs 
 def python(command: list[str | Path], cwd: Path, *before: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
     dropped = ("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU", "RANK", "LOCAL_RANK", "WORLD_SIZE")
     env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    env |= {"PYTHONPATH": os.pathsep.join(map(str, [*before, ROOT])), "OMP_NUM_THREADS": "1", **more}
+    env |= {"PYTHONPATH": os.pathsep.join(map(str, [*before, ROOT])), **more}
     full = [sys.executable, *map(str, command)]
     return subprocess.run(full, cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False)
 

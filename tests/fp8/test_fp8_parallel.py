@@ -24,7 +24,7 @@ def test_two_ranks_have_one_processs_gradients(tmp_path: Path) -> None:
     script = Path(__file__).parent / "fp8_ranks" / "ranks.py"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script), str(tmp_path)]
     path = str(Path(hmp.__file__).parents[1])
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     for rank in range(2):

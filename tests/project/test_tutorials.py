@@ -34,7 +34,7 @@ def test_every_tutorial_is_tested() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("source", BY_TIME)
 def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, source], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=env)
     assert ran.returncode == 0, ran.stderr
     assert [text for text in SEEN[source.stem] if text not in ran.stdout] == []
@@ -47,7 +47,6 @@ def test_a_tutorial_runs_as_a_notebook(source: Path, tmp_path: Path, monkeypatch
     nbclient = pytest.importorskip("nbclient", reason="notebooks are executed with nbclient, of the extras docs and test")
     pytest.importorskip("ipykernel", reason="notebooks run in ipykernel, of the extras docs and test")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("JUPYTER_PREFER_ENV_PATH", "1")  # the kernel of this Python, and not another of the user's
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = jupytext.reads(jupytext.writes(jupytext.read(source), fmt="ipynb"), fmt="ipynb")

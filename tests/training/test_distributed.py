@@ -31,7 +31,7 @@ def launched(folder: Path, policies: list[str], modes: list[str], seconds: int =
     """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
     path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT)])
     # tensors are tiny: threads of a rank would only wait for those of the other
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     # standalone: a port that is free
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     script = [str(KIT / "train.py"), str(folder / "rank"), str(seconds), ";".join(policies), ";".join(modes)]

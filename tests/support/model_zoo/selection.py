@@ -17,13 +17,14 @@ QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
 
 
 def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: Iterable[str] = QUICK) -> list[Any]:
-    """A parameter for each model, or for each model and policy; the ones that are not quick are marked slow."""
+    """A parameter for each model; with `policies`, for each quick model and policy. The others, marked slow, have one of them in turn."""
     found = []
-    for name in names:
+    for at, name in enumerate(names):
         marks = [] if name in quick else [pytest.mark.slow]
         if not MODELS[name].available:
             marks.append(pytest.mark.skip(reason=f"this transformers has no {MODELS[name].cls}"))
-        for policy in policies or (None,):
+        in_turn = policies if name in quick else policies[at % max(len(policies), 1) :][:1]
+        for policy in in_turn or (None,):
             values = (MODELS[name],) if policy is None else (MODELS[name], policy)
             found.append(pytest.param(*values, marks=marks, id=name if policy is None else f"{name}-{policy}"))
     return found
