@@ -38,7 +38,11 @@ _here = _Here()
 
 
 class Region:
-    """Context manager that enables torch.autocast for one op. The user's Python that the op calls runs outside of it (`call_outside`)."""
+    """Context manager that enables torch.autocast for one op. The user's Python that the op calls runs outside of it (`call_outside`).
+
+    torch.autocast's cache of cast weights does not notice writes, and torch empties it where the outermost region ends, which may be one of
+    the user's around a whole training loop, for another device or disabled. So it is emptied before the op and after it (R18).
+    """
 
     def __init__(self, device: str, dtype: torch.dtype) -> None:
         self._device = device
@@ -47,12 +51,13 @@ class Region:
     def __enter__(self) -> None:
         self._around, _here.region = _here.region, self
         self._before = _is_enabled(self._device), _get_dtype(self._device), _is_cached()
-        _nest()
+        if _nest() > 1:
+            _clear()
         self._put(True, self._dtype, True)
 
     def __exit__(self, *exc_info: object) -> None:
-        if _unnest() == 0:
-            _clear()
+        _unnest()
+        _clear()
         self._put(*self._before)
         _here.region = self._around
 

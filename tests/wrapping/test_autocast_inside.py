@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
@@ -52,6 +54,43 @@ def test_autocasts_cache_holds_nothing_of_the_op_afterwards() -> None:
             weight.mul_(2)
         second = torch.einsum("ij,jk->ik", A, weight)
     assert torch.equal(second, first * 2)
+
+
+OUTER = {
+    "another device's": lambda: torch.autocast("cuda", dtype=F16),  # without one it is disabled, with a warning
+    "a disabled one": lambda: torch.autocast("cpu", enabled=False),
+    "none": contextlib.nullcontext,
+}
+RECURRENT = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn": nn.RNN, "lstm cell": nn.LSTMCell, "gru cell": nn.GRUCell, "rnn cell": nn.RNNCell}
+
+
+def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
+    """The losses of four steps."""
+    torch.manual_seed(0)
+    model, x = make(8, 8), torch.randn(3, 4, 8)
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=1.0), []
+    with around():
+        for _ in range(4):
+            optimizer.zero_grad()
+            with each_step():
+                found = model(x if make in (nn.LSTM, nn.GRU, nn.RNN) else x[0])
+                loss = ((found[0] if isinstance(found, tuple) else found).float() - 1).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
+@pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
+def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_there(make: type[nn.Module], outer: Any) -> None:
+    """torch empties its cache of cast weights at the end of the outermost region only, whatever that region is for."""
+    want = _trained(make, contextlib.nullcontext, lambda: torch.autocast("cpu", dtype=BF16))
+    assert len(set(want)) == 4
+    assert _trained(make, outer, lambda: hmp.casts("torch-cpu")) == want
+    with hmp.convert(policy="torch-cpu"):
+        assert _trained(make, OUTER["another device's"], contextlib.nullcontext) == want
 
 
 def test_where_autocast_is_enabled_the_op_is_left_to_it() -> None:
