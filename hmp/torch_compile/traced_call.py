@@ -72,8 +72,8 @@ class Aborted(BaseException):
 
 @contextlib.contextmanager
 def _autocast(tx: Any, device: str, dtype: torch.dtype) -> Iterator[None]:
-    """Context manager: a region of torch.autocast in the graph."""
-    region = dynamo_internals.variables().Autocast([device, dtype, True, True])
+    """Context manager: a region of torch.autocast in the graph, without its cache of weights: a graph run as it is finds stale ones."""
+    region = dynamo_internals.variables().Autocast([device, dtype, True, False])
     with without_torch_function():  # to enter calls torch functions, which the Call in force would take for its own
         region.enter(tx)
     try:

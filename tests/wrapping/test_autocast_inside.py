@@ -93,6 +93,20 @@ def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_
         assert _trained(make, OUTER["another device's"], contextlib.nullcontext) == want
 
 
+@pytest.mark.filterwarnings("ignore:CUDA is not available")
+@pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
+def test_r18_neither_does_a_graph_that_runs_as_it_was_traced(outer: Any, torch_has_compiled: None) -> None:
+    cell = nn.GRUCell(4, 4)
+    compiled = torch.compile(lambda x: cell(x), backend="eager")
+    with outer(), hmp.casts(POLICY):
+        compiled(A)
+        with torch.no_grad():
+            for parameter in cell.parameters():
+                parameter.mul_(2)
+        got = compiled(A)
+    assert torch.equal(got, under_autocast(lambda: cell(A)))
+
+
 def test_where_autocast_is_enabled_the_op_is_left_to_it() -> None:
     want = under_autocast(lambda: torch.einsum("ij,jk->ik", A, B), F16)
     with hmp.casts(POLICY), torch.autocast("cpu", dtype=F16):
