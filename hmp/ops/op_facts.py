@@ -180,7 +180,7 @@ VIEWS = _names(
 
 # Ops whose result shares memory with an input, always or for some arguments. (Not those that return their input itself in eval mode, such
 # as dropout: code that trains cannot rely on that.)
-ALIASING = VIEWS | _names("einsum")
+ALIASING = VIEWS | _names("einsum cartesian_prod conj_physical")
 
 # Ops that `*` does not include either: they compute no values to be rounded, create tensors or change the layout.
 NOT_COMPUTED = _names(

@@ -47,6 +47,11 @@ OTHERS = (
     ("`binary_cross_entropy` on CUDA", "raises", "runs in float32", "it stands on the FP32 list of `torch-cuda`"),
     ("ops without elements, such as the inverse of a 0x0 matrix", "keep the low dtype", "may give float32",
      "R11's table knows ops and not sizes"),
+    ("products inside `inner` of matrices, `affine_grid` and `lobpcg`", "run in the low dtype", "run in float32",
+     "`inner` is on the list for its mixtures of dtypes, the others are on none; op_db has no such samples"),
+    ("`torch.func.vmap` of `linear` with a bias", "is taken apart, and gives float32", "runs in the low dtype", "R8"),
+    ("`backward()` inside of the region, which torch advises against", "runs products of the float32 parts of forward in the low dtype",
+     "runs them in float32", "R13: no list applies to backward"),
     ("`linalg.lstsq`", "", "", "the same call does not give the same bits twice; it is compared to four digits"),
 )  # fmt: skip
 
@@ -101,6 +106,22 @@ for region in (torch.autocast("cpu", dtype=torch.bfloat16), hmp.casts("torch-cpu
         loss = sum(layer(torch.randn(32, 64)).float().square().sum() for _ in range(5))
     gradients += torch.autograd.grad(loss, [layer.weight])
 assert not torch.equal(*gradients) and torch.allclose(*gradients, rtol=0.1, atol=1.0)
+# products that autocast reaches inside other ops
+theirs, ours = both(lambda: torch.inner(a, b))
+assert theirs.dtype is torch.bfloat16 and torch.equal(ours, torch.inner(a, b))
+theirs, ours = both(lambda: F.affine_grid(torch.ones(2, 2, 3), (2, 1, 8, 8), align_corners=False))
+assert theirs.dtype is torch.bfloat16 and ours.dtype is torch.float32
+# backward inside of the region, of a part that ran in float32
+def gradient():
+    weight = torch.ones(4, 4, requires_grad=True)
+    with torch.autocast("cpu", enabled=False):
+        loss = (weight @ a).square().sum()
+    loss.backward()
+    return weight.grad
+
+
+theirs, ours = both(gradient)
+assert not torch.equal(theirs, ours) and torch.allclose(ours, 2 * torch.ones(4, 4) @ a @ a.T)
 # torch's dispatcher, called by name
 theirs, ours = both(lambda: torch.ops.aten.mm(a, b))
 assert theirs.dtype is torch.bfloat16 and ours.dtype is torch.float32

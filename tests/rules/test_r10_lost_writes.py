@@ -221,6 +221,8 @@ def test_r10_views_under_other_names_refuse_and_what_is_no_view_does_not():
         ("diagonal", lambda: torch.linalg.diagonal(x)),
         ("einsum", lambda: torch.einsum("ij->ji", x)),
         ("unfold", lambda: x.unfold(0, 2, 1)),
+        ("cartesian_prod", lambda: torch.cartesian_prod(x[0])),
+        ("conj_physical", lambda: torch.conj_physical(x)),
     ):
         with hmp.casts(hmp.Policy(bf16={listed})), pytest.raises(hmp.HmpError, match="be lost"):
             view().add_(1)
