@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -18,24 +19,30 @@ from ..diagnostics import fallbacks
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..observing import Modules
-from ..ops import op_facts, sites
+from ..ops import op_facts, op_of, sites
 from ..session import Op, OpRule
-from ..torch_private import is_profiled, variable_functions
+from ..torch_private import in_plain_autograd, is_profiled, variable_functions
 from .in_fp8 import Fp8Rows
-from .rows import UNLISTED, Row, grouped, in_words
+from .kernels import Kernels, call_key
+from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
 Key = tuple[Any, ...]
+_AUTOCASTS = "autocast"
 _RULES = {
     "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5",
-    "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": "autocast",
+    "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": _AUTOCASTS,
 }  # fmt: skip
 # What may stand before an op's name, the longest first.
 _OWNERS = (
     *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
+    "torch.functional.",
     f"{type(variable_functions).__name__}.",
 )
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
+_long = {name: dtype for dtype, name in _short.items()}
+_STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
+_MOST_KERNELS = 4096
 _clock = time.perf_counter
 _compiling = torch.compiler.is_compiling
 
@@ -65,6 +72,7 @@ class Recorder:
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
         self._names: dict[Any, str] = {}
+        self._kernels: dict[Key, Kernels] = {}  # by what a call that torch.autocast decides was given
         self._wait = _waiting() if synchronize else None
 
     @property
@@ -109,7 +117,7 @@ class Recorder:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None:
                 return op(*args, **kwargs)
-            call.compute = computes or _first_dtype((*args, *kwargs.values()))
+            call.compute = computes or _asked_dtype((*args, *kwargs.values())) or _first_dtype((*args, *kwargs.values()))
             if computes:
                 kwargs["observer"] = self.fp8.observer(rule.op, self.modules.path, kwargs.get("observer"))
             started = self._now()
@@ -120,6 +128,26 @@ class Recorder:
 
         timed.computes = own  # type: ignore[attr-defined]  # for a recording inside this one
         return timed
+
+    def _autocasts(self, call: _Call, wrapper: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The wrapper's result; what torch.autocast does inside is looked at once for calls with such arguments."""
+        if _compiling() or not in_plain_autograd():
+            result = wrapper(*args, **kwargs)
+            call.compute = ""  # not known
+            return result
+        key = (rule.op, rule.low, torch.is_grad_enabled(), *call_key(args, kwargs))
+        seen = self._kernels.get(key)
+        if seen is None:
+            with Kernels() as seen:
+                result = wrapper(*args, **kwargs)
+            if len(self._kernels) < _MOST_KERNELS:
+                self._kernels[key] = seen
+        else:
+            result = wrapper(*args, **kwargs)
+        call.compute = ", ".join(_short[dtype] for dtype in seen.dtypes)
+        call.casts += seen.casts
+        call.bytes += seen.cast_bytes
+        return result
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """`wrapper`, whose calls are counted."""
@@ -138,17 +166,22 @@ class Recorder:
             raised = 1
             began = self._now()
             try:
-                result = wrapper(*args, **kwargs)
+                result = self._autocasts(call, wrapper, rule, args, kwargs) if said == _AUTOCASTS else wrapper(*args, **kwargs)
                 raised = 0
                 return result
+            except Exception as error:
+                raised = int(type(error).__name__ != _STOP)
+                raise
             finally:
                 threads.call = None
                 seconds = self._now() - began
                 output = "" if raised else _dtypes((result,))
-                lacked = fallbacks().get(rule.op, 0) - lacking
+                if said == _AUTOCASTS and not call.op_seconds:
+                    call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
+                lacked = min(max(fallbacks().get(rule.op, 0) - lacking, 0), 1)  # other threads count too
                 if said == UNLISTED and not lacked:
-                    call.compute = _computed(inputs, output)
-                self._note(here, (rule.op, said, inputs, call.compute, output), call, max(lacked, 0), raised)
+                    call.compute = _computed((*args, *kwargs.values()), inputs, result)
+                self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
                 if here.policy is not None:
                     self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
@@ -173,15 +206,16 @@ class Recorder:
         started = self._now()
         counted = self.observed
         result = function(*args, **kwargs)
-        if self.observed != counted or not isinstance(result, (Tensor, tuple, list)):
-            return result  # hmp decided something inside: that was noted
+        if self.observed != counted or not isinstance(result, (Tensor, tuple, list)) or isinstance(result, torch.Size):
+            return result  # hmp decided something inside, which was noted; or nothing was computed
         call = _Call()
         call.op_seconds = self._now() - started
         output = _dtypes((result,))
-        call.compute = _computed(inputs, output)
+        call.compute = _computed((*args, *kwargs.values()), inputs, result)
+        rule = PAST if function in here.replacements else UNLISTED
         if inputs or output:
-            self._note(here, (name, UNLISTED, inputs, call.compute, output), call, 0, 0)
-            self.slices.add(name, "op", started, call.op_seconds, rule=UNLISTED, computes=call.compute, module=self.modules.path)
+            self._note(here, (name, rule, inputs, call.compute, output), call, 0, 0)
+            self.slices.add(name, "op", started, call.op_seconds, rule=rule, computes=call.compute, module=self.modules.path)
         return result
 
     observed = 0  # calls noted so far
@@ -222,7 +256,8 @@ class Recorder:
         for entry, op, rule, *rest in self._entries():
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
                 rule = "promote"  # torch itself promotes: no wrapper is needed
-            source = "" if entry is None or rule != entry.cast else f"{entry.text} ({entry.place})" if entry.path else entry.text
+            follows = entry is not None and (rule in (entry.cast, PAST) or (rule == _AUTOCASTS and entry.is_autocasts))
+            source = "" if not follows else f"{entry.text} ({entry.place})" if entry.path else entry.text
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 
@@ -269,14 +304,25 @@ def _first_dtype(values: tuple[Any, ...]) -> str:
     return "" if first is None else _short[first.dtype]
 
 
-def _computed(inputs: str, output: str) -> str:
-    """The dtype that torch computes in by itself: a mixture it promotes to the result's."""
-    return (output or inputs).partition(",")[0] if "," in inputs else inputs
+def _asked_dtype(values: tuple[Any, ...]) -> str:
+    """The floating dtype that `dtype=` names, which the inputs are cast to before torch computes; "" where none is."""
+    return next((_short[value] for value in values if type(value) is torch.dtype and value.is_floating_point), "")
+
+
+def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
+    """The dtype that torch computes in by itself: the one that it was asked for, or that it promotes a mixture to, or a wider result's."""
+    asked = _asked_dtype(values)
+    if asked or not inputs:
+        return asked
+    dtypes = [_long[name] for name in inputs.split(", ")]
+    widest = functools.reduce(torch.promote_types, dtypes)
+    given = next((tensor.dtype for tensor in each_tensor((result,)) if tensor.is_floating_point()), widest)
+    return _short[given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest]
 
 
 def _op_id(function: Op) -> str:
-    """The op's id as lists spell it; "" for what computes nothing: views, attributes, questions."""
-    name = resolve_name(function) or getattr(function, "__qualname__", "")
+    """The op's id as lists spell it; "" for what is no op: attributes, and structure."""
+    name = op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
     if name.endswith((".__get__", ".__set__", ".__delete__")):
         return ""
     for prefix in _OWNERS:

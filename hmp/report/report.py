@@ -13,8 +13,9 @@ import torch
 
 from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, count, dtype_name
+from ..lists import LISTS
 from .in_fp8 import Fp8Row, merged
-from .rows import FIELDS, UNLISTED, Row, grouped, in_words
+from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -101,7 +102,7 @@ class Report:
         """What a reader must know of how this was recorded."""
         rows = self.rows
         notes = []
-        if not any(row.rule != UNLISTED for row in rows):
+        if not any(row.rule not in (PAST, UNLISTED) for row in rows):
             notes.append(
                 "No policy decided anything: call hmp.convert(), or use hmp.casts() or hmp.apply(), before or inside hmp.record()."
                 if not self.policies
@@ -113,6 +114,12 @@ class Report:
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
+        past = [row for row in rows if row.rule == PAST]
+        if past:
+            names = ", ".join(sorted({row.op for row in past}))
+            notes.append(
+                f"{count(sum(row.calls for row in past), 'call')} of {names} went past hmp: hmp.unreachable() says by which names."
+            )
         if self._about["ranks"] > 1:
             notes.append(f"Added up over {self._about['ranks']} ranks.")
         return notes
@@ -163,7 +170,8 @@ class Report:
     def merge(self, *others: Report) -> Report:
         """One report of several: of all ranks, or of several runs."""
         reports = (self, *others)
-        never = set.intersection(*(set(each.never_called) for each in reports))
+        called = set[str]().union(*(each._called() for each in reports))
+        never = set[str]().union(*(each.never_called for each in reports)) - called
         policies = {each["fingerprint"]: each for report in reports for each in report.policies}
         return Report(
             grouped([row for report in reports for row in report.rows], "call"),
@@ -177,6 +185,10 @@ class Report:
                 "ranks": sum(each._about["ranks"] for each in reports),
             },
         )
+
+    def _called(self) -> set[str]:
+        """The entries on the lists of its policies of which an op was called."""
+        return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
 
     def gather(self) -> Report:
         """On rank 0 the reports of all ranks as one, elsewhere the rank's own; every rank must call it. Alone: the report itself."""

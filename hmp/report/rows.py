@@ -8,6 +8,8 @@ from typing import Any
 
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
+# And of a listed op that was called by a name that Python code took before, and that hmp did not find.
+PAST = "past hmp"
 # A rule's number says nothing by itself.
 _WORDS = {"R5": "in place (R5)", "R7": "first input (R7)", "R12": "saturates (R12)"}
 # What is counted, and added up when rows are taken together.
@@ -26,8 +28,9 @@ class Row:
     """Calls of one op by one rule, in one place, with the same dtypes.
 
     `op` is the op's id as lists spell it; `rule` the list that decided ("bf16", "fp32", "promote"), the rule that did ("R5", "R7",
-    "R12"), or "unlisted"; `source` the list entry, with file and line where it has one. `inputs`, `compute` and `output` are dtypes: of
-    the castable inputs as the caller gave them, of the first one as torch's op got it, and of the result. `module`, `file` and `line` say
+    "R12"), "autocast" where torch.autocast decides inside, "unlisted", or "past hmp" for a call of torch's own function by a name that
+    hmp.unreachable() knows; `source` the list entry, with file and line where it has one. `inputs`, `compute` and `output` are dtypes: of
+    the castable inputs as the caller gave them, those that torch computed in, and of the result. `module`, `file` and `line` say
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
     `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.

@@ -16,7 +16,7 @@ except ImportError as error:
 
 from ..formatting import duration, size
 from .in_fp8 import merged
-from .rows import entry, in_words
+from .rows import PAST, UNLISTED, entry, in_words
 
 if TYPE_CHECKING:
     from .in_fp8 import Fp8Row
@@ -106,7 +106,7 @@ def _unlisted(rows: list[Row]) -> Table:
 
 def _heading(report: Report) -> str:
     rows = report.rows
-    decided = [row for row in rows if row.rule != "unlisted"]
+    decided = [row for row in rows if row.rule not in (PAST, UNLISTED)]
     names = ", ".join(f"{each['name']} ({each['fingerprint']})" for each in report.policies) or "none"
     casts, saved = sum(row.casts for row in rows), sum(row.casts_saved for row in rows)
     return (

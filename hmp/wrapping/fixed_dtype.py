@@ -12,6 +12,7 @@ from .kernel_fallback import GIVEN_UP
 from .op_rule import SCALARS, Op, OpRule
 
 _Parameter = torch.nn.Parameter
+_dtype = torch.dtype
 _MKLDNN = tensor_casts.MKLDNN
 _NUMBERS = frozenset({int, float, bool})
 
@@ -42,6 +43,7 @@ def _uniform(ruled: AnyCall) -> Op:
         if (
             kwargs
             or failed
+            or (args and type(args[-1]) is _dtype)  # softmax(dim, float32): nothing is to be cast before that is known
             or (flag_at is not None and flag_at < len(args) and args[flag_at])
             or (out_at is not None and out_at < len(args) and args[out_at] is not None)
         ):

@@ -84,7 +84,7 @@ def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
             mixed_kernel = name in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
-            copies = {n: tensor_casts.cast(t, wanted) for n, t in stats.items()}
+            copies = {n: caster(t, wanted) for n, t in stats.items()}
         values |= affine | copies | {"input": caster(x, dtype) if x.dtype is not dtype else x}
         result = _call_with(op, names, args, kwargs, values)
         if copies is not stats and _updates_statistics(names, values):

@@ -12,7 +12,7 @@ from ...errors import OpListError
 from ...formatting import count, share
 from ...lists import Listed, ListEntry, Policy, policies, spelling
 from ...ops import op_facts
-from ..rows import UNLISTED, Row, grouped
+from ..rows import PAST, UNLISTED, Row, grouped
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -216,7 +216,7 @@ def in_short(modules: Iterable[str]) -> str:
 
 def verdict(report: Report, sums: Sums, worth: int) -> str:
     """What was seen, in a sentence; `worth` changes to the lists are worth a try."""
-    if all(row.rule == UNLISTED for row in report.rows):
+    if all(row.rule in (PAST, UNLISTED) for row in report.rows):
         return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
     dtypes = sorted({policy["dtype"] for policy in report.policies})
     low = sum(row.calls for row in report.rows if row.compute in dtypes)

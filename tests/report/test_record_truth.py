@@ -1,0 +1,162 @@
+"""A recording says what torch did: dtypes that kernels computed in, casts and names, beside a dispatch mode of the tests' own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+
+BF16, F32 = torch.bfloat16, torch.float32
+X = torch.linspace(-1, 1, 64).reshape(8, 8)
+LOW = X.bfloat16()
+HELD = (torch.mm,)  # a tuple: hmp does not find it there
+
+
+class Ran(TorchDispatchMode):
+    """The ATen ops that ran, each with the dtypes of its tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[tuple[str, list[torch.dtype]]] = []
+        self.cast_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__.partition(".")[0]
+        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        self.ops.append((name, [tensor.dtype for tensor in tensors]))
+        self.cast_bytes += tensors[0].nbytes if name == "_to_copy" else 0
+        return func(*args, **(kwargs or {}))
+
+    @property
+    def casts(self) -> int:
+        return [name for name, _ in self.ops].count("_to_copy")
+
+
+def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.Report, Ran]:
+    """The call recorded, and again under the tests' mode."""
+    with torch.no_grad(), hmp.casts(policy):
+        with hmp.record() as report:
+            call()
+        with Ran() as ran:
+            call()
+    return report, ran
+
+
+INSIDE = {
+    "einsum": (lambda: torch.einsum("ij,jk->ik", X, X), "bfloat16"),
+    "lstm": (lambda: nn.LSTM(8, 4, num_layers=2)(X[None]), "bfloat16"),
+    "gru": (lambda: nn.GRU(8, 4)(X[None]), "bfloat16"),
+    "gru_cell": (lambda: nn.GRUCell(8, 4)(X), "bfloat16"),
+    "matrix_power": (lambda: torch.matrix_power(X, 3), "bfloat16"),
+    "tensordot": (lambda: torch.tensordot(X, X, 1), "bfloat16"),
+    "cov": (lambda: torch.cov(X), None),
+    "pad": (lambda: F.pad(LOW[None], (1, 1), mode="reflect"), "float32"),
+    "max_pool3d": (lambda: F.max_pool3d(LOW.reshape(1, 4, 4, 4), 2), "float32"),
+}
+
+
+@pytest.mark.parametrize("op", INSIDE)
+def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
+    call, computes = INSIDE[op]
+    report, ran = recorded(call)
+    (row,) = [row for row in report.rows if row.op == op]
+    assert (row.rule, row.casts, row.cast_bytes) == ("autocast", ran.casts, ran.cast_bytes)
+    assert row.source.startswith(f"{op}.autocast (")
+    kernels = {dtype for name, dtypes in ran.ops if name != "_to_copy" for dtype in dtypes[:1] if dtype in (BF16, F32)}
+    assert set(row.compute.split(", ")) <= {str(dtype).removeprefix("torch.") for dtype in kernels}
+    assert computes is None or computes in row.compute.split(", ")
+    products = {dtypes[0] for name, dtypes in ran.ops if name in ("mm", "bmm", "addmm", "mkldnn_rnn_layer")}
+    if products == {BF16}:
+        with pytest.raises(AssertionError, match="did not compute in float32"):
+            report.assert_dtype(op, F32)
+
+
+def test_a_second_call_of_the_same_kind_counts_as_the_first() -> None:
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        for _ in range(3):
+            torch.einsum("ij,jk->ik", X, X)
+        torch.einsum("ij,jk->ik", X, X.bfloat16())
+    rows = {row.inputs: (row.calls, row.casts, row.cast_bytes) for row in report.rows if row.op == "einsum"}
+    assert rows == {"float32": (3, 6, 6 * 256), "float32, bfloat16": (1, 1, 256)}
+
+
+def test_a_policy_that_has_the_op_in_float32_differs() -> None:
+    call = INSIDE["einsum"][0]
+    one, _ = recorded(call)
+    other, _ = recorded(call, hmp.Policy(fp32={"einsum"}))
+    assert one.diff(other) == ["einsum: bfloat16 -> float32"]
+
+
+WIDENED = {
+    "softmax": (lambda: F.softmax(LOW, -1, dtype=F32), F32),
+    "log_softmax": (lambda: LOW.log_softmax(-1, dtype=torch.float64), torch.float64),
+    "sum": (lambda: LOW.sum(dtype=F32), F32),
+    "float_power": (lambda: torch.float_power(X, 2), torch.float64),
+    "lt": (lambda: X > LOW, F32),
+    "mul": (lambda: LOW * LOW, BF16),
+    "gt": (lambda: LOW > LOW, BF16),
+}
+
+
+@pytest.mark.parametrize("policy", [hmp.Policy("nothing", bf16={"conv1d"}), "torch-cpu"], ids=str)
+@pytest.mark.parametrize("op", WIDENED)
+def test_what_torch_itself_widens_computes_in_the_wide_dtype(op: str, policy: Any) -> None:
+    call, dtype = WIDENED[op]
+    report, _ = recorded(call, policy)
+    (row,) = report.rows
+    assert row.compute == str(dtype).removeprefix("torch."), row
+    assert row.op in (op, "gt")  # `X > LOW` may be told as either
+
+
+def test_a_softmax_that_is_asked_for_float32_is_cast_once() -> None:
+    report, ran = recorded(lambda: F.softmax(LOW, -1, dtype=F32), "habana")
+    report.assert_dtype("softmax", F32)
+    assert ran.casts == 1
+
+
+def test_statistics_of_a_norm_that_are_cast_are_counted() -> None:
+    norm = nn.BatchNorm1d(8).bfloat16()
+    report, ran = recorded(lambda: norm(X))
+    (row,) = [row for row in report.rows if row.op == "batch_norm"]
+    assert (row.casts, row.cast_bytes) == (ran.casts, ran.cast_bytes) == (4, 64)
+
+
+def test_ops_have_the_names_that_lists_spell() -> None:
+    with hmp.convert(policy="habana"), hmp.record() as report:
+        torch.block_diag(LOW, X)
+        torch.atleast_2d(X)
+        X.size()
+        HELD[0](LOW, LOW)
+    assert [(row.op, row.rule) for row in report.rows] == [("block_diag", "promote"), ("atleast_2d", "unlisted"), ("mm", "past hmp")]
+    assert "block_diag" not in report.never_called
+    assert "1 call of mm went past hmp: hmp.unreachable() says by which names." in str(report).replace("\n", " ")
+    assert "mm (habana/bf16.txt" in str(report).replace("\n", "")
+
+
+def test_reports_of_two_policies_together_say_what_was_called_in_neither() -> None:
+    def report(*idle: str) -> hmp.Report:
+        with hmp.casts(hmp.Policy(bf16={"linear"}, fp32=set(idle))), hmp.record() as found:
+            F.linear(X, X)
+        return found
+
+    assert report("tanh").merge(report("softmax")).never_called == ["softmax", "tanh"]
+    with hmp.casts(hmp.Policy(bf16={"linear"}, fp32={"tanh"})), hmp.record() as called:
+        torch.tanh(X)
+    assert report("tanh").merge(called).never_called == []
+
+
+def test_a_recomputation_that_ends_early_is_no_exception() -> None:
+    linear = nn.Linear(8, 8)
+    with hmp.casts("torch-cpu"), hmp.record() as report:
+        checkpoint(lambda x: linear(linear(x)), X.clone().requires_grad_(), use_reentrant=False).sum().backward()
+    assert report.notes == []
+    assert all(row.raised == 0 for row in report.rows)
