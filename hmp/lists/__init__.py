@@ -7,7 +7,7 @@ from .policy import DEFAULT, HABANA, Policy, as_policy
 from .policy_folder import OPTIONAL_FILES, list_files, word_files
 from .presets import device_preset, home, policies
 from .scopes import exactness, plain_path
-from .spelling import resolve
+from .spelling import can_be_listed, resolve
 
 __all__ = [
     "AUTOCAST",
@@ -22,6 +22,7 @@ __all__ = [
     "Listed",
     "Policy",
     "as_policy",
+    "can_be_listed",
     "conflicts",
     "device_preset",
     "exactness",

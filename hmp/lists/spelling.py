@@ -88,6 +88,16 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     return ids
 
 
+def can_be_listed(op: str) -> bool:
+    """Whether a list may hold `op` by this name, and decides by it: an op of torch's or a user's function, and no in-place form (R5)."""
+    if op.endswith("_") or op in op_facts.DTYPE_OPS or (op[:1] == "i" and op[1:] in op_facts.BINARY_DUNDERS):
+        return False
+    try:
+        return op in _known(op)
+    except KeyError:
+        return "." in op and _user_site(op) is not None
+
+
 def _resolve(entry: ListEntry) -> tuple[str, ...]:
     if entry.name == EVERY_OP:
         return (EVERY_OP,)

@@ -20,6 +20,7 @@ from ..session import OpRule, observed_by
 from ..torch_private import current_node as _node
 from ..torch_private import run_backward
 from ..torch_private import sequence_number as _sequence_number
+from .whole_calls import Called, WholeCalls
 
 Direction = Literal["forward", "backward"]
 # It stands between the line that calls backward() and the user's Python code that backward calls.
@@ -29,8 +30,8 @@ REMEMBERED = 500_000
 
 
 class Owner(NamedTuple):
-    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where hmp has no hand in it), hmp's rule for it or None, the
-    policy in force, and the place."""
+    """What an ATen op belongs to: the op as lists spell it (the ATen op's name where no torch function was called), hmp's rule for it or
+    None, the policy in force, and the place."""
 
     op: str
     rule: OpRule | None
@@ -98,16 +99,17 @@ class Attribution:
     A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
     """
 
-    def __init__(self, ended: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, ended: Callable[[Any], None] | None = None, call_ended: Callable[[Any], None] = lambda result: None) -> None:
         self.ops = OpsInProgress(ended)
+        self.calls = WholeCalls(call_ended)
         self.modules = Modules()
         self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
         self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
 
     @contextmanager
     def watch(self) -> Iterator[Attribution]:
-        """A stretch in which ops and modules are seen."""
-        with observed_by(self.ops), self.modules.watch():
+        """A stretch in which ops, calls and modules are seen."""
+        with observed_by(self.ops), self.modules.watch(), self.calls:
             yield self
 
     def call(self, aten: str) -> Call:
@@ -131,8 +133,10 @@ class Attribution:
         return Call(owner, "backward", node, users is not None)
 
     def _owner(self, aten: str) -> Owner:
-        rule, policy = self.ops.outermost or (None, current_state().policy)
-        owner = Owner(aten if rule is None else rule.op, rule, policy, self.modules.place())
+        # in a dispatch mode casts are off: the policy is that of the call
+        called = self.calls.current or Called(aten, current_state().policy)
+        rule, policy = self.ops.outermost or (None, called.policy)
+        owner = Owner(called.op if rule is None else rule.op, rule, policy, self.modules.place())
         return self._owners.setdefault(owner, owner)
 
 

@@ -15,7 +15,7 @@ from ..casting import each_tensor
 from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name, provenance
-from ..lists import DEFAULT, Policy, as_policy
+from ..lists import DEFAULT, Policy, as_policy, can_be_listed
 from ..session import applied_policy, casts
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from .aten import storage_address
@@ -157,7 +157,7 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     shares: dict[str, float] = {}
     low = {row.op for row in rows if row.dtype != "float32" or row.listed in ("fp8", "bf16")}  # the others compute in float32 already
     for row in rows:
-        if row.listed != "fp32" and row.op in low and row.share > 0:
+        if row.listed != "fp32" and row.op in low and row.share > 0 and can_be_listed(row.op):
             shares[row.op] = shares.get(row.op, 0.0) + row.share
     worth = {op: share for op, share in shares.items() if share >= LEAST_SHARE}
     return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))

@@ -13,7 +13,8 @@ import torch
 from ..diagnostics import Rule, explain
 from ..errors import OpListError
 from ..formatting import dtype_name
-from ..lists import EVERY_OP, Listed, Policy, as_policy, home, policies
+from ..lists import AUTOCAST, EVERY_OP, Listed, Policy, as_policy, home, policies
+from ..ops import sites
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 from .distance import widened
@@ -132,6 +133,8 @@ def _explained(op: str, owner: Owner) -> Rule | None:
 def _rule(explained: Rule | None, owner: Owner) -> str:
     if owner.policy is None:
         return "none of hmp's: no policy was in force here"
+    if _in_place(owner):
+        return "written in place: its first input keeps its dtype, whatever the lists say (R5)"
     if explained is None or explained.cast is None:
         return f"on no list of policy {owner.policy.name!r}: left to torch, in the dtype of its inputs"
     where = f" ({explained.path}:{explained.line})" if explained.path else ""
@@ -139,6 +142,10 @@ def _rule(explained: Rule | None, owner: Owner) -> str:
     return f"on the {explained.cast} list of policy {owner.policy.name!r}{where}" + (
         f", low dtype {low}" if explained.cast in _NARROW else ""
     )
+
+
+def _in_place(owner: Owner) -> bool:
+    return owner.op.endswith("_") if owner.rule is None else owner.rule.kind.endswith("in_place")
 
 
 def _is_low(owner: Owner, tensors: Iterable[torch.Tensor]) -> bool:
@@ -154,6 +161,9 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
         return "cast to float32 in this line, `grad.float()`: no list reaches a hook or the backward of an autograd.Function"
     if owner.policy is None:
         return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
+    if _in_place(owner):
+        name = sites.base_of(op)
+        return f"no list reaches an in-place form: write it out of place, with `{name}` on the FP32 list, or into a float32 tensor"
     if explained is None:
         return "run the line inside hmp.disable_casts(), in float32"
     wider = "bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
@@ -166,7 +176,7 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
 def _moved(explained: Rule, policy: Policy, wider: str) -> str:
     """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
     listed = explained.listed_as if explained.cast in _NARROW and explained.listed_as != EVERY_OP else None
-    name = listed or explained.name
+    name = explained.name if listed is None or listed.endswith(AUTOCAST) else listed  # there is no einsum.autocast on an FP32 list
     if explained.path is not None and not Path(explained.path).is_relative_to(home()):
         off = f" and take it off {explained.path}:{explained.line}" if listed else ""
         return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))

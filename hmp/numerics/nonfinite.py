@@ -50,10 +50,10 @@ def _region(on_find: str) -> Iterator[Findings]:
             raise NonFiniteError(str(finding), finding)
         log.error("%s", finding)
 
-    attribution = Attribution()
+    attribution = Attribution(call_ended=lambda result: watcher.call_ended(result))
     watcher = Watcher(attribution, report)
     with attribution.watch():
-        with watcher.calls, watcher:
+        with watcher:
             yield findings
         # only where nothing was raised
         watcher.close()

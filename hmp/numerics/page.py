@@ -32,6 +32,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..formatting import share
+from ..lists import can_be_listed
 from ..report.page import charts, model, render
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
@@ -149,7 +150,7 @@ def _advices(advice: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, An
     found = []
     for each in advice:
         op, part = each["op"], _or_zero(_number(each["share"]))
-        if part < LEAST_SHARE or not model.can_be_listed(op):
+        if part < LEAST_SHARE or not can_be_listed(op):
             continue
         own = [row for row in rows if row["op"] == op]
         if own and all(row["dtype"] == "float32" and row["listed"] not in ("fp8", "bf16") for row in own):

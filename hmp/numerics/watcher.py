@@ -19,7 +19,6 @@ from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import widened
 from .finding import Finding, find
-from .whole_calls import WholeCalls
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -66,7 +65,6 @@ class Watcher(TorchDispatchMode):
         self._waiting: list[Finding] = []
         self._held: list[Held] = []
         self._unit: Any = None  # what is judged by what comes out of it: a call of a torch function, a node of autograd's
-        self.calls = WholeCalls(self._call_ended)
         self._warned: set[Any] = set()
 
     def close(self) -> None:
@@ -79,7 +77,7 @@ class Watcher(TorchDispatchMode):
         kwargs = kwargs or {}
         known = facts(func)
         call = self._attribution.call(known.name)
-        unit = call.node if call.node is not None and not call.by_user else self.calls.current
+        unit = call.node if call.node is not None and not call.by_user else self._attribution.calls.current
         if unit is not self._unit:
             self._unit_ended()
             self._unit = unit
@@ -156,7 +154,8 @@ class Watcher(TorchDispatchMode):
 
     # Units: a torch function or a node of autograd's that masks what its own steps made, such as the norm of a zero, made nothing
 
-    def _call_ended(self, result: Any) -> None:
+    def call_ended(self, result: Any) -> None:
+        """A call of a torch function ended with `result`."""
         if self._held:
             self._judge({id(origin.finding) for origin in map(self._origin, each_tensor((result,))) if origin is not None})
         self._unit = None

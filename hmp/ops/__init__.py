@@ -2,7 +2,7 @@
 
 from . import op_facts, sites
 from .composites import calling
-from .op_facts import STRUCTURE
+from .function_names import name_of
 from .parameter_names import parameters
 from .signatures import ALIASES, Parameter, Signature, signature_of
 from .sites import NAMESPACES, PYTHON_OPS, Site, ancestry, aten_names, every_op, function_site, op_id, op_of, sites_of, takes_tensor
@@ -11,7 +11,6 @@ __all__ = [
     "ALIASES",
     "NAMESPACES",
     "PYTHON_OPS",
-    "STRUCTURE",
     "Parameter",
     "Signature",
     "Site",
@@ -20,6 +19,7 @@ __all__ = [
     "calling",
     "every_op",
     "function_site",
+    "name_of",
     "op_facts",
     "op_id",
     "op_of",

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode, resolve_name
+from torch.overrides import TorchFunctionMode
 
 from .. import fork_safe
 from ..caches import hits as casts_saved
@@ -19,9 +19,9 @@ from ..diagnostics import fallbacks
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..observing import Modules
-from ..ops import op_facts, op_of, sites
+from ..ops import name_of, sites
 from ..session import Op, OpRule
-from ..torch_private import in_plain_autograd, is_profiled, variable_functions
+from ..torch_private import in_plain_autograd, is_profiled
 from .in_fp8 import Fp8Rows
 from .kernels import Kernels, call_key
 from .rows import PAST, UNLISTED, Row, grouped, in_words
@@ -33,12 +33,6 @@ _RULES = {
     "fp8": "fp8", "bf16": "bf16", "fp32": "fp32", "promote": "promote", "first": "R7", "in_place": "R5", "mask_in_place": "R5",
     "fill": "R12", "guard": "R12", "guard_in_place": "R12", "autocast": _AUTOCASTS,
 }  # fmt: skip
-# What may stand before an op's name, the longest first.
-_OWNERS = (
-    *sorted((f"{where}." for where, _, prefix in sites.NAMESPACES if not prefix), key=len, reverse=True),
-    "torch.functional.",
-    f"{type(variable_functions).__name__}.",
-)
 _short = {dtype: dtype_name(dtype) for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 _long = {name: dtype for dtype, name in _short.items()}
 _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recomputation with
@@ -195,7 +189,7 @@ class Recorder:
             return function(*args, **kwargs)
         name = self._names.get(function)
         if name is None:
-            name = self._names[function] = _op_id(function)
+            name = self._names[function] = name_of(function)
         if not name:
             return function(*args, **kwargs)
         here = state.current_state()
@@ -318,18 +312,6 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
     widest = functools.reduce(torch.promote_types, dtypes)
     given = next((tensor.dtype for tensor in each_tensor((result,)) if tensor.is_floating_point()), widest)
     return _short[given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest]
-
-
-def _op_id(function: Op) -> str:
-    """The op's id as lists spell it; "" for what is no op: attributes, and structure."""
-    name = op_of(function) or resolve_name(function) or getattr(function, "__qualname__", "")
-    if name.endswith((".__get__", ".__set__", ".__delete__")):
-        return ""
-    for prefix in _OWNERS:
-        name = name.removeprefix(prefix)
-    if name.startswith("__") and name.endswith("__"):
-        name = op_facts.DUNDER_OPS.get(name[2:-2], name[2:-2])
-    return "" if name in op_facts.STRUCTURE else name
 
 
 def _waiting() -> Callable[[], None] | None:

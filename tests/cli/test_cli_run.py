@@ -231,7 +231,7 @@ class Data(torch.utils.data.Dataset):
 
 def train(rank):
     dtype = torch.nn.functional.linear(torch.ones(2, 2, device="hpu"), torch.ones(2, 2)).dtype
-    print(rank, dtype, sys.argv[1:], flush=True)
+    print(f"{rank} {dtype} {sys.argv[1:]}\\n", end="", flush=True)  # in one piece: processes write beside each other
     if rank == 1:
         child = mp.get_context("spawn").Process(target=train, args=(2,))
         child.start()

@@ -283,7 +283,7 @@ def test_the_message_for_data():
     finding = found(lambda: Root()(torch.tensor([[1.0, float("nan")]])))
     lines = str(finding).splitlines()
     assert lines[0] == (
-        "NaN came in with argument `x` of Root, no op made it; first used by `addmm`: "
+        "NaN came in with argument `x` of Root, no op made it; first used by `linear` (addmm): "
         f"in layer, {HERE}:{line_of('root')}"
     )  # fmt: skip
     assert lines[-1] == "  try: look at the batch: no list changes this"

@@ -173,7 +173,7 @@ def test_a_row_that_is_masked_whole_is_a_warning_and_no_finding(caplog: pytest.L
             torch.randn(2, 2).masked_fill(torch.ones(2, 2) > 0, -INF).softmax(-1).sum()
     assert findings == []
     (record,) = caplog.records
-    assert record.getMessage().startswith("`_softmax` made NaN of infinities that were given, such as a row that is masked whole: ")
+    assert record.getMessage().startswith("`softmax` made NaN of infinities that were given, such as a row that is masked whole: ")
 
 
 def found(run: Callable[[], Any]) -> Finding:

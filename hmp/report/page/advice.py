@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ...errors import HmpError
 from ...formatting import count, dtype_name, share, typeset_duration
-from ...lists import EVERY_OP, Listed, ListName, Policy, policies
+from ...lists import EVERY_OP, Listed, ListName, Policy, can_be_listed, policies
 from ..rows import UNLISTED, Row
-from .model import can_be_listed, in_words, said_by_presets
+from .model import in_words, said_by_presets
 
 if TYPE_CHECKING:
     from ..report import Report

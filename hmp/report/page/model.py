@@ -8,10 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ...errors import OpListError
 from ...formatting import count, share
-from ...lists import Listed, ListEntry, Policy, policies, spelling
-from ...ops import op_facts
+from ...lists import Listed, Policy, policies
 from ..rows import PAST, UNLISTED, Row, grouped
 
 if TYPE_CHECKING:
@@ -260,14 +258,6 @@ def in_words(said: dict[str, list[str]]) -> str:
     """`said_by_presets()` as a phrase."""
     words = {"bf16": "BF16", "fp32": "FP32", "promote": "promote"}
     return "; ".join(f"{words[cast]}: {', '.join(names)}" for cast, names in sorted(said.items()))
-
-
-def can_be_listed(op: str) -> bool:
-    """Whether a list may hold `op` by this name: it is an op of torch's or a registered one, and no in-place form."""
-    try:
-        return not op.endswith("_") and op not in op_facts.DTYPE_OPS and op in spelling.resolve(ListEntry(op, "bf16"))
-    except OpListError:
-        return False
 
 
 def never_called(report: Report) -> dict[str, list[str]]:

@@ -13,6 +13,7 @@ from .kit import Model
 # What a policy means on the CPU; `torch-cpu` is what `autocast` chooses there.
 POLICIES = ("habana", "bert", "torch-cpu")
 # Small and unlike each other: an encoder, rotary positions, a mixture, an encoder-decoder, batch statistics, a state space.
+HOLDS_BUILTINS = ("fnet",)  # in a partial, made before convert(): torch.fft.fftn, which has no bfloat16
 QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
 
 
@@ -21,6 +22,8 @@ def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: 
     found = []
     for at, name in enumerate(names):
         marks = [] if name in quick else [pytest.mark.slow]
+        if name in HOLDS_BUILTINS:
+            marks.append(pytest.mark.searches_references)
         if not MODELS[name].available:
             marks.append(pytest.mark.skip(reason=f"this transformers has no {MODELS[name].cls}"))
         in_turn = policies if name in quick else policies[at % max(len(policies), 1) :][:1]
