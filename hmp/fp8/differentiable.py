@@ -13,7 +13,7 @@ from ..torch_private import in_plain_autograd
 from .kernels import matmul_as_given, multiply
 from .quantising import Layout, Quantised, quantise, transposed
 from .recipes import E4M3, Recipe
-from .statistics import Observer, statistics_of
+from .statistics import Observer, Role, statistics_of
 
 # torch's own, taken before anything is patched
 _compiling = torch.compiler.is_dynamo_compiling
@@ -54,10 +54,15 @@ def _layout(settings: Settings, axis: int) -> Layout:
 
 def _operands(left: Tensor, right: Tensor, settings: Settings) -> tuple[Quantised, Quantised]:
     """Both operands of the forward product, each as it is given."""
-    in_fp8 = settings.quantiser(left, _layout(settings, -1)), settings.quantiser(right, _layout(settings, _inner_of_right(settings)))
+    inner = _inner_of_right(settings)
+    return _observed("input", left, _layout(settings, -1), settings), _observed("weight", right, _layout(settings, inner), settings)
+
+
+def _observed(role: Role, tensor: Tensor, layout: Layout, settings: Settings) -> Quantised:
+    """`tensor` in FP8, of which the observer is told."""
+    in_fp8 = quantise(tensor, layout) if role == "grad" else settings.quantiser(tensor, layout)
     if settings.observer is not None:
-        settings.observer(statistics_of("input", left, in_fp8[0]))
-        settings.observer(statistics_of("weight", right, in_fp8[1]))
+        settings.observer(statistics_of(role, tensor, in_fp8))
     return in_fp8
 
 
@@ -79,7 +84,7 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, left: Tensor, right: Tensor, settings: Settings) -> Tensor:
-        recipe, quantiser = settings.recipe, settings.quantiser
+        recipe = settings.recipe
         ctx.settings, ctx.dtypes = settings, (left.dtype, right.dtype)
         for_left: Quantised | None = None
         for_right: Quantised | None = None
@@ -87,9 +92,9 @@ class _Product(torch.autograd.Function):
         if ctx.needs_input_grad[0]:
             outer = -3 - _inner_of_right(settings)
             layout = Layout(E4M3, recipe.scaling_of_right, recipe.power_of_two, outer)
-            for_left = in_fp8[1] if recipe.scaling == "tensor" else quantiser(right, layout)
+            for_left = in_fp8[1] if recipe.scaling == "tensor" else _observed("weight", right, layout, settings)
         if ctx.needs_input_grad[1] and not recipe.right_gradient_low:
-            for_right = in_fp8[0] if recipe.scaling == "tensor" else quantiser(left, _layout(settings, -2))
+            for_right = in_fp8[0] if recipe.scaling == "tensor" else _observed("input", left, _layout(settings, -2), settings)
         low_left = cast(left, settings.low) if ctx.needs_input_grad[1] and recipe.right_gradient_low else None
         ctx.save_for_backward(*_parts(for_left), *_parts(for_right), low_left)
         return _multiplied(*in_fp8, settings)
@@ -116,18 +121,15 @@ class _Product(torch.autograd.Function):
             else:
                 # one scale for the whole tensor serves both products
                 shared = along_outer if recipe.scaling == "tensor" else None
-                along_rows = _gradient(gradient, settings, -2, seen=along_outer is not None) if shared is None else shared
+                along_rows = _gradient(gradient, settings, -2) if shared is None else shared
                 of_right = _gradient_of_right(along_rows, _copy(left_data, left_scale, recipe.scaling, -2), settings)
             of_right = cast(of_right, ctx.dtypes[1])
         return of_left, of_right, None
 
 
-def _gradient(gradient: Tensor, settings: Settings, axis: int, *, seen: bool = False) -> Quantised:
+def _gradient(gradient: Tensor, settings: Settings, axis: int) -> Quantised:
     recipe = settings.recipe
-    in_fp8 = quantise(gradient, Layout(recipe.gradient, recipe.scaling, recipe.power_of_two, axis))
-    if settings.observer is not None and not seen:
-        settings.observer(statistics_of("grad", gradient, in_fp8))
-    return in_fp8
+    return _observed("grad", gradient, Layout(recipe.gradient, recipe.scaling, recipe.power_of_two, axis), settings)
 
 
 def _parts(copy: Quantised | None) -> tuple[Tensor | None, Tensor | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 
@@ -16,14 +16,19 @@ _amin, _nan_to_num, _narrow, _ne, _stack = torch.amin, torch.nan_to_num, torch.n
 _float, _to = Tensor.float, Tensor.to
 
 
+Role = Literal["input", "weight", "grad"]
+
+
 class Statistics(NamedTuple):
-    """Of one quantised tensor; tensors, so that the device is not waited for. `role` is "input", "weight" or "grad".
+    """Of one quantised tensor; tensors, so that the device is not waited for. `role` is that of the tensor in the product.
+
+    A tensor that is quantised twice, along the rows and along the columns for a product of backward, has two of these.
 
     `amax` is the largest finite magnitude and `scale` what Quantised.scale is. `saturated` is the share of elements at the format's largest
     number, the nearest they can be to more, and `flushed` the share that are 0 in the format and were not before.
     """
 
-    role: str
+    role: Role
     amax: Tensor
     scale: Tensor
     saturated: Tensor
@@ -38,7 +43,7 @@ class Statistics(NamedTuple):
 Observer = Callable[[Statistics], None]
 
 
-def statistics_of(role: str, tensor: Tensor, quantised: Quantised) -> Statistics:
+def statistics_of(role: Role, tensor: Tensor, quantised: Quantised) -> Statistics:
     """What quantising `tensor` did to it."""
     with torch.no_grad():
         # without the zeros that blocks are filled up with

@@ -20,7 +20,7 @@ class Fp8Row:
 
     Of `tensors` tensors: `amax` is the largest finite magnitude, `least_scale` and `greatest_scale` the range of the scales (a value is a
     number in the format times its scale), `saturated` and `flushed` the mean shares of elements at the format's largest number, and of
-    those that became 0 and were not.
+    those that became 0 and were not. One that a recipe quantises twice, for backward along the other axis, counts as two.
     """
 
     op: str

@@ -77,9 +77,20 @@ def test_gradients_are_told_from_backward_with_the_module_of_their_forward() -> 
 
 def test_scales_of_rows_have_a_range_and_flush_less() -> None:
     x = torch.randn(16, 32) * 2.0 ** torch.arange(-16, 16, 2).unsqueeze(1)
-    one, many = (recorded(x, LINEAR.replace(fp8_recipe=recipe))[1].fp8[0] for recipe in ("tensorwise", "rowwise"))
+    one, many = (recorded(x, LINEAR.replace(fp8_recipe=recipe))[1].fp8[0] for recipe in ("tensorwise", "rowwise_with_gw_hp"))
     assert many.least_scale < 1e-3 * many.greatest_scale and one.least_scale == one.greatest_scale
+    assert (one.tensors, many.tensors) == (1, 1)
     assert many.flushed < 0.01 < 0.1 < one.flushed
+
+
+def test_the_copy_along_the_other_axis_for_the_weights_gradient_is_told_too() -> None:
+    x = torch.randn(16, 32) * 2.0 ** torch.arange(-16, 16, 2).unsqueeze(1)
+    scales = 2.0 ** torch.floor(torch.log2(448 / x.abs().amax(0, keepdim=True)))
+    of_columns = float((((x * scales).to(torch.float8_e4m3fn).float() == 0) & (x != 0)).float().mean())
+    assert of_columns > 0.1
+    row = recorded(x, LINEAR.replace(fp8_recipe="rowwise"))[1].fp8[0]
+    assert (row.role, row.tensors) == ("input", 2)
+    assert row.flushed == pytest.approx(of_columns / 2, abs=0.01)  # scales of rows flush nothing
     blocks = recorded(x, LINEAR.replace(fp8_recipe="mxfp8"))[1].fp8[0]
     assert 0 < blocks.least_scale < blocks.greatest_scale
     assert torch.tensor([blocks.least_scale, blocks.greatest_scale]).log2().frac().eq(0).all()  # powers of two
