@@ -136,8 +136,15 @@ class Comparison:
             if len(groups) > 20:
                 lines.append(f"  and {len(groups) - 20} with less: the page and .by_{title}() have them all")
         lines.append("")
-        lines += self._first_changes() or ["no op rounds: there is nothing to put on the FP32 list"]
+        lines += self._first_changes() or [self._why_nothing()]
         return "\n".join([*lines, *self.notes])
+
+    def _why_nothing(self) -> str:
+        """Why no change to the lists is advised."""
+        most = next((group for group in self.by_op() if group.share > 0), None)
+        if most is None:
+            return "no op rounds: there is nothing to put on the FP32 list"
+        return f"nothing to put on the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
 
     def _first_changes(self) -> list[str]:
         """What to change first, a line for each list: an op on the FP8 list may not be on the FP32 list too."""

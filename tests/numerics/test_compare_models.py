@@ -11,6 +11,9 @@ import hmp
 from model_zoo.kit import Model, build, feed, forward, gradients, loss_of, seed_all
 from model_zoo.selection import each
 
+# Slices that overlap: backward adds their gradients up in bfloat16, and that is nearly all of what is lost.
+BEYOND_LISTS = {"longformer": "nothing to put on the FP32 list: no list changes what rounds most, getitem (99%)"}
+
 
 @pytest.mark.parametrize("model", each(quick=("bert", "mixtral", "resnet")))
 def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
@@ -32,4 +35,6 @@ def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
         assert (gradient is None) == (name not in found)
         assert gradient is None or torch.equal(gradient, found[name]), name
     assert all(r.isolated is not None for r in comparison.rows if r.aten != "mkldnn_rnn_layer_backward")
-    assert comparison.advice and comparison.gradient > 0
+    assert bool(comparison.advice) == (model.name not in BEYOND_LISTS) and comparison.gradient > 0
+    if model.name in BEYOND_LISTS:
+        assert str(comparison).endswith(BEYOND_LISTS[model.name])
