@@ -18,7 +18,7 @@ from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import in_plain_autograd
 from . import shared_cast
-from .shared_cast import shared
+from .shared_cast import count_hit, shared
 from .write_marks import cache_entry, is_marked, mark, view_key
 
 # torch's own, taken before anything is patched
@@ -33,7 +33,6 @@ _SEEN_ENOUGH = 32
 _MOST_ORIGINS = 4096
 _LOOK_AGAIN = 31  # a prime: queries, keys and values come in turns of three, and a mark must be set for the first of them
 
-hits = 0
 misses = 0
 
 
@@ -64,7 +63,6 @@ _last: tuple[Tensor | None, weakref.ref[_Entry] | None] = (None, None)
 
 def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`: an earlier copy where it still has the right values, else a new cast."""
-    global hits
     grad = _grad_enabled()
     least = shared_cast.least if grad and tensor.requires_grad else shared_cast.WORTH_KEEPING
     if tensor.layout is not torch.strided or tensor.nbytes < least:
@@ -85,7 +83,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     ):
         low = entry.low()
         if low is not None and _version(low) == entry.low_version and not (grad and low.is_inference()):
-            hits += 1
+            count_hit()
             _unshared[entry.origin] = 0
             if grad and tensor.requires_grad:
                 return shared(tensor, _detach(low))

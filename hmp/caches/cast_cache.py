@@ -12,7 +12,7 @@ from . import activation_cache, shared_cast, weight_cache, write_marks
 from .activation_cache import low_activation
 from .weight_cache import low_weight
 
-for _reader in (cast, low_weight, low_activation):
+for _reader in (cast, low_weight, low_activation, shared_cast.count_hit):
     write_marks.reads_only(_reader.__code__)
 
 Parameter = torch.nn.Parameter
@@ -58,19 +58,16 @@ def clear_cache() -> None:
 def revert() -> None:
     """Empties the caches and sets the counts of cache_info() to 0; the limit stays."""
     clear_cache()
-    weight_cache.hits = weight_cache.misses = activation_cache.hits = activation_cache.misses = 0
+    shared_cast.forget_hits()
+    weight_cache.misses = activation_cache.misses = 0
     weight_cache.refused.clear()
-
-
-def hits() -> int:
-    """How many casts a cached copy saved since hmp patched torch."""
-    return weight_cache.hits + activation_cache.hits
 
 
 def cache_info() -> CacheInfo:
     """The state of the cast caches, with the counts since hmp patched torch (revert() sets them to 0)."""
     misses = weight_cache.misses + activation_cache.misses
-    return CacheInfo(weight_cache.entries(), weight_cache.bytes_kept(), weight_cache.limit(), hits(), misses, dict(weight_cache.refused))
+    copies = weight_cache.entries(), weight_cache.bytes_kept(), weight_cache.limit()
+    return CacheInfo(*copies, shared_cast.hits(), misses, dict(weight_cache.refused))
 
 
 def set_cache_limit(limit: int | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from threading import get_ident
+
 from ..casting import Tensor
 from ..torch_private import unsafe_view as _unsafe_view
 
@@ -12,6 +14,30 @@ WORTH_KEEPING = 32768
 # The same where one is needed, which hmp.set_sharing() changes: there a use costs a node of the graph. Measured in training steps: at
 # 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the default is small.
 least = WORTH_KEEPING
+
+# Casts that a copy saved, by thread: no count is lost between threads, and a recording asks what the call that it sees was saved.
+_hits: dict[int, int] = {}
+
+
+def count_hit() -> None:
+    """Counts a cast that a copy saved, for the calling thread."""
+    thread = get_ident()
+    _hits[thread] = _hits.get(thread, 0) + 1
+
+
+def hits_here() -> int:
+    """How many casts a copy saved in the calling thread since hmp patched torch."""
+    return _hits.get(get_ident(), 0)
+
+
+def hits() -> int:
+    """How many casts a copy saved, in all threads, since hmp patched torch."""
+    return sum(list(_hits.values()))  # the list is made at once, while other threads count on
+
+
+def forget_hits() -> None:
+    """Sets the counts to 0."""
+    _hits.clear()
 
 
 def shared(source: Tensor, copy: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from ..torch_private import graph_task as _graph_task
 from ..torch_private import in_plain_autograd
 from ..torch_private import trace_here as _tracing
 from . import shared_cast
-from .shared_cast import shared
+from .shared_cast import count_hit, shared
 from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
 
 # torch's own, taken before anything is patched
@@ -37,7 +37,6 @@ _detach = Tensor.detach
 
 _MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a copy of it
 
-hits = 0
 misses = 0
 refused: Counter[str] = Counter()
 _limit: int | None = None
@@ -82,7 +81,6 @@ _nbytes: dict[int, int] = {}
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     """`weight` in `dtype`: the copy that is kept where it still has the right values, else a new cast."""
-    global hits
     grad = _grad_enabled()
     trains = grad and weight.requires_grad
     # A trace must contain the cast, not its result. It also compares lines of source, so all that arrive here are made in this line;
@@ -109,7 +107,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         and weight.storage_offset() == entry.offset
         and (entry.same_view(weight) or _has_same_view(weight, entry))
     ):
-        hits += 1
+        count_hit()
         entry.reused = True
         if trains:
             return shared(weight, low)

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from .. import fork_safe
-from ..caches import hits as casts_saved
+from ..caches import hits_here as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
 from ..diagnostics import fallbacks

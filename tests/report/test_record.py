@@ -232,6 +232,37 @@ def test_other_threads_are_recorded() -> None:
     assert row_of(report, "matmul").calls == 50
 
 
+def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> None:
+    calls, small, weight = 3000, torch.randn(4, 4), nn.Parameter(torch.randn(128, 128))
+    started = threading.Barrier(2)
+
+    def use_a_copy() -> None:
+        started.wait()
+        with torch.no_grad():
+            for _ in range(calls):
+                F.linear(low, weight)
+
+    low = torch.randn(1, 128, dtype=BF16)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # the threads take turns within a cast
+    try:
+        with hmp.convert(policy=LISTS), hmp.record() as report:
+            with torch.no_grad():
+                F.linear(low, weight)
+            other = threading.Thread(target=use_a_copy)
+            other.start()
+            started.wait()
+            for _ in range(calls):
+                torch.matmul(small, small)
+            other.join()
+            hits = hmp.cache_info().hits
+    finally:
+        sys.setswitchinterval(before)
+    assert (row_of(report, "matmul").casts, row_of(report, "matmul").casts_saved) == (2 * calls, 0)
+    assert (row_of(report, "linear").casts, row_of(report, "linear").casts_saved) == (1, calls)
+    assert hits == calls
+
+
 def test_calls_where_casts_are_off_are_counted_and_not_mixed_in() -> None:
     x = torch.randn(3, 3)
     with hmp.convert(policy=LISTS), hmp.record() as report:
