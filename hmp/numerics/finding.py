@@ -58,7 +58,8 @@ class Finding:
 
     `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
     backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
-    the op, `remedy` what to try; for data `source` says what it came in with.
+    the op, `remedy` what to try; for data `source` says what it came in with. `overwritten` inputs were written in place by the op: what
+    they held is gone, so they are not among `inputs`.
     """
 
     kind: Kind
@@ -75,6 +76,7 @@ class Finding:
     rule: str
     remedy: str
     source: str = ""
+    overwritten: int = 0
 
     def __str__(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
@@ -84,15 +86,18 @@ class Finding:
             head = f"{spelled} made {self.made} out of finite inputs{in_backward}: {where}"
         else:
             head = f"{self.made} came in with {self.source}, no op made it; first used by {spelled}: {where}"
-        lines = [head, f"  inputs: {'; '.join(map(str, self.inputs)) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
+        given = [*map(str, self.inputs), *(["what it wrote in place, whose values before are gone"] if self.overwritten else [])]
+        lines = [head, f"  inputs: {'; '.join(given) or 'none'}", f"  output: {'; '.join(map(str, self.outputs))}"]
         return "\n".join([*lines, f"  rule: {self.rule}", f"  try: {self.remedy}"])
 
 
 def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[torch.Tensor], kind: Kind = "op", source: str = "") -> Finding:
-    """The finding for a call that has just been made."""
+    """The finding for a call that has just been made; `inputs` that are `outputs` too were overwritten."""
     owner, place = call.owner, call.owner.place
     op = owner.op
-    made, out = [values(t) for t in inputs], [values(t) for t in outputs]
+    written = {id(t) for t in outputs}
+    given = [values(t) for t in inputs if id(t) not in written]
+    out = [values(t) for t in outputs]
     names = [name for name, count in (("NaN", sum(v.nan for v in out)), ("Inf", sum(v.inf for v in out))) if count]
     explained = _explained(op, owner)
     return Finding(
@@ -105,11 +110,12 @@ def find(call: Call, known: Facts, inputs: list[torch.Tensor], outputs: list[tor
         file=place.file,
         line=place.line,
         made=" and ".join(names),
-        inputs=tuple(made),
+        inputs=tuple(given),
         outputs=tuple(out),
         rule=_OF_USER if call.by_user and owner.policy is None else _rule(explained, owner),
         remedy=_remedy(call, explained, _is_low(owner, (*inputs, *outputs))) if kind == "op" else _DATA[kind],
         source=source,
+        overwritten=len(inputs) - len(given),
     )
 
 

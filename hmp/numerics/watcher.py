@@ -142,7 +142,7 @@ class Watcher(TorchDispatchMode):
             self._handed_on(call, known, inputs, bad, odd, has_nan and not nan_came, nan_came)
 
     def _made(self, call: Call, known: Facts, inputs: list[Tensor], odd: list[Tensor], has_nan: bool) -> None:
-        finding = find(call, known, [t for t in inputs if id(t) not in {id(o) for o in odd}], odd)
+        finding = find(call, known, inputs, odd)
         if not has_nan and self._may_be_meant(call, known, inputs):
             self._mark_all(odd, Origin("pending", finding))
             return

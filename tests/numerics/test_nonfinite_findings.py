@@ -279,6 +279,14 @@ def test_the_message_without_a_policy_and_in_float32():
     ]
 
 
+def test_the_message_of_an_in_place_op_says_that_its_input_is_gone():
+    alone = found(lambda: torch.tensor([1.0, -1.0]).log_())
+    assert str(alone).splitlines()[1] == "  inputs: what it wrote in place, whose values before are gone"
+    divided = found(lambda: torch.ones(2).div_(torch.zeros(2)))
+    assert str(divided).splitlines()[1] == "  inputs: float32[2] in [0, 0]; what it wrote in place, whose values before are gone"
+    assert (alone.overwritten, divided.overwritten, len(alone.inputs), len(divided.inputs)) == (1, 1, 0, 1)
+
+
 def test_the_message_for_data():
     finding = found(lambda: Root()(torch.tensor([[1.0, float("nan")]])))
     lines = str(finding).splitlines()
