@@ -1,4 +1,4 @@
-"""``hmp compare recipe.py``: how far each op is from float32, and what to put on the FP32 list first."""
+"""``hmp compare recipe.py``: how far each op is from float32, and what to move to the FP32 list first."""
 
 from __future__ import annotations
 

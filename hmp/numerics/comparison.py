@@ -62,7 +62,7 @@ class Comparison:
     errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
     independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
-    share first, those with half a percent or more: what to put on the FP32 list first, or to take off the FP8 list. `model` is the
+    share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model` is the
     model's class, `date` when it was compared, `hmp` and `torch` are versions.
     """
 
@@ -119,7 +119,7 @@ class Comparison:
 
         heads = ("op", "calls", "isolated", "accumulated", "share")
         rows = [(g.name, g.calls, _most(g.isolated, 1), _most(g.accumulated, 1), f"{g.share:.1%}") for g in self.by_op()[:20]]
-        first = "; ".join(self._first_changes()) or "to put on the FP32 list first: nothing"
+        first = "; ".join(self._first_changes()) or "to move to the FP32 list first: nothing"
         heading = f"policy {self.policy!r} against float32, {self.loss_source}"
         return html.box(heading, html.table(heads, rows, numbers=4), first)
 
@@ -143,14 +143,14 @@ class Comparison:
         """Why no change to the lists is advised."""
         most = next((group for group in self.by_op() if group.share > 0), None)
         if most is None:
-            return "no op rounds: there is nothing to put on the FP32 list"
-        return f"nothing to put on the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
+            return "no op rounds: there is nothing to move to the FP32 list"
+        return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
 
     def _first_changes(self) -> list[str]:
         """What to change first, a line for each list: an op on the FP8 list may not be on the FP32 list too."""
         in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
         found = []
-        for change, is_of in (("take off the FP8 list", True), ("put on the FP32 list", False)):
+        for change, is_of in (("take off the FP8 list", True), ("move to the FP32 list", False)):
             ops = ", ".join(f"{op} ({share:.0%})" for op, share in self.advice[:5] if (op in in_fp8) is is_of)
             if ops:
                 found.append(f"to {change} first: {ops}")

@@ -5,7 +5,7 @@
     policy       its name, or `Policy.to_dict()`
     output, loss, gradient    accumulated relative errors of the whole: of the model's output, the loss, the gradients as one vector
     loss_value, loss_source   the loss, and what it was
-    advice       [{"op": ..., "share": ...}]: what to put on the FP32 list first, or to take off the FP8 list
+    advice       [{"op": ..., "share": ...}]: what to move to the FP32 list first, or to take off the FP8 list
     notes        sentences that a reader must know
     model, device, date, hmp, torch    the model's class, where and when it was compared, and the versions
     rows         one for each op, or each ATen op of one, in one module and direction:

@@ -80,7 +80,7 @@ def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert main(["compare", str(recipe), "--policy", "habana", "--json", str(files[0]), "--html", str(files[1])]) == 0
     shown = capsys.readouterr().out
     assert shown.startswith("policy 'habana' against float32, forward and backward of the given loss")
-    assert "to put on the FP32 list first: linear (" in shown
+    assert "to move to the FP32 list first: linear (" in shown
     values = json.loads(files[0].read_text())
     assert sorted(row["order"] for row in values["rows"]) == list(range(len(values["rows"])))
     assert {row["op"] for row in values["rows"]} >= {"linear", "softmax", "pow", "mean"}

@@ -12,7 +12,7 @@ from model_zoo.kit import Model, build, feed, forward, gradients, loss_of, seed_
 from model_zoo.selection import each
 
 # Slices that overlap: backward adds their gradients up in bfloat16, and that is nearly all of what is lost.
-BEYOND_LISTS = {"longformer": "nothing to put on the FP32 list: no list changes what rounds most, getitem (99%)"}
+BEYOND_LISTS = {"longformer": "nothing to move to the FP32 list: no list changes what rounds most, getitem (99%)"}
 
 
 @pytest.mark.parametrize("model", each(quick=("bert", "mixtral", "resnet")))
