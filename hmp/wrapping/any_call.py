@@ -12,6 +12,7 @@ from ..ops import op_facts
 from . import jit_trace, out_argument, refusals, saturation
 from .copied_views import Original, refuse_writes
 from .kernel_fallback import GIVEN_UP
+from .lost_writes import Copies
 from .op_rule import Op, OpRule, flag, survey
 from .ruled_op import RuledOp
 
@@ -35,7 +36,7 @@ class AnyCall(RuledOp):
         if at is not None and at < len(args):
             args, kwargs = args[:at], {**kwargs, "out": args[at]}
         try:
-            if kwargs.get("out") is not None and not self.rule.writes_out_itself:
+            if kwargs.get("out") is not None and not self.rule.users:
                 return out_argument.call_with_out(self, self.call, args, kwargs)
             if self._inplace_at is not None and flag(args, kwargs, self._inplace_at):
                 return self.in_place(*args, **kwargs)
@@ -81,6 +82,11 @@ class AnyCall(RuledOp):
             if result is not _REFUSED:
                 return result
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, rule.keep)
+        if rule.users:
+            copies = Copies((cast_args, cast_kwargs), (args, kwargs), rule.order)
+            result = op(*cast_args, **cast_kwargs)
+            copies.refuse_writes(rule.op)
+            return result
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:
             return result

@@ -20,7 +20,7 @@ _NUMBERS = frozenset({int, float, bool})
 def fixed_dtype_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `op` with its castable inputs in `rule.dtype` (R1, R2)."""
     ruled = AnyCall(op, rule, caster)
-    return ruled.wrapper() if rule.asks_for_kernels else _uniform(ruled)
+    return ruled.wrapper() if rule.asks_for_kernels or rule.users else _uniform(ruled)
 
 
 def _uniform(ruled: AnyCall) -> Op:

@@ -18,7 +18,7 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
 
     def in_place(*args: Any, **kwargs: Any) -> Any:
         first: Any = args[0] if args else kwargs.get("input", kwargs.get("self"))
-        if rule.writes_out_itself:  # a user's function: the `self` of a method is no tensor
+        if rule.users:  # a user's function: the `self` of a method is no tensor
             first = next(each_castable((*args, *kwargs.values())), None)
         tensors = survey(args, kwargs, rule)
         if not castable(first) or tensors is None:

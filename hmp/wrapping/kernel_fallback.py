@@ -94,8 +94,8 @@ class Kernels:
         """The result of `run(torch.float32)` after the op raised `error` in `dtype`; GIVEN_UP where `error` is no refusal of a dtype, or
         float32 raises as well.
 
-        After a success, calls with the same devices, layouts and non-tensor arguments do not try the low dtype again. Random ops and ops
-        that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
+        After a success, calls with the same devices, layouts, dimensions and non-tensor arguments do not try the low dtype again. Random ops
+        and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
         """
         if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
             return GIVEN_UP
@@ -146,8 +146,9 @@ def _without(backward: bool) -> dict[str, set[tuple[str, torch.dtype]]]:
 
 
 def _signature(tensors: list[Tensor], dtype: torch.dtype, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """A hashable key of what the choice of a kernel depends on: device types, layouts, the low dtype and all non-tensor arguments."""
-    places = tuple((t.device.type, t.layout) for t in tensors)
+    """A hashable key of what the choice of a kernel depends on: device types, layouts, numbers of dimensions (`linalg.norm` of a matrix is
+    another kernel than that of a vector), the low dtype and all non-tensor arguments."""
+    places = tuple((t.device.type, t.layout, t.dim()) for t in tensors)
     return places, dtype, tuple(map(_hashable, args)), tuple((name, _hashable(kwargs[name])) for name in sorted(kwargs))
 
 

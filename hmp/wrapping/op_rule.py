@@ -44,7 +44,7 @@ class OpRule(NamedTuple):
     fill: bool = False  # a scalar beyond the low dtype becomes that dtype's extreme (R12)
     asks_torch_first: bool = False  # torch accepts some mixtures of dtypes, and is tried before a cast (R7)
     mixes_in_place: bool = True  # torch writes in place from another dtype (R5)
-    writes_out_itself: bool = False  # a user's function, to which `out` is one more argument
+    users: bool = False  # a user's function: `out` is one more argument to it, and it may write into any other (R10)
     for_backward: bool = False  # only backward refuses mixed inputs (R7)
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # (device type or "*", dtype) without a kernel (R11)
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
@@ -84,7 +84,7 @@ def user_rule(function: Op, op: str, cast: ListName, low: torch.dtype) -> OpRule
         order=order,
         inplace_at=order.index("inplace") if "inplace" in order else None,
         composite=True,
-        writes_out_itself=True,
+        users=True,
     )
 
 

@@ -11,7 +11,7 @@ from ..caches import cast_cache
 from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..ops import op_facts
-from . import autocast_inside, norms_and_lookups, refusals, saturation
+from . import autocast_inside, lost_writes, norms_and_lookups, refusals, saturation
 from .fixed_dtype import fixed_dtype_wrapper
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
@@ -62,6 +62,8 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
 
 def _caster(rule: OpRule) -> Caster:
     """The function that casts the tensors of the rule's op: cached (R18), saturating (R12) or plain."""
+    if rule.users:
+        return lost_writes.watched_cast
     if rule.op in op_facts.PRODUCTS:
         return cast_cache.cast_product_input
     if rule.op in op_facts.RECURRENT:

@@ -183,3 +183,50 @@ def test_a_registered_method_of_one_instance_is_not_that_of_all() -> None:
         assert other.method(ONE) == ("Single", torch.float32)
     hmp.revert()
     assert vars(one) == {}
+
+
+@hmp.bf16_function
+def _append(history, x):
+    history[-1:].copy_(x.sum())
+    return x * 2
+
+
+@hmp.promote_function
+def _append_promoted(history, x):
+    history.add_(x.sum())
+    return x
+
+
+MODES = {"grad": torch.enable_grad, "no grad": torch.no_grad, "inference": torch.inference_mode}
+
+
+@pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+def test_r10_a_write_into_an_argument_that_was_cast_is_an_error(mode) -> None:
+    lost = "wrote into `history`, which hmp had cast to %s for it: the write would be lost"
+    with mode(), hmp.casts("habana"):
+        with pytest.raises(hmp.HmpError, match=f"_append {lost % 'bfloat16'}"):
+            _append(torch.zeros(2), ONE)
+        with pytest.raises(hmp.HmpError, match=f"_append_promoted {lost % 'float32'}"):
+            _append_promoted(x=ONE, history=torch.zeros(2, dtype=LOW))
+        # what was not cast is written, as ever
+        history, promoted = torch.zeros(2, dtype=LOW), torch.zeros(2)
+        _append(history, ONE)
+        _append_promoted(promoted, ONE.to(LOW))
+        with hmp.disable_casts():
+            wide = torch.zeros(2)
+            _append(wide, ONE)
+        assert history.tolist() == wide.tolist() == [0, 1]
+        assert promoted.tolist() == [1, 1]
+
+
+def test_functions_that_write_nothing_run_under_transforms_of_torch() -> None:
+    @hmp.bf16_function
+    def doubled(x, pair):
+        return x * 2 + pair[0]
+
+    x = torch.randn(3, 2)
+    with hmp.casts("habana"):
+        expected = x.bfloat16() * 2 + x.bfloat16()
+        assert torch.equal(torch.func.vmap(lambda row: doubled(row, (row,)))(x), expected)
+        assert torch.equal(torch.func.grad(lambda row: doubled(row, [row]).sum())(x), torch.full_like(x, 3))
+        assert torch.equal(torch.jit.trace(lambda a: doubled(a, (a,)), (x,))(x), expected)

@@ -212,6 +212,14 @@ def test_r11_users_functions_are_never_run_again() -> None:
     assert runs == [torch.bfloat16]
 
 
+def test_r11_a_matrix_without_a_kernel_says_nothing_of_vectors() -> None:
+    vector, matrix = torch.randn(5), low().reshape(-1)[:4].reshape(2, 2)
+    with hmp.convert(policy="torch-cpu"):
+        for _ in range(2):
+            assert torch.linalg.norm(vector.bfloat16(), 2).dtype is torch.bfloat16
+            assert torch.linalg.norm(matrix, 2).dtype is torch.float32
+
+
 def test_r11_is_logged_once_an_op_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="hmp"), hmp.convert():
         for _ in range(3):

@@ -111,6 +111,22 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
 
 
 @EACH_BACKEND
+def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it(backend):
+    @hmp.bf16_function
+    def append(history, x):
+        history[-1:].copy_(x.sum())
+        return x * 2
+
+    hmp.convert(policy=policy(fp32=["tanh"]))
+    run = torch.compile(lambda history: append(history, X), backend=backend, fullgraph=True)
+    with pytest.raises(Exception, match="append wrote into `history`, which hmp had cast to bfloat16"):
+        run(torch.zeros(2))
+    history = low(torch.zeros(2))
+    assert torch.equal(run(history), low(X) * 2)
+    assert history.tolist() == [0, low(X).sum().item()]
+
+
+@EACH_BACKEND
 def test_compiled_functions_of_the_users_have_their_containers_cast(backend):
     @hmp.bf16_function
     def total(pair, named):
