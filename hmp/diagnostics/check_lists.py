@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from ..errors import OpListError
-from ..lists import CASTS, EVERY_OP, LISTS, ListEntry, ListName, Policy, conflicts, list_files, parse_list, read_list, scopes, spelling
+from ..dispatch import deciding
+from ..errors import HmpError, OpListError
+from ..lists import (
+    CASTS,
+    EVERY_OP,
+    LISTS,
+    Listed,
+    ListEntry,
+    ListName,
+    Policy,
+    conflicts,
+    list_files,
+    parse_list,
+    policy_folder,
+    read_list,
+    scopes,
+    spelling,
+)
 from ..ops import op_facts, sites
 from .explanation import explain
 
@@ -32,7 +48,7 @@ class Finding(NamedTuple):
     path: str
     line: int | None
     name: str
-    cast: ListName
+    cast: ListName | Literal[""]
     level: Level
     message: str
 
@@ -44,10 +60,12 @@ class Finding(NamedTuple):
 def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path, ListName]]:
     """(file, list) of each list file at `path`, a file or a policy's folder. Which list a file contains is `cast`, or told by its name.
 
-    OpListError where the name does not tell, or the folder contains no list file.
+    OpListError where the name does not tell, or the folder contains no list file, or `cast` is given for a folder.
     """
     file = Path(path)
     if file.is_dir():
+        if cast is not None:
+            raise OpListError("is a folder, whose files say by their names which lists they are; leave --list out", file)
         return [(path, each) for each, path in list_files(file).items()]
     if cast is None:
         said = {kind for mark, kind in _MARKS.items() if mark in file.name.lower()}
@@ -59,34 +77,60 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
     return [(file, cast)]
 
 
-def missing_of(path: str | Path) -> list[ListName]:
-    """The lists that have no file in a policy's folder, and are empty; none for what is no folder. Most policies have no FP8 list."""
-    return [cast for cast in CASTS if cast not in list_files(Path(path))] if Path(path).is_dir() else []
+def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) -> list[Finding]:
+    """A finding for every name in the files, in their order; a single one, an error, for a file that cannot be read.
+
+    `folders` are policies' folders whose list files are among the files: a finding more for what else is wrong in one, and for each of its
+    lists that is empty."""
+    files, folders = list(files), list(folders)
+    entries, found = _read(files)
+    usable, said = _judged(entries)
+    found += said
+    policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(list_files(folders[0])) else None
+    found += _meanings(usable, said, policy or _policy(usable))
+    order = {str(path): index for index, (path, _) in enumerate(files)}
+    found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
+    for folder in folders:
+        found += _of_folder(folder, found)
+    return found
 
 
-def check(files: Iterable[tuple[Path, ListName]]) -> list[Finding]:
-    """A finding for every name in the files, in their order; a single one, an error, for a file that cannot be read."""
-    found: list[Finding] = []
+def _read(files: Iterable[tuple[Path, ListName]]) -> tuple[list[ListEntry], list[Finding]]:
+    """The entries of the files, and a finding for each line that is none."""
     entries: list[ListEntry] = []
+    found: list[Finding] = []
     for path, cast in files:
         try:
             entries += read_list(path, cast)
         except OpListError as error:
-            if error.line is None:
-                found.append(Finding(str(path), None, "", cast, "error", _bare(error)))
-                continue
-            lines = path.read_bytes().decode("utf-8", errors="replace").removeprefix("\ufeff").splitlines()
-            for number, text in enumerate(lines, start=1):
-                try:
-                    entries += [entry._replace(path=str(path), line=number) for entry in parse_list(text, cast)]
-                except OpListError as bad:
-                    found.append(Finding(str(path), number, "", cast, "error", _bare(bad)))
-    found += _of_entries(entries)
-    order = {str(path): index for index, (path, _) in enumerate(files)} if isinstance(files, list) else {}
-    return sorted(found, key=lambda each: (order.get(each.path, 0), each.line or 0))
+            told = [Finding(str(path), error.line, "", cast, "error", _bare(error))]
+            if error.line is not None:
+                read, bad = _line_by_line(path, cast)
+                entries += read
+                told = bad or told  # what spoils the file alone is no line's fault: its encoding
+            found += told
+    return entries, found
 
 
-def _of_entries(entries: list[ListEntry]) -> list[Finding]:
+def _line_by_line(path: Path, cast: ListName) -> tuple[list[ListEntry], list[Finding]]:
+    """The entries of the lines that are well-formed, and an error for each other line."""
+    try:
+        lines = path.read_bytes().decode("utf-8").removeprefix("\ufeff").splitlines()
+    except UnicodeDecodeError:
+        return [], []
+    entries: list[ListEntry] = []
+    found: list[Finding] = []
+    for number, text in enumerate(lines, start=1):
+        try:
+            # behind a blank, a byte order mark within the file stays what it is there, no op's name
+            entries += [entry._replace(path=str(path), line=number) for entry in parse_list(f" {text}", cast)]
+        except OpListError as bad:
+            found.append(Finding(str(path), number, "", cast, "error", _bare(bad)))
+    return entries, found
+
+
+def _judged(entries: list[ListEntry]) -> tuple[list[ListEntry], list[Finding]]:
+    """The entries that a policy can have, and a finding for each that it cannot have, or that says nothing new."""
     taken: defaultdict[tuple[ListName | None, str | None], dict[str, ListEntry]] = defaultdict(dict)  # by list and scope: op → entry
     usable: list[ListEntry] = []
     found: list[Finding] = []
@@ -111,34 +155,75 @@ def _of_entries(entries: list[ListEntry]) -> list[Finding]:
         before = conflicts.same_op(ops, taken[entry.cast, entry.scope])
         if before is not None:
             say(entry, "note", f"the same op as {before.text!r} in line {before.line}")
+            continue
         for op in ops:
             taken[entry.cast, entry.scope].setdefault(op, entry)
         usable.append(entry)
+    return usable, found
+
+
+def _policy(usable: Iterable[ListEntry]) -> Policy:
     lists: dict[str, Any] = {cast: frozenset(e.name for e in usable if e.cast == cast and e.scope is None) for cast in LISTS}
-    policy = Policy("checked", **lists)
-    noted = {(each.path, each.line, each.name) for each in found}
+    return Policy("checked", **lists)
+
+
+def _policy_of(folder: Path) -> Policy | None:
+    """The folder's policy, with what its base.txt adds; None where convert() would refuse it."""
+    try:
+        return Policy.load(folder)
+    except HmpError:
+        return None
+
+
+def _meanings(usable: Iterable[ListEntry], said: Iterable[Finding], policy: Policy) -> Iterator[Finding]:
+    """What each entry of the policy does."""
+    decided = list(deciding.decide(policy.unscoped).values())
     for entry in usable:
-        if (entry.path, entry.line, entry.text) in noted:
-            continue
         if entry.scope is None:
-            level, message = _meaning(entry, policy)
+            level, message = _meaning(entry, policy, decided)
         else:
-            level, message = _meaning(entry, scopes.effective(policy, ((entry,),)))
+            inside = scopes.effective(policy, ((entry,),))
+            level, message = _meaning(entry, inside, list(deciding.decide(inside.unscoped).values()))
             message = f"inside modules whose path {entry.scope!r} matches: {message}"
-        say(entry, level, message)
-    return found
+        yield Finding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
 
 
-def _meaning(entry: ListEntry, policy: Policy) -> tuple[Level, str]:
+def _meaning(entry: ListEntry, policy: Policy, decided: Iterable[deciding.Decision]) -> tuple[Level, str]:
+    """What the entry does, and where: at the sites whose decision is this entry's."""
+    listed = Listed(policy)
     if entry.name == EVERY_OP:
-        return "ok", f"every op that is on no list ({sum(1 for _ in sites.starred())})"
-    if "." in entry.name and not sites.sites_of(spelling.resolve(entry)[0]):
+        if listed.star is not None and listed.star.cast != entry.cast:
+            return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"
+        return "ok", f"every op that is on no list ({sum(listed.source(op) is None for op in sites.starred())})"
+    ops = spelling.resolve(entry)
+    if "." in entry.name and not sites.sites_of(ops[0]):
         return "ok", "a function of yours; it is one op, and what it calls inside is not decided again"
     told = explain(entry.name, policy)
-    if spelling.resolve(entry)[0] in op_facts.DTYPE_OPS:
+    if ops[0] in op_facts.DTYPE_OPS:
         return "note", told.why
-    places = [site.partition(":")[0] for site in told.sites if not site.endswith("left to torch")]
-    return "ok", f"{told.why}; at {', '.join(places)}" if places else told.why
+    sources = [each for each in map(listed.source, ops) if each is not None]
+    if entry.cast not in {each.cast for each in sources}:
+        return "note", f"on the {sources[0].cast} list too, as {sources[0].text!r}, which wins (R4)"
+    own = {(entry.cast, entry.name)}
+    places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
+    if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
+        return "note", "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
+    return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+
+
+def _of_folder(folder: Path, before: Iterable[Finding]) -> Iterator[Finding]:
+    """What is wrong in a policy's folder beside the lines of its lists, and the lists that it leaves empty."""
+    base = ""
+    try:
+        base = policy_folder.read_base(folder)
+        Policy.load(folder)
+    except OpListError as error:
+        if not any(each.level == "error" for each in before):
+            yield Finding(str(error.path or folder), error.line, "", "", "error", _bare(error))
+    for cast in CASTS:  # most policies have no FP8 list
+        if cast not in list_files(folder):
+            of = f"it is that of {base!r}, which base.txt names" if base else f"the {cast} list is empty"
+            yield Finding(str(folder), None, "", cast, "note", f"no {cast}.txt: {of}")
 
 
 def _bare(error: OpListError) -> str:

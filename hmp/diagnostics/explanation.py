@@ -8,7 +8,7 @@ from ..context import state
 from ..dispatch import deciding
 from ..formatting import dtype_name, html
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
-from ..ops import op_facts, sites
+from ..ops import Site, op_facts, sites
 from ..wrapping import kernel_fallback
 
 _MEANING = {
@@ -17,7 +17,7 @@ _MEANING = {
     "fp32": "its castable inputs become float32 (R2)",
     "promote": "its castable inputs become the widest dtype among them (R3)",
     "first": "unlisted; torch refuses mixed inputs, so they become the first one's dtype (R7)",
-    "in_place": "it writes into its first input, and the other inputs become that one's dtype (R5)",
+    "in_place": "it writes into its first input; where torch takes no mixture, the other inputs become that one's dtype (R5)",
     "mask_in_place": "torch computes it in place; finite values of a mask stay finite in a low dtype (R5, R12)",
     "fill": "torch computes it; a finite scalar beyond the tensor's dtype becomes that dtype's extreme (R12)",
     "guard": "torch computes it; with a scalar beyond the low dtype it is computed in float32 and saturates (R12)",
@@ -26,6 +26,13 @@ _MEANING = {
     "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
     "autocast": "torch.autocast decides inside it, as it would by itself",
     "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
+}
+# Of a norm the input alone is cast; the rest of its arguments is state.
+_STATE = "; weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
+_OF_NORMS = {
+    "bf16": f"its input becomes the low dtype (R1){_STATE}",
+    "fp32": f"its input becomes float32 (R2){_STATE}",
+    "first": f"unlisted; it runs in its input's dtype (R7){_STATE}",
 }
 
 
@@ -91,7 +98,7 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
         source, scoped = None, []
     decided = {site: d for d in deciding.decide(chosen.unscoped).values() for site in d.sites}
     family = [site for relative in dict.fromkeys((op, *sites.relatives(op))) for site in sites.sites_of(relative)]
-    lines = tuple(f"{site}: {_MEANING[decided[site].rule.kind] if site in decided else 'left to torch'}" for site in family)
+    lines = tuple(f"{site}: {_at(site, decided.get(site))}" for site in family)
     return Rule(
         name=op,
         cast=source.cast if source else None,
@@ -106,18 +113,30 @@ def explain(name: str, policy: Policy | str | None = None) -> Rule:
     )
 
 
+def _at(site: Site, decision: deciding.Decision | None) -> str:
+    if decision is not None:
+        return meaning(site.op, decision.rule.kind)
+    return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
+
+
+def meaning(op: str, kind: str) -> str:
+    """What is done with the op under a rule of this kind."""
+    return _OF_NORMS.get(kind, _MEANING[kind]) if op in op_facts.NORMS else _MEANING[kind]
+
+
 def _why(op: str, source: ListEntry | None) -> str:
     if op in op_facts.DTYPE_OPS:
         return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
     if source is None:
         if op in op_facts.MIXED_RAISES or op in op_facts.NORMS:
-            return "unlisted: it runs in the precision of its first castable input (R7)" + _without_kernel(op)
+            precision = "its input" if op in op_facts.NORMS else "its first castable input"
+            return f"unlisted: it runs in the precision of {precision} (R7)" + _without_kernel(op)
         return "unlisted: it is left to torch" + _without_kernel(op)
     if source.cast == "promote" and op in op_facts.PROMOTED_BY_TORCH - op_facts.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
-    meaning = _MEANING["autocast" if source.is_autocasts else source.cast]
-    return meaning + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+    done = meaning(op, "autocast" if source.is_autocasts else source.cast)
+    return done + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
 
 
 def _without_kernel(op: str) -> str:

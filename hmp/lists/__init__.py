@@ -1,6 +1,6 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
-from . import conflicts, scopes, spelling
+from . import conflicts, policy_folder, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
 from .policy import DEFAULT, HABANA, Policy, as_policy
@@ -31,6 +31,7 @@ __all__ = [
     "parse_list",
     "plain_path",
     "policies",
+    "policy_folder",
     "read_list",
     "resolve",
     "scopes",

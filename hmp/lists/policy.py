@@ -6,7 +6,7 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
 from pathlib import Path
@@ -108,7 +108,7 @@ class Policy:
             return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
         under = cls.load(base)
         words = policy_folder.read_words(folder, under._words)
-        return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), **words)
+        return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
     @classmethod
     def from_files(
@@ -130,23 +130,33 @@ class Policy:
         for cast in LISTS:
             if str(files[cast]):
                 given += read_list(files[cast], cast)
-        defaults = [cast for cast in CASTS if not str(files[cast])]
-        return cls._laid_over(name if given else HABANA, given, _habanas(defaults), dtype)
+        replaced = [cast for cast in CASTS if str(files[cast])]
+        return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype)
 
     @classmethod
     def _laid_over(
-        cls, name: str, given: list[ListEntry], defaults: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str
+        cls,
+        name: str,
+        given: list[ListEntry],
+        under: Iterable[ListEntry],
+        replaced: Collection[ListName],
+        dtype: Any = torch.bfloat16,
+        **fp8: str,
     ) -> Policy:
-        """The policy of the entries `given`, and of those of `defaults` that speak of other ops."""
+        """The policy of the entries `given`, and of those of `under` that speak of other ops and are on none of the lists `replaced`."""
+        under = list(under)
+        # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
+        usual = {entry.name for entry in under if entry.cast == "promote"}
         taken: dict[str, ListEntry] = {}
         for entry in given:
-            # a promote file takes no op from a default list: BF16 and FP32 win over promote
-            if entry.cast != "promote" and entry.scope is None:
+            if entry.scope is None and not (entry.cast == "promote" and entry.name in usual):
                 for op in spelling.resolve(entry):
                     for relative in (op, *sites.relatives(op)):
                         taken.setdefault(relative, entry)
         entries = list(given)
-        for entry in defaults:
+        for entry in under:
+            if entry.cast in replaced:
+                continue
             winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
             if winner is None or entry.cast == "promote":
                 entries.append(entry)
@@ -177,9 +187,9 @@ class Policy:
         for entry in given:
             low.setdefault(entry.scope, {}).update(dict.fromkeys(spelling.resolve(entry), entry))
         given += [entry for entry in fp32 or () if conflicts.same_op(spelling.resolve(entry), low.get(entry.scope, {})) is None]
-        lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32, "promote": None}
-        defaults = [cast for cast, entries in lists.items() if entries is None]
-        return cls._laid_over("environment" if given else HABANA, given, _habanas(defaults))
+        lists: dict[ListName, tuple[ListEntry, ...] | None] = {"bf16": lower, "fp32": fp32}
+        replaced = [cast for cast, entries in lists.items() if entries is not None]
+        return cls._laid_over("environment" if given else HABANA, given, _habanas(), replaced)
 
     @classmethod
     def from_gaudi_config(cls, config: str | Path | Mapping[str, Any]) -> Policy:
@@ -329,9 +339,9 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
     return tuple(sorted(found.values(), key=lambda entry: (LISTS.index(entry.cast), str(entry.scope), entry.name)))
 
 
-def _habanas(casts: Iterable[ListName]) -> Iterator[ListEntry]:
-    """The entries of Habana's default lists of these kinds."""
-    return (entry for cast in casts for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
+def _habanas() -> Iterator[ListEntry]:
+    """The entries of Habana's default lists."""
+    return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
 
 
 def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:

@@ -94,8 +94,8 @@ class Kernels:
         """The result of `run(torch.float32)` after the op raised `error` in `dtype`; GIVEN_UP where `error` is no refusal of a dtype, or
         float32 raises as well.
 
-        After a success, calls with the same devices, layouts, dimensions and non-tensor arguments do not try the low dtype again. Random ops
-        and ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
+        After a success, calls with the same devices, layouts, dimensions and other arguments do not try the low dtype again. Random ops and
+        ops that write into their inputs are never run again, nor are calls after which the user's saved-tensor hooks have already run.
         """
         if not tensors or not self._retries or dtype not in LOW or not refusals.is_dtype_refusal(error):
             return GIVEN_UP

@@ -54,6 +54,84 @@ def test_check_tells_two_names_of_one_function(tmp_path: Path, capsys: pytest.Ca
     assert lines[3] == f"error  {fp32}:1: dsmm: is on the bf16 list too, as 'mm' ({bf16}:2); take it off one of them"
 
 
+def checked(folder: Path, capsys: pytest.CaptureFixture[str], **files: str) -> tuple[int, list[str]]:
+    """The exit status of hmp check for a folder of these files, and what it printed without the folder's path."""
+    for name, text in files.items():
+        (folder / f"{name}.txt").write_bytes(text.encode("latin-1") if "\xdf" in text else text.encode())
+    status = main(["check", str(folder)])
+    return status, [line.replace(str(folder), "DIR") for line in capsys.readouterr().out.splitlines()]
+
+
+REFUSED = {
+    "dtype": ({"dtype": "float8"}, "DIR/dtype.txt: holds 'float8'; write bfloat16 or float16 and nothing else"),
+    "empty dtype": ({"dtype": ""}, "DIR/dtype.txt: holds ''; write bfloat16 or float16 and nothing else"),
+    "base": ({"base": "brt"}, "DIR/base.txt: holds 'brt'; write apex-o1 or"),
+    "recipe": ({"recipe": "rows"}, "DIR/recipe.txt: holds 'rows'; write tensorwise or"),
+    "kernel": ({"kernel": "cuda"}, "DIR/kernel.txt: holds 'cuda'; write auto or emulate and nothing else"),
+    "encoding": ({"bf16": "linear # gr\xf6\xdfe\nmm\n"}, "DIR/bf16.txt:1: is not UTF-8 text; save the list as UTF-8"),
+    "byte order mark": ({"bf16": "linear\n\ufeffmm\n"}, "DIR/bf16.txt:2: '\\ufeffmm' is no op name"),
+}
+
+
+@pytest.mark.parametrize(("files", "error"), REFUSED.values(), ids=REFUSED.keys())
+def test_check_refuses_what_convert_refuses(files: dict[str, str], error: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = checked(tmp_path, capsys, **{"bf16": "linear\n", "fp32": "softmax\n", **files})
+    assert status == 1
+    assert next(line for line in lines if line.startswith("error")).startswith(f"error  {error}")
+    assert lines[-1].split(": ")[1].startswith("1 error,")
+    with pytest.raises(hmp.HmpError):
+        hmp.convert(policy=str(tmp_path))
+
+
+def test_check_knows_what_the_base_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = checked(tmp_path, capsys, base="autocast\n", promote="linear\nmm\n")
+    assert status == 0
+    assert lines[0].startswith("ok     DIR/promote.txt:1: linear: its castable inputs become the widest dtype among them (R3); at ")
+    assert lines[2] == "note   DIR: no bf16.txt: it is that of 'autocast', which base.txt names"
+    assert hmp.explain("linear", str(tmp_path)).cast == "promote" and hmp.explain("bmm", str(tmp_path)).cast == "bf16"
+
+
+def test_check_tells_names_that_do_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, lines = checked(tmp_path, capsys, bf16="mul\n*\nrelu, relu\n", fp32="exp_\nmultiply\n", promote="mul\n*\nspecial.softmax\n")
+    told = {(line.split(": ")[0].split()[1][4:], line.split(": ")[1]): line for line in lines[:-1]}
+    in_place = "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
+    assert status == 0
+    assert told["fp32.txt:1", "exp_"] == f"note   DIR/fp32.txt:1: exp_: {in_place}"
+    assert told["promote.txt:1", "mul"] == "note   DIR/promote.txt:1: mul: on the bf16 list too, as 'mul', which wins (R4)"
+    assert told["promote.txt:2", "*"] == "note   DIR/promote.txt:2: *: the bf16 list holds it too, and wins (R4)"
+    # a synonym that is listed itself follows its own line, and an in-place form neither
+    assert "torch.mul," in told["bf16.txt:1", "mul"] and "Tensor.mul_" not in told["bf16.txt:1", "mul"]
+    assert "torch.multiply," in told["fp32.txt:2", "multiply"] and "torch.mul" not in told["fp32.txt:2", "multiply"].replace(
+        "torch.multiply", ""
+    )
+    x = torch.ones(2)
+    with hmp.casts(hmp.Policy.load(tmp_path)):
+        assert torch.mul(x, x).dtype is torch.bfloat16 and torch.multiply(x, x).dtype is torch.float32
+    assert [line.split(": ")[0] for line in lines if ": relu: " in line] == ["ok     DIR/bf16.txt:3", "note   DIR/bf16.txt:3"]
+
+
+def test_check_counts_for_a_star_the_ops_that_no_list_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def counted(names: str) -> int:
+        _, lines = checked(tmp_path, capsys, bf16=f"*\n{names}")
+        return int(lines[0].rpartition("(")[2].rstrip(")"))
+
+    assert counted("") - counted("linear\n") == 1
+    assert counted("") > counted("mul\n") + 1  # multiply follows it
+
+
+def test_check_tells_the_empty_lists_in_json_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bf16.txt").write_text("linear\n")
+    assert main(["check", "--json", "-", str(tmp_path)]) == 0
+    found = json.loads(capsys.readouterr().out)["findings"]
+    assert [(each["cast"], each["level"]) for each in found] == [("bf16", "ok"), ("fp32", "note"), ("promote", "note")]
+
+
+def test_a_folder_is_not_said_to_be_one_list(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "bf16.txt").write_text("linear\n")
+    assert main(["check", "--list", "fp32", str(tmp_path)]) == 2
+    assert "is a folder, whose files say by their names which lists they are; leave --list out" in capsys.readouterr().err
+
+
 def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", "-", *lists]) == 1
     found = json.loads(capsys.readouterr().out)["findings"]
@@ -70,7 +148,7 @@ def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.
 
 
 def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    hmp.Policy.load("habana").save(tmp_path)
+    hmp.Policy.load("apex-o1").save(tmp_path)
     assert main(["check", "--problems", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[-1].endswith("0 errors, 0 notes")
     for preset in ("bert", "resnet50"):

@@ -31,6 +31,20 @@ def test_the_base_decides_what_the_lists_do_not_name(tmp_path: Path) -> None:
         assert (x @ x).dtype is F32 and torch.mm(x, x).dtype is BF16 and torch.softmax(x, -1).dtype is BF16
 
 
+def test_a_promote_list_takes_ops_from_the_base_and_from_the_default_lists(tmp_path: Path) -> None:
+    """R4: a list of the user's wins over a default list. A copy of Habana's promote list, which has ops of its BF16 list, changes none."""
+    habana = hmp.Policy.load("habana")
+    copied = [*sorted(habana.promote), "linear"]
+    over_base = hmp.Policy.load(folder(tmp_path, base="habana", promote="\n".join(copied)))
+    over_default = hmp.Policy.from_files(promote=tmp_path / "promote.txt")
+    assert "mul" in habana.promote & habana.bf16
+    x = torch.randn(4, 4)
+    for policy in (over_base, over_default):
+        assert policy == habana.replace(bf16=habana.bf16 - {"linear"}, promote=habana.promote | {"linear"})
+        with hmp.casts(policy):
+            assert torch.nn.functional.linear(x, x).dtype is F32 and torch.mm(x, x).dtype is BF16 and (x * x).dtype is BF16
+
+
 def test_the_base_says_the_low_dtype_unless_the_folder_does(tmp_path: Path) -> None:
     folder(tmp_path, base="apex-o1", fp32="gelu")
     assert hmp.Policy.load(tmp_path).dtype is torch.float16

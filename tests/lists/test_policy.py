@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import hmp
 
@@ -200,6 +201,30 @@ def test_explain_gives_the_reason(name: str, policy: str, cast: str | None, why:
     rule = hmp.explain(name, policy)
     assert rule.cast == cast
     assert why in str(rule)
+
+
+def test_explain_says_of_norms_that_their_state_is_not_cast() -> None:
+    state = "; weight, bias and statistics stay as they are where torch has a kernel for that (R9)"
+    assert hmp.explain("layer_norm", "habana").why == f"its input becomes the low dtype (R1){state}"
+    assert hmp.explain("layer_norm", "apex-o1").why == f"its input becomes float32 (R2){state}"
+    assert f"torch.layer_norm: unlisted; it runs in its input's dtype (R7){state}" in hmp.explain("layer_norm", "torch-cpu").sites
+    x, norm = torch.randn(2, 8), torch.nn.LayerNorm(8)
+    with hmp.casts("habana"):
+        assert torch.equal(norm(x), F.layer_norm(x.bfloat16(), (8,), norm.weight, norm.bias))  # a kernel that takes both
+
+
+def test_explain_says_of_torchs_python_code_that_what_it_calls_is_decided() -> None:
+    attention = hmp.explain("multi_head_attention_forward", "habana")
+    calls = "left to torch, whose Python code calls ops that follow the lists"
+    assert attention.sites == (f"torch.nn.functional.multi_head_attention_forward: {calls}",)
+    with hmp.casts("habana"):
+        net = torch.nn.MultiheadAttention(8, 2)
+        assert net(*[torch.randn(3, 1, 8)] * 3)[0].dtype is torch.bfloat16
+
+
+def test_explain_says_that_torch_itself_may_take_a_mixture_in_place() -> None:
+    (only,) = hmp.explain("addr_", "habana").sites
+    assert only.endswith("it writes into its first input; where torch takes no mixture, the other inputs become that one's dtype (R5)")
 
 
 def test_explain_offers_the_nearest_name() -> None:

@@ -21,8 +21,9 @@ CORE = """errors fork_safe torch_private formatting observing patching context c
 
 # Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
 EMPTIED = """
-caches.activation_cache: _last _unshared hits misses
-caches.weight_cache: _nbytes hits misses refused
+caches.activation_cache: _last _unshared misses
+caches.shared_cast: _hits
+caches.weight_cache: _nbytes misses refused
 context.state: regions_open
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
 dispatch.placement: _dispatchers
