@@ -20,7 +20,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp diff habana autocast\nhmp diff before.json after.json",
         help="show the ops that two policies, or two recordings, treat differently",
         description="Prints each op that is on another list in policy B than in policy A; of two files that Report.to_json() wrote, each "
-        "op that ran in other dtypes in B. Exit status 0 if there is none and the low dtype is the same, 1 if there is a difference.",
+        "op that ran in other dtypes in B. Exit status 0 if there is none, and low dtype and FP8 recipe are the same, else 1.",
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, or a report's JSON file")
     parser.add_argument("b", metavar="B", help="another one")
@@ -41,12 +41,16 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp diff: {error}", file=sys.stderr)
         return 2
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
-    if one.dtype is not other.dtype:
-        changes = {"(low dtype)": (dtype_name(one.dtype), dtype_name(other.dtype)), **changes}
+    words = {
+        "(low dtype)": (dtype_name(one.dtype), dtype_name(other.dtype)),
+        "(FP8 recipe)": (one.fp8_recipe, other.fp8_recipe),
+        "(FP8 kernel)": (one.fp8_kernel, other.fp8_kernel),
+    }
+    changes = {what: (here, there) for what, (here, there) in words.items() if here != there} | changes
     if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if not changes:
-        print(f"{_called(options.a, one)} and {_called(options.b, other)} are the same")
+        print(f"{_called(options.a, one)} and {_called(options.b, other)} decide every op alike")
         return 0
     print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count(len(changes), 'difference')}")
     width = max(map(len, changes))

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from ..ops import sites
 from .entries import EVERY_OP, LISTS, ListEntry, ListName
-from .policy import Policy
+
+if TYPE_CHECKING:
+    from .policy import Policy
 
 
 class Listed:
@@ -24,3 +28,8 @@ class Listed:
                     if name in self.by_cast[cast]:
                         return self.by_cast[cast][name]
         return None
+
+    def decides(self, op: str) -> tuple[ListName | None, bool]:
+        """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""
+        source = self.source(op) or (self.star if self.star is not None and op in sites.starred() else None)
+        return (None, False) if source is None else (source.cast, source.is_autocasts)

@@ -20,6 +20,7 @@ from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_entry, parse_list, read_list
+from .listed import Listed
 from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
 from .presets import policies
 
@@ -294,15 +295,26 @@ class Policy:
         return target
 
     def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
-        """The names that are on different lists in the two policies: name → (list in this one, list in `other`), None for unlisted."""
+        """The names on lists that decide an op differently in the two policies: name → (list in this one, list in `other`), None for
+        unlisted. A name that another name stands for there, as `mul` for `multiply`, is no difference."""
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
             return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
 
-        mine, theirs = table(self), table(other)
-        names = sorted(mine.keys() | theirs.keys())
-        return {name: (mine.get(name), theirs.get(name)) for name in names if mine.get(name) != theirs.get(name)}
+        mine, theirs, here, there = table(self), table(other), Listed(self), Listed(other)
+        found: dict[str, tuple[str | None, str | None]] = {}
+        for name in sorted(mine.keys() | theirs.keys()):
+            pair = mine.get(name), theirs.get(name)
+            ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
+            decided = [(here.decides(op), there.decides(op)) for op in ops]
+            differing = [(one, another) for one, another in decided if one != another]
+            if pair[0] == pair[1] or (decided and not differing):
+                continue
+            if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
+                pair = differing[0][0][0], differing[0][1][0]
+            found[name] = pair
+        return found
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)

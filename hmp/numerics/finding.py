@@ -13,8 +13,8 @@ import torch
 from ..diagnostics import Rule, explain
 from ..errors import OpListError
 from ..formatting import dtype_name
-from ..lists import AUTOCAST, EVERY_OP, Listed, Policy, as_policy, home, policies
-from ..ops import sites
+from ..lists import AUTOCAST, EVERY_OP, Listed, Policy, as_policy, can_be_listed, home, policies
+from ..ops import op_facts, sites
 from .aten import Facts
 from .attribution import Call, Direction, Owner
 from .distance import widened
@@ -163,13 +163,16 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
     owner, op = call.owner, call.owner.op
     if not is_low:
         return "it ran in float32 or wider, so no list changes this; keep its inputs away from the pole, with an eps or a clamp"
+    if op in op_facts.DTYPE_OPS:
+        return f"`{op}` asks for that dtype itself, and no list reaches it: leave the tensor in float32 here, or take bfloat16"
     if owner.policy is None and call.by_user:
         return "cast to float32 in this line, `grad.float()`: no list reaches a hook or the backward of an autograd.Function"
     if owner.policy is None:
         return f"run the line in float32, or run the model under a policy of hmp whose fp32.txt holds `{op}`"
     if _in_place(owner):
         name = sites.base_of(op)
-        return f"no list reaches an in-place form: write it out of place, with `{name}` on the FP32 list, or into a float32 tensor"
+        out_of_place = f"write it out of place, with `{name}` on the FP32 list, or " if can_be_listed(name) else "write "
+        return f"no list reaches an in-place form: {out_of_place}into a float32 tensor"
     if explained is None:
         return "run the line inside hmp.disable_casts(), in float32"
     wider = "bfloat16 in place of float16 has float32's range" if owner.policy.dtype is torch.float16 else ""
@@ -181,11 +184,16 @@ def _remedy(call: Call, explained: Rule | None, is_low: bool) -> str:
 
 def _moved(explained: Rule, policy: Policy, wider: str) -> str:
     """How an op comes onto the FP32 list: a line of Python to paste, or what to write in list files that are the user's own."""
-    listed = explained.listed_as if explained.cast in _NARROW and explained.listed_as != EVERY_OP else None
-    name = explained.name if listed is None or listed.endswith(AUTOCAST) else listed  # there is no einsum.autocast on an FP32 list
+    entry, at, scope = (explained.listed_as or "").partition(" @ ")
+    listed = explained.listed_as if explained.cast in _NARROW and entry != EVERY_OP else None
+    # there is no einsum.autocast on an FP32 list
+    name = f"{explained.name if listed is None or entry.endswith(AUTOCAST) else entry}{at}{scope}"
     if explained.path is not None and not Path(explained.path).is_relative_to(home()):
         off = f" and take it off {explained.path}:{explained.line}" if listed else ""
         return "; ".join(filter(None, (f"write `{name}` in fp32.txt{off}", wider)))
+    if scope:
+        off = f'scoped=[entry for entry in policy.scoped if entry.text != "{listed}"], ' if listed else ""
+        return f"policy = policy.replace({off}fp32=policy.fp32 | {_set([name])})" + (f"  # {wider}" if wider else "")
     names: dict[str, list[str]] = {cast: [] for cast in _NARROW}
     left = policy
     while (source := Listed(left).source(explained.name)) is not None and source.cast in _NARROW:

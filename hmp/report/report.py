@@ -86,13 +86,14 @@ class Report:
 
     @property
     def uncast_calls(self) -> int:
-        """How many calls ran where casts were off: inside `disable_casts()`, in the optimizer's step."""
+        """How many calls ran where no casts were in force: inside `disable_casts()`, in the optimizer's step, outside of a region or of a
+        model that hmp.apply() was called for."""
         return int(self._told("uncast_calls"))
 
     @property
     def about(self) -> dict[str, Any]:
-        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" that are added up; where hmp recorded it,
-        "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
+        """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up; where hmp
+        recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
         told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
         model = self._about.get("model") if self._recorder is None else self._recorder.models
         return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
@@ -121,7 +122,7 @@ class Report:
                 f"{count(sum(row.calls for row in past), 'call')} of {names} went past hmp: hmp.unreachable() says by which names."
             )
         if self._about["ranks"] > 1:
-            notes.append(f"Added up over {self._about['ranks']} ranks.")
+            notes.append(f"Added up over {self._about['ranks']} recordings, of ranks or of runs.")
         return notes
 
     def _told(self, name: str) -> Any:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .rows import Row
 
 _WIDTH = 200
+_UNCAST = "Where no casts are in force (disable_casts(), optimizer steps, outside of a region or of an applied model)"
 _SHOWN = 25  # unlisted ops, and names that were never called; the JSON has them all
 
 
@@ -45,7 +46,7 @@ def text(report: Report) -> str:
         told = ", ".join(names) if len(names) <= _SHOWN else f"{len(names)} names, which report.never_called holds"
         parts += ["", f"Listed and never called: {told}."]
     if report.uncast_calls:
-        parts += ["", f"Where casts are off (disable_casts(), optimizer steps): {report.uncast_calls} calls."]
+        parts += ["", f"{_UNCAST}: {report.uncast_calls} calls."]
     parts += [line for note in report.notes for line in ("", note)]
     console.print(Group(*parts))  # type: ignore[arg-type]
     return "\n".join(line.rstrip() for line in page.getvalue().splitlines())

@@ -77,8 +77,8 @@ def convert(  # noqa: PLR0913
 
     "" means the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
     convolutions in the low dtype and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a
-    folder, and excludes the paths; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or `verbose`)
-    logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
+    folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or
+    `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
     (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call replaces the policy.
     Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
@@ -119,6 +119,8 @@ def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tu
     if policy is not None:
         if any(map(str, files)):
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
+        if opt_level == "O2":
+            raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy)
     if opt_level == "O2":
         return as_policy("habana-o2")

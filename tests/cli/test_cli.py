@@ -66,7 +66,7 @@ def test_diff_shows_what_is_on_another_list_and_exits_with_one(tmp_path: Path, c
 
 def test_diff_of_one_policy_with_itself_exits_with_zero(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["diff", "torch-cpu", hmp.Policy.load("torch-cpu").name]) == 0
-    assert capsys.readouterr().out.endswith("are the same\n")
+    assert capsys.readouterr().out.endswith("decide every op alike\n")
 
 
 def test_diff_of_two_releases_shows_what_changed_between_them(capsys: pytest.CaptureFixture[str]) -> None:

@@ -251,3 +251,12 @@ def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: P
     assert json.loads(capsys.readouterr().out)["changes"] == ["linear: bfloat16 -> float32"]
     assert main(["diff", files[0], str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err
+
+
+def test_diff_tells_another_recipe_and_another_kernel(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = hmp.Policy(fp8={"linear"}), hmp.Policy(fp8={"linear"}, fp8_recipe="rowwise", fp8_kernel="emulate")
+    assert main(["diff", str(one.save(tmp_path / "one")), str(other.save(tmp_path / "other"))]) == 1
+    assert [line.split() for line in capsys.readouterr().out.splitlines()[1:]] == [
+        ["(FP8", "recipe)", "tensorwise", "->", "rowwise"],
+        ["(FP8", "kernel)", "auto", "->", "emulate"],
+    ]

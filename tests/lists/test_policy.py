@@ -174,6 +174,19 @@ def test_published_gaudi_configs_load() -> None:
         assert policy.fp32 == set(named["hmp_fp32_ops"])
 
 
+def test_names_for_the_same_op_are_no_difference() -> None:
+    def diff(one: set[str], other: set[str], **fp32: set[str]) -> dict[str, tuple[str | None, str | None]]:
+        return hmp.Policy(bf16=one).diff(hmp.Policy(bf16=other, **fp32))
+
+    assert diff({"mul"}, {"multiply"}) == {}
+    assert diff({"linear"}, {"F.linear"}) == {}
+    assert diff({"mul"}, {"mul", "multiply"}) == {}
+    assert diff({"mul"}, {"mul"}, fp32={"multiply"}) == {"multiply": ("bf16", "fp32")}
+    assert diff({"mul"}, set(), fp32={"multiply"}) == {"mul": ("bf16", "fp32"), "multiply": ("bf16", "fp32")}
+    assert diff({"*"}, {"exp"}) == {"*": ("bf16", None)}
+    assert diff({"gru"}, {"gru.autocast"}) == {"gru": ("bf16", None), "gru.autocast": (None, "bf16")}
+
+
 def test_explain_says_list_place_sites_and_synonyms() -> None:
     rule = hmp.explain("truediv", "habana")
     assert rule.cast == "fp32"

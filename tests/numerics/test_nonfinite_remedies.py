@@ -62,3 +62,45 @@ def test_a_product_in_fp8_leaves_the_fp8_list_too() -> None:
     assert (policy.fp8, policy.bf16, policy.fp32) == (frozenset(), {"mm"}, before.fp32 | {"linear"})
     with hmp.casts(policy), hmp.detect_nonfinite():
         assert torch.equal(torch.nn.functional.linear(x, x), torch.full((16, 16), 1_440_000.0))
+
+
+@pytest.mark.parametrize("entry", ["linear @ 0", "linear @ *", "* @ 0"])
+def test_an_entry_for_some_modules_leaves_the_list_with_its_scope(entry: str) -> None:
+    before = hmp.Policy(bf16={entry, "mm"}, dtype="float16")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    torch.nn.init.constant_(model[0].weight, 60_000.0)
+
+    def result(policy: hmp.Policy) -> torch.Tensor:
+        hmp.apply(model, policy)
+        try:
+            with hmp.detect_nonfinite():
+                return model(torch.full((1, 2), 100.0))
+        finally:
+            hmp.remove(model)
+
+    with pytest.raises(hmp.NonFiniteError) as caught:
+        result(before)
+    policy = pasted(caught.value.finding.remedy, policy=before)
+    assert policy.entries("fp32") == ["linear @ *" if entry.endswith("*") else "linear @ 0"]
+    assert policy.entries("bf16") == (["mm", entry] if entry.startswith("*") else ["mm"])
+    assert result(policy).tolist() == [[12_000_000.0] * 2]
+
+
+ASKED = {"half": lambda x: x.half(), "to": lambda x: x.to(torch.float16), "type": lambda x: x.type(torch.float16)}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("policy", ["habana", None])
+def test_no_list_is_advised_for_what_asks_for_a_dtype(name: str, policy: str | None) -> None:
+    x = torch.full((2,), 1e6)
+    with hmp.casts(policy) if policy else hmp.disable_casts(), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        ASKED[name](x)
+    told = f"`{name}` asks for that dtype itself, and no list reaches it: leave the tensor in float32 here, or take bfloat16"
+    assert caught.value.finding.remedy == told
+    assert torch.isfinite(x.bfloat16()).all()
+
+
+def test_no_list_is_advised_for_an_in_place_form_of_what_is_no_op() -> None:
+    with hmp.casts("habana"), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        torch.zeros(2, dtype=torch.float16).copy_(torch.full((2,), 1e6))
+    assert caught.value.finding.remedy == "no list reaches an in-place form: write into a float32 tensor"

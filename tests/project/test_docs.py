@@ -47,6 +47,20 @@ def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
     doc_blocks.run(block, tmp_path)
 
 
+def test_the_comparison_that_is_shown_is_of_the_ops_that_are_printed(tmp_path: Path) -> None:
+    """Not its numbers, which depend on the processor's bfloat16 kernels."""
+    page = (PAGES / "how-to" / "compare.md").read_text(encoding="utf-8")
+    printed = doc_blocks.run(doc_blocks.blocks(page)[0], tmp_path)
+    shown = doc_blocks.blocks(page, "text")[0]
+
+    def words(text: str) -> list[str]:
+        return re.sub(r"[\d.]+%?", "N", text).split()
+
+    head, _, advice = shown.partition("...\n")
+    assert words(head) == words(printed)[: len(words(head))]
+    assert words(advice) == words(printed.splitlines()[-1])
+
+
 def commands() -> list[str]:
     """The lines of the shell on the pages and in the README that call hmp, without their remarks."""
     texts = [file.read_text(encoding="utf-8") for file in [*FILES, doc_blocks.ROOT / "README.md"]]

@@ -52,14 +52,20 @@ def test_the_page_is_one_well_formed_file_that_asks_for_no_other(name: str) -> N
     assert "var(--" in html and not re.search(r"#0101\d\d", html)
 
 
+def test_a_place_names_the_modules_that_had_its_dtypes_alone() -> None:
+    report = page_kit.report()
+    modules = {row.inputs: model.modules_of(report, row) for row in model.cast_places(report) if row.op == "linear"}
+    assert modules == {"float32": "net.layer.0.query", "bfloat16, float32": "net.layer.1.query"}
+
+
 def test_the_page_says_what_was_in_force_and_where_the_time_went(html: str) -> None:
     text = said(html)
     assert f"policy mine {page_kit.POLICY.fingerprint}" in text
     assert "in casts 130 ms 19 % of the time in ops and casts" in text
     assert "in ops 551 ms 24 calls, 17 by a rule" in text
     assert "Most cast time: linear (54 %), tanh (23 %), cross_entropy (15 %)." in text
-    assert "The line with most of it: model.py:10, linear in net.layer.*.query (2 modules), 38 %." in text
-    assert "7 calls ran where casts are off" in text
+    assert "The line with most of it: model.py:10, linear in net.layer.*.query (2 modules), 54 %." in text  # of both dtypes
+    assert "7 calls ran where no casts are in force" in text
     assert "cdist: 2 of 2 calls, listed as cdist (mine/bf16.txt:3)" in text
     assert "bf16.txt: 1 max_pool1d" in text
     assert "relu fp32→fp32→fp32 2 100 ms 15 % BF16: habana, resnet50" in text

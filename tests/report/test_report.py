@@ -145,7 +145,7 @@ def test_reports_of_several_runs_are_added_up() -> None:
     assert len(both.rows) == len(ROWS)
     assert both.never_called == ["gelu"]
     assert both.uncast_calls == 14
-    assert "Added up over 2 ranks." in both.notes
+    assert "Added up over 2 recordings, of ranks or of runs." in both.notes
     assert len(both.policies) == 1
 
 

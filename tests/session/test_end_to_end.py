@@ -97,3 +97,11 @@ def test_the_users_list_replaces_the_default_of_its_kind_only(lists):
         assert torch.softmax(x, 0).dtype == LOW  # a default FP32 name that the user's list wins
         assert torch.mm(x, x).dtype == WIDE  # no longer listed
         assert torch.log(x.to(LOW)).dtype == WIDE  # still on the default FP32 list
+
+
+def test_convert_takes_o2_or_a_policy():
+    with pytest.raises(hmp.HmpError, match="policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other"):
+        hmp.convert(opt_level="O2", policy="habana")
+    assert not hmp.is_converted()
+    with hmp.convert(opt_level="O1", policy="habana"):
+        assert torch.relu(torch.ones(2)).dtype is torch.bfloat16

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...formatting import count, share
 from ...lists import Listed, Policy, policies
-from ..rows import PAST, UNLISTED, Row, grouped
+from ..rows import GROUPS, PAST, UNLISTED, Row, grouped
 
 if TYPE_CHECKING:
     from ..report import Report
@@ -198,7 +198,8 @@ def cast_places(report: Report, shown: int = 8) -> list[Row]:
 
 def modules_of(report: Report, row: Row) -> str:
     """The modules in which the calls of a row of `cast_places()` were made; "layer.*.dense (12 modules)" for repeated ones."""
-    return in_short(each.module for each in report.rows if (each.op, each.file, each.line) == (row.op, row.file, row.line))
+    known = [getattr(row, name) for name in GROUPS["line"]]
+    return in_short(each.module for each in report.rows if [getattr(each, name) for name in GROUPS["line"]] == known)
 
 
 def in_short(modules: Iterable[str]) -> str:
@@ -230,11 +231,14 @@ def headline(report: Report) -> str:
     if not whole:
         return ""
     named = [f"{bar.op} ({share(bar.cast_seconds, whole)})" for bar in ops[:3] if bar.cast_seconds >= 0.05 * whole]
-    most = report.grouped("line", "cast_seconds")[0]
-    file = most.file.replace("\\", "/").rpartition("/")[2]
+    lines: dict[tuple[str, str, int], list[Row]] = {}
+    for row in report.rows:
+        lines.setdefault((row.op, row.file, row.line), []).append(row)  # calls in several dtypes and modules
+    (op, path, line), rows = max(lines.items(), key=lambda found: sum(row.cast_seconds for row in found[1]))
+    file = path.replace("\\", "/").rpartition("/")[2]
     return (
-        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{most.line}, {most.op} in {modules_of(report, most)}, "
-        f"{share(most.cast_seconds, whole)}."
+        f"Most cast time: {', '.join(named)}. The line with most of it: {file}:{line}, {op} in "
+        f"{in_short(row.module for row in rows)}, {share(sum(row.cast_seconds for row in rows), whole)}."
     ).replace(" %", "\u00a0%")
 
 
