@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from ..errors import OpListError
 
@@ -74,8 +76,23 @@ def parse_entry(text: str, cast: ListName, path: str | None = None, line: int | 
     return ListEntry(name, cast, path, line, scope if at else None)
 
 
+def checked_names(cast: ListName, names: Any) -> Iterable[str]:
+    """`names`, the list `cast` as it was given. OpListError for what is no set of names."""
+    if isinstance(names, str):
+        raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
+    if not isinstance(names, Iterable):
+        raise OpListError(f"{cast}={names!r} is no set of op names; give one, such as {cast}={{'linear'}}, or leave {cast}= out")
+    found = tuple(names)
+    wrong = [name for name in found if not isinstance(name, str)]
+    if wrong:
+        raise OpListError(f"{cast}= holds {wrong[0]!r}, which is no op name; give names as list files spell them, such as 'linear'")
+    return found
+
+
 def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     """The entries in the file at `path`. An empty file is an empty list. OpListError for what is no UTF-8 text file, or no list."""
+    if not isinstance(path, (str, os.PathLike)):
+        raise OpListError(f'{path!r} is no path of a {cast} list; give that of a text file, or "" for the default list')
     file = Path(path)
     if file.is_dir():
         raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)

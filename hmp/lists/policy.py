@@ -19,7 +19,7 @@ from ..formatting import dtype_name, html
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
-from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_entry, parse_list, read_list
+from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
 from .listed import Listed
 from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
 from .presets import policies
@@ -65,9 +65,7 @@ class Policy:
         _refuse_other("fp8_kernel", self.fp8_kernel)
         scoped = list(self.scoped)
         for cast in LISTS:
-            names = getattr(self, cast)
-            if isinstance(names, str):
-                raise OpListError(f"{cast}={names!r} is a string; give a set of op names, or a file to Policy.from_files")
+            names = checked_names(cast, getattr(self, cast))
             scoped += [parse_entry(name, cast) for name in names if "@" in name]
             object.__setattr__(self, cast, frozenset(name for name in names if "@" not in name))
         object.__setattr__(self, "scoped", _in_order(scoped))
@@ -99,6 +97,9 @@ class Policy:
         "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate".
         OpListError where there is no such preset or folder.
         """
+        if not isinstance(policy, (str, os.PathLike)):
+            kind = type(policy).__name__
+            raise HmpError(f"Policy.load() takes a preset's name ({', '.join(policies())}) or a folder, not an object of type {kind}")
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not folder.is_dir():
             raise OpListError(presets.unknown(str(policy)))
@@ -114,24 +115,24 @@ class Policy:
     @classmethod
     def from_files(
         cls,
-        bf16: str | Path = "",
-        fp32: str | Path = "",
-        promote: str | Path = "",
+        bf16: str | Path | None = "",
+        fp32: str | Path | None = "",
+        promote: str | Path | None = "",
         *,
-        fp8: str | Path = "",
+        fp8: str | Path | None = "",
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; for "" Habana's default list is taken, which is empty for FP8.
+        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8.
 
         The names in the files, and their synonyms, win over the default lists (R4); the log says where.
         """
         files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote}
         given: list[ListEntry] = []
         for cast in LISTS:
-            if str(files[cast]):
-                given += read_list(files[cast], cast)
-        replaced = [cast for cast in CASTS if str(files[cast])]
+            if file := files[cast]:
+                given += read_list(file, cast)
+        replaced = [cast for cast in CASTS if files[cast]]
         return cls._laid_over(name if given else HABANA, given, _habanas(), replaced, dtype)
 
     @classmethod
@@ -233,6 +234,8 @@ class Policy:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Policy:
         """The policy that `to_dict()` described."""
+        if not isinstance(values, Mapping):
+            raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
         fields = (*LISTS, "fp8_recipe", "fp8_kernel")
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
@@ -285,7 +288,10 @@ class Policy:
         """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt where something runs in FP8, and dtype.txt, recipe.txt and
         kernel.txt where these are not what they would be without. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
-        target.mkdir(parents=True, exist_ok=True)
+        try:
+            target.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            raise HmpError(f"{target}: a file stands there; name a folder for the lists, which is made where there is none") from None
         (target / "fp8.txt").unlink(missing_ok=True)  # what another policy may have left there
         for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
@@ -294,15 +300,17 @@ class Policy:
         policy_folder.write_words(target, self._words)
         return target
 
-    def diff(self, other: Policy) -> dict[str, tuple[str | None, str | None]]:
+    def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
         """The names on lists that decide an op differently in the two policies: name → (list in this one, list in `other`), None for
-        unlisted. A name that another name stands for there, as `mul` for `multiply`, is no difference."""
+        unlisted. A name that another name stands for there, as `mul` for `multiply`, is no difference. `other` may
+        be a preset's name or a folder."""
+        against = as_policy(other)
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
             return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
 
-        mine, theirs, here, there = table(self), table(other), Listed(self), Listed(other)
+        mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         found: dict[str, tuple[str | None, str | None]] = {}
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)

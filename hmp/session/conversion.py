@@ -62,12 +62,12 @@ _regions_entered = False
 
 def convert(  # noqa: PLR0913
     opt_level: str = "O1",
-    bf16_file_path: str | Path = "",
-    fp32_file_path: str | Path = "",
+    bf16_file_path: str | Path | None = "",
+    fp32_file_path: str | Path | None = "",
     isVerbose: bool = False,
     *,
-    promote_file_path: str | Path = "",
-    fp8_file_path: str | Path = "",
+    promote_file_path: str | Path | None = "",
+    fp8_file_path: str | Path | None = "",
     policy: Policy | str | Path | None = None,
     dtype: Any = None,
     verbose: bool | None = None,
@@ -75,7 +75,7 @@ def convert(  # noqa: PLR0913
 ) -> Handle:
     """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
-    "" means the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
+    "" and None mean the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
     convolutions in the low dtype and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a
     folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or
     `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
@@ -113,18 +113,18 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
     return handle
 
 
-def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tuple[str | Path, ...]) -> Policy:
+def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tuple[str | Path | None, ...]) -> Policy:
     if opt_level not in ("O1", "O2"):
         raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
     if policy is not None:
-        if any(map(str, files)):
+        if any(files):
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
         if opt_level == "O2":
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy)
     if opt_level == "O2":
         return as_policy("habana-o2")
-    if not any(map(str, files)):
+    if not any(files):
         return as_policy(HABANA)
     bf16, fp32, promote, fp8 = files
     return Policy.from_files(bf16, fp32, promote, fp8=fp8)

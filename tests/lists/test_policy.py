@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
+import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -114,6 +116,7 @@ def test_diff_says_on_which_lists_a_name_is() -> None:
     assert one.diff(one) == {}
 
 
+    assert one.diff("habana") == one.diff(hmp.Policy.load("habana")) != {}
 @pytest.mark.parametrize("wrong", [torch.float32, torch.float64, torch.float8_e5m2, "int8", None, 3])
 def test_a_dtype_that_is_no_low_dtype_is_refused(wrong: object) -> None:
     with pytest.raises(hmp.HmpError, match=r"torch\.bfloat16 or torch\.float16"):
@@ -127,6 +130,33 @@ def test_a_string_is_no_set_of_names() -> None:
 
 @pytest.mark.parametrize(
     ("lower", "fp32"), [("LOWER_LIST", "FP32_LIST"), ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")]
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: hmp.Policy(bf16={3}), r"bf16= holds 3, which is no op name; give names as list files spell them, such as 'linear'"),
+        (lambda: hmp.Policy(fp32=["mm", None]), r"fp32= holds None, which is no op name"),
+        (lambda: hmp.Policy(promote=3), r"promote=3 is no set of op names; give one, such as promote=\{'linear'\}, or leave promote= out"),
+        (lambda: hmp.Policy.from_dict({"fp8": None}), r"fp8=None is no set of op names"),
+        (lambda: hmp.Policy.from_dict(3), r"Policy\.from_dict\(\) takes the dict that Policy\.to_dict\(\) gave, not an object of type int"),
+        (lambda: hmp.Policy.load(3), r"Policy\.load\(\) takes a preset's name \(apex-o1, .*\) or a folder, not an object of type int"),
+        (lambda: hmp.Policy.from_files(3), r"3 is no path of a bf16 list; give that of a text file, or \"\" for the default list"),
+        (lambda: hmp.Policy().diff(3), r"3 is no policy; give an hmp\.Policy, a preset's name \(apex-o1, .*\) or a folder"),
+    ],
+)
+def test_what_no_policy_can_be_made_of_is_refused_with_what_to_give(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(hmp.HmpError, match=message):
+        make()
+
+
+@pytest.mark.parametrize("below", ["", "inside"])
+def test_a_policy_is_not_saved_where_a_file_stands(below: str, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mm\n")
+    target = tmp_path / "mine" / below
+    with pytest.raises(hmp.HmpError, match=re.escape(f"{target}: a file stands there; name a folder for the lists")):
+        hmp.Policy.load("habana").save(target)
+    assert (tmp_path / "mine").read_text() == "mm\n"
+
+
 )
 def test_from_env_reads_the_named_files_and_the_lower_list_wins(tmp_path: Path, lower: str, fp32: str) -> None:
     (tmp_path / "low.txt").write_text("mm\nsoftmax\n")
