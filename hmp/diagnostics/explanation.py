@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..context import state
 from ..dispatch import deciding
+from ..errors import HmpError
 from ..formatting import dtype_name, html
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
-from ..ops import Site, op_facts, sites
+from ..ops import Site, op_facts, op_of, sites
 from ..wrapping import kernel_fallback
 
 _MEANING = {
@@ -79,12 +82,13 @@ class Rule:
         return html.box(*parts)
 
 
-def explain(name: str, policy: Policy | str | None = None) -> Rule:
-    """What `policy` does with the op `name`: its list, its sites, its synonyms, and why.
+def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) -> Rule:
+    """What `policy` does with the op `name`, or with that function of torch's: its list, its sites, its synonyms, and why.
 
     Without `policy`: the one in force in this thread, else "autocast", as `casts()` and `apply()` have it. Raises OpListError with the
     nearest names for an unknown op.
     """
+    name = name if isinstance(name, str) else _name_of(name)
     chosen = as_policy(policy) if policy is not None else state.current_state().user_policy or Policy.load(DEFAULT)
     ops = spelling.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
@@ -122,6 +126,17 @@ def _at(site: Site, decision: deciding.Decision | None) -> str:
 def meaning(op: str, kind: str) -> str:
     """What is done with the op under a rule of this kind."""
     return _OF_NORMS.get(kind, _MEANING[kind]) if op in op_facts.NORMS else _MEANING[kind]
+
+
+def _name_of(function: object) -> str:
+    """The op that a function of torch's is. HmpError for anything else."""
+    op = op_of(function)
+    if op is None:
+        raise HmpError(
+            f"explain() takes an op's name, such as 'softmax', or a function of torch's, and {function!r} is neither; "
+            "of your own function give the dotted name, such as 'package.module.function'"
+        )
+    return op
 
 
 def _why(op: str, source: ListEntry | None) -> str:

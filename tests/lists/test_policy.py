@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-from pathlib import Path
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -114,9 +115,9 @@ def test_diff_says_on_which_lists_a_name_is() -> None:
     other = hmp.Policy(bf16={"mm"}, fp32={"log", "mul"})
     assert one.diff(other) == {"mul": ("bf16", "fp32"), "add": ("promote", None)}
     assert one.diff(one) == {}
-
-
     assert one.diff("habana") == one.diff(hmp.Policy.load("habana")) != {}
+
+
 @pytest.mark.parametrize("wrong", [torch.float32, torch.float64, torch.float8_e5m2, "int8", None, 3])
 def test_a_dtype_that_is_no_low_dtype_is_refused(wrong: object) -> None:
     with pytest.raises(hmp.HmpError, match=r"torch\.bfloat16 or torch\.float16"):
@@ -128,8 +129,6 @@ def test_a_string_is_no_set_of_names() -> None:
         hmp.Policy(bf16="gelu")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("lower", "fp32"), [("LOWER_LIST", "FP32_LIST"), ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")]
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -157,6 +156,8 @@ def test_a_policy_is_not_saved_where_a_file_stands(below: str, tmp_path: Path) -
     assert (tmp_path / "mine").read_text() == "mm\n"
 
 
+@pytest.mark.parametrize(
+    ("lower", "fp32"), [("LOWER_LIST", "FP32_LIST"), ("PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")]
 )
 def test_from_env_reads_the_named_files_and_the_lower_list_wins(tmp_path: Path, lower: str, fp32: str) -> None:
     (tmp_path / "low.txt").write_text("mm\nsoftmax\n")
@@ -273,6 +274,23 @@ def test_explain_says_that_torch_itself_may_take_a_mixture_in_place() -> None:
 def test_explain_offers_the_nearest_name() -> None:
     with pytest.raises(hmp.OpListError, match="did you mean 'linear'"):
         hmp.explain("liner")
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_explain_takes_functions_of_torchs(converted: bool) -> None:
+    before = torch.matmul
+    with hmp.convert(policy="habana") if converted else contextlib.nullcontext():
+        assert hmp.explain(before) == hmp.explain(torch.matmul) == hmp.explain("matmul")
+        for name, function in (("softmax", F.softmax), ("linalg.norm", torch.linalg.norm), ("add", torch.Tensor.add)):
+            assert hmp.explain(function) == hmp.explain(name)
+
+
+@pytest.mark.parametrize("given", [3, None, len, torch.nn.Linear])
+def test_explain_of_anything_else_says_what_to_give(given: object) -> None:
+    with pytest.raises(
+        hmp.HmpError, match=r"explain\(\) takes an op's name, such as 'softmax', or a function of torch's, and .* is neither"
+    ):
+        hmp.explain(given)  # type: ignore[arg-type]
 
 
 def test_explain_asks_the_policy_in_force() -> None:
