@@ -95,10 +95,9 @@ def convert(  # noqa: PLR0913
 def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) -> Handle:
     was_patched = patches.installed()
     # whatever fails, fails before anything is in force
-    if model is None:
-        scopes.refuse_without_model(chosen)
+    _check_model(model, chosen, "convert(model=...)")
     if model is not None and chosen.scoped:
-        compiled = _resolved(chosen, _module(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+        compiled = _resolved(chosen, _unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
         compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
     if not was_patched:
@@ -172,8 +171,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
     if isinstance(policy, (types.FunctionType, types.MethodType)):
         return casts()(policy)
     chosen = _uncompiled(as_policy)(policy)
-    if model is None:
-        scopes.refuse_without_model(chosen)
+    _check_model(model, chosen, "casts(model=...)")
     made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.compile_policy(chosen)
 
     def choose(_: object) -> CompiledPolicy:
@@ -197,7 +195,7 @@ class _CastsIn:
     The first call marks the model's modules; when this object is garbage, the marks are removed."""
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
-        scopes.resolve(policy, _module(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
+        scopes.resolve(policy, _unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
         self._policy, self._model = policy, weakref.ref(model)
         self._compiled: CompiledPolicy | None = None
 
@@ -239,7 +237,7 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
     chosen = as_policy(policy)
-    _module(model, "apply()")
+    _unscripted(model, "apply()")
     with _lock:
         compiled = _resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(model)
@@ -249,13 +247,27 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
     return model
 
 
+def _check_model(model: Any, policy: Policy, where: str) -> None:
+    """HmpError for what is no module, and for a policy with scoped lines where there is no model that they could speak of."""
+    if model is None:
+        scopes.refuse_without_model(policy)
+    else:
+        _module(model, where)
+
+
 def _module(model: Any, where: str) -> torch.nn.Module:
-    """`model`, HmpError where it is no module or a scripted one."""
+    """`model`, HmpError where it is no module."""
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"{where} takes a torch.nn.Module; {type(model).__name__} is none")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     return model
+
+
+def _unscripted(model: Any, where: str) -> torch.nn.Module:
+    """`model`, HmpError where it is no module or a scripted one."""
+    module = _module(model, where)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
+    return module
 
 
 def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
@@ -279,7 +291,8 @@ def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is
 
 
 def remove(model: M) -> M:
-    """`model`; no policy is applied to it any more."""
+    """`model`; no policy is applied to it any more. HmpError for what is no module."""
+    _module(model, "remove()")
     with _lock:
         module_calls.unmark(model)
     return model
