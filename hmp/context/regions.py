@@ -132,6 +132,8 @@ class Region:
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isclass(function):
             raise HmpError(f"{self!r} decorates functions, not classes; decorate the methods of {function.__name__}")
+        if not callable(function):
+            raise HmpError(f"{self!r} decorates functions, and {function!r} is none; write `with {self!r}:` or `@{self!r}` above one")
         decorate = next((decorate for is_kind, decorate in _KINDS if is_kind(function)), _decorated)
         return cast("Callable[P, R]", functools.wraps(function)(decorate(self, function)))
 

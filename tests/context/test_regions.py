@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -52,6 +53,16 @@ def test_one_region_object_in_many_threads_at_once() -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("given", [3, "x", torch.ones(1)])
+@pytest.mark.parametrize("region", [hmp.disable_casts, hmp.enable_casts])
+def test_what_is_no_function_is_not_decorated(region: Callable[..., object], given: object) -> None:
+    name = f"hmp.{region.__name__}()"
+    message = f"{name} decorates functions, and {given!r} is none; write `with {name}:` or `@{name}` above one"
+    for decorate in (region, region()):
+        with pytest.raises(hmp.HmpError, match=re.escape(message)):
+            decorate(given)  # type: ignore[operator]
 
 
 def test_with_gives_the_region() -> None:
