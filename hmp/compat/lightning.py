@@ -20,6 +20,7 @@ import torch
 import hmp
 
 from ..errors import to_install
+from ..lists import as_policy
 
 __all__ = ["DeviceStats", "HMPPrecision"]
 
@@ -75,9 +76,7 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     """
 
     def __init__(self, policy: hmp.Policy | str | Path | None = None, *, scaler: torch.amp.GradScaler | None = None) -> None:
-        if policy is None:
-            policy = hmp.Policy.from_env()
-        self.policy: hmp.Policy = policy if isinstance(policy, hmp.Policy) else hmp.Policy.load(policy)
+        self.policy = hmp.Policy.from_env() if policy is None else as_policy(policy)
         self._module: Any = None  # the LightningModule that the Trainer runs
         self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

@@ -16,6 +16,7 @@ import hmp
 from .. import HmpError, Policy
 from ..errors import to_install
 from ..formatting import versioned
+from ..lists import as_policy
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -42,9 +43,7 @@ class HMPCallback(TrainerCallback, ExportableState):
     """
 
     def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "autocast", *, verbose: bool = False) -> None:
-        if isinstance(policy, Mapping):
-            policy = Policy.from_dict(policy)
-        self.policy = policy if isinstance(policy, Policy) else Policy.load(policy)
+        self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
         self._verbose = verbose
         self._model: torch.nn.Module | None = None
         self._hook: Any = None

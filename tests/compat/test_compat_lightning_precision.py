@@ -229,6 +229,11 @@ def test_a_variable_that_names_a_missing_file_is_an_error_when_the_plugin_is_mad
     assert error.value.path == str(missing)
 
 
+def test_what_is_no_policy_is_an_error_when_the_plugin_is_made():
+    with pytest.raises(hmp.HmpError, match=r"3 is no policy; give an hmp\.Policy, a preset's name \(apex-o1, .*\) or a folder"):
+        HMPPrecision(3)
+
+
 def test_a_plugin_can_be_pickled_and_copied():
     made = plugin(hmp.Policy.load("bert").replace(dtype=torch.float16))
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):

@@ -209,6 +209,11 @@ class Pair(NamedTuple):
     count: int
 
 
+def test_what_is_no_policy_is_an_error_when_the_callback_is_made() -> None:
+    with pytest.raises(hmp.HmpError, match=r"3 is no policy; give an hmp\.Policy, a preset's name \(apex-o1, .*\) or a folder"):
+        HMPCallback(3)  # type: ignore[arg-type]
+
+
 def test_outputs_of_every_shape_come_in_float32() -> None:
     class Many(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> dict[str, Any]:
