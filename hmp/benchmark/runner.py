@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..context import disable_casts
+from ..diagnostics import check_there, device_of
 from ..errors import HmpError
 from ..lists import Policy
 from ..session import any_applied, is_in_place
@@ -119,10 +120,9 @@ def _check_surroundings() -> None:
 
 def _device(given: Any, model: Any) -> torch.device:
     if given is not None:
-        try:
-            return torch.device(given)
-        except RuntimeError as error:
-            raise HmpError(f"device={given!r} is none: {error}") from None
+        device = device_of(given)
+        check_there(device, f"device={given!r}")
+        return device
     parameters = model.parameters() if isinstance(model, torch.nn.Module) else iter(())
     first = next(parameters, None)
     if first is not None:

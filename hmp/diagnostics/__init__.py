@@ -2,6 +2,7 @@
 
 from ..wrapping import fallbacks
 from . import check_lists
+from .devices import check_there, device_of
 from .explanation import Rule, explain
 from .memory_statistics import memory_stats, of_allocator
 from .unreachable_names import Unreachable, tell_unreachable, unreachable
@@ -10,6 +11,8 @@ __all__ = [
     "Rule",
     "Unreachable",
     "check_lists",
+    "check_there",
+    "device_of",
     "explain",
     "fallbacks",
     "memory_stats",

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import torch
 
 from ..errors import HmpError
+from .devices import check_there, device_of
 
 NAMES = (
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize",
@@ -48,9 +49,9 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
     machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
 
     With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in units of
-    2**30 bytes, to two decimals. Raises HmpError for a CUDA device or an HPU that is not there.
+    2**30 bytes, to two decimals. Raises HmpError for what is no device, and for a CUDA device or an HPU that is not there.
     """
-    stats = _of(torch.device(device))
+    stats = _of(device_of(device, "memory_stats(): "))
     return _in_gigabytes(stats) if gigabytes else stats
 
 
@@ -58,8 +59,7 @@ def _of(device: torch.device) -> Stats:
     if device.type == "cpu":
         return _from_os()
     if device.type == "cuda":
-        if not torch.cuda.is_available():
-            raise HmpError(f"memory_stats({str(device)!r}): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA")
+        check_there(device, f"memory_stats({str(device)!r})")
         return of_allocator(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
     if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)

@@ -192,6 +192,17 @@ def test_wrong_arguments_are_errors_before_anything_has_run(arguments: dict[str,
 def test_a_device_that_there_is_not_is_an_error() -> None:
     with pytest.raises(hmp.HmpError, match=r"^device='gpu' is none: "):
         hmp.benchmark(never, device="gpu")
+    with pytest.raises(hmp.HmpError, match=r"^device=2\.5 is none; give one such as 'cpu' or 'cuda:0'$"):
+        hmp.benchmark(never, device=2.5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", ["cuda", "xpu"])
+def test_a_device_that_torch_was_not_built_for_is_an_error(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(getattr(torch, kind), "is_available", lambda: False)
+    message = f"^device='{kind}': torch sees no {kind.upper()} device here; ask for 'cpu', or install torch for {kind.upper()}$"
+    with pytest.raises(hmp.HmpError, match=message):
+        hmp.benchmark(never, device=kind)
+    assert not patches.installed()
 
 
 def test_a_list_that_cannot_be_read_is_an_error_that_says_where(tmp_path: Path) -> None:

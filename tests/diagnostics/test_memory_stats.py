@@ -133,6 +133,14 @@ def test_a_cuda_device_that_is_not_there_is_an_error():
     assert str(error.value) == "memory_stats('cuda'): torch sees no CUDA device here; ask for 'cpu', or install torch for CUDA"
 
 
+@pytest.mark.parametrize("given", [None, 2.5])
+def test_what_is_no_device_is_an_error(given: object):
+    with pytest.raises(hmp.HmpError, match=rf"^memory_stats\(\): device={given} is none; give one such as 'cpu' or 'cuda:0'$"):
+        hmp.memory_stats(given)  # type: ignore[call-overload]
+    with pytest.raises(hmp.HmpError, match=r"^memory_stats\(\): device='nosuch' is none: Expected one of cpu, .*; give one such as 'cpu'"):
+        hmp.memory_stats("nosuch")
+
+
 def test_hpus_statistics_are_habanas_own(monkeypatch: pytest.MonkeyPatch):
     said = {name: index for index, name in enumerate(TEN)}
     monkeypatch.setattr(torch, "hpu", types.SimpleNamespace(memory_stats=lambda device: {**said, "Another": 1}), raising=False)
