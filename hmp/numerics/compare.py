@@ -46,7 +46,7 @@ def compare(
 
     Raises HmpError for what is no module, a scripted module, a loss that is no scalar, and inside another compare().
     """
-    _check(model)
+    _check(model, loss)
     chosen = _choose(model, policy)
     statistics = Statistics()
     attribution = Attribution(lambda result: shadows.ended(result))
@@ -55,7 +55,7 @@ def compare(
     clear_cache()  # a weight cast before has lost what it was cast from
     with _as_before(model, batch, shadows), attribution.watch(), _region(model, chosen), shadows:
         output = _call(model, batch)
-        value, source = _loss_of(output, loss)
+        value, source = _loss_of(model, output, loss)
         if value is not None:
             value.backward()
         with disable_casts(), without_torch_dispatch(), torch.no_grad():
@@ -88,11 +88,13 @@ def _device(model: torch.nn.Module) -> str:
     return next((tensor.device.type for tensor in (*model.parameters(), *model.buffers())), "cpu")
 
 
-def _check(model: Any) -> None:
+def _check(model: Any, loss: Any) -> None:
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"compare() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
     if isinstance(model, torch.jit.ScriptModule):
         raise HmpError("compare() sees nothing inside a scripted module, which is compiled; compare the module that it was made of")
+    if loss is not None and not callable(loss):
+        raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
     if any(isinstance(mode, Shadows) for mode in dispatch_mode_stack()):
         raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
 
@@ -121,7 +123,7 @@ def _call(model: torch.nn.Module, batch: Any) -> Any:
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
+def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
     """The scalar that backward starts from, and what it is."""
     if loss is not None:
         value, source = loss(output), "forward and backward of the given loss"
@@ -135,8 +137,22 @@ def _loss_of(output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor 
     if not torch.is_grad_enabled():
         return None, "forward only: gradients are disabled here"
     if not value.requires_grad:
-        raise HmpError("the loss needs no gradient: nothing that it was computed from does; call compare() under torch.no_grad()")
+        raise HmpError(f"the loss needs no gradient: {_why_no_gradient(model, output, loss)} under torch.no_grad()")
     return value, source
+
+
+def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> str:
+    """Why no backward can start from the loss, and the remedy up to the word "under"."""
+    forward = "call compare()"
+    cut = "a .detach(), a .item() or a torch.no_grad()"
+    if loss is not None and any(tensor.requires_grad for tensor in each_tensor((output,))):
+        return f"the output does, and {cut} in loss(output) cuts it off; take that out, or to compare the forward alone {forward}"
+    if any(parameter.requires_grad for parameter in model.parameters()):
+        return (
+            f"weights of the model do, and have no part in it, or {cut} on the way cuts it off; "
+            f"take that out, or to compare the forward alone {forward}"
+        )
+    return f"nothing that it was computed from does; {forward}"
 
 
 def _shape(value: Any) -> str:

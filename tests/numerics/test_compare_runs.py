@@ -266,6 +266,14 @@ def test_json(tmp_path: Any):
     }
 
 
+class Detached(torch.nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -283,6 +291,20 @@ def test_json(tmp_path: Any):
             "the loss needs no gradient: nothing that it was computed from does; call compare() under torch.no_grad()",
         ),
         (
+            lambda: hmp.compare(net(), torch.randn(6, 8), loss=lambda out: out.detach().sum()),
+            "the loss needs no gradient: the output does, and a .detach(), a .item() or a torch.no_grad() in loss(output) cuts it off; "
+            "take that out, or to compare the forward alone call compare() under torch.no_grad()",
+        ),
+        (
+            lambda: hmp.compare(Detached(), torch.randn(6, 8), loss=torch.sum),
+            "the loss needs no gradient: weights of the model do, and have no part in it, or a .detach(), a .item() or a torch.no_grad() "
+            "on the way cuts it off; take that out, or to compare the forward alone call compare() under torch.no_grad()",
+        ),
+        (
+            lambda: hmp.compare(net(), torch.randn(6, 8), loss=3),
+            "loss= takes a function of the model's output, not an object of type int",
+        ),
+        (
             lambda: hmp.compare(net(), torch.randn(6, 8), loss=lambda out: hmp.compare(net(), torch.randn(6, 8)).loss),
             "compare() inside compare(): the inner one would count the outer one's ops; call one after the other",
         ),
@@ -292,6 +314,14 @@ def test_wrong_use_is_an_error_that_says_what_to_do(call: Any, message: str):
     with pytest.raises(hmp.HmpError) as caught:
         call()
     assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("detached", ["loss", "model"])
+def test_what_a_loss_without_a_gradient_is_told_to_do_works(detached: str):
+    model = net() if detached == "loss" else Detached()
+    with torch.no_grad():
+        comparison = hmp.compare(model, torch.randn(6, 8), loss=lambda out: out.detach().sum())
+    assert comparison.output is not None and comparison.gradient is None
 
 
 def test_a_checkpointed_models_recomputation_is_compared_as_forward():
