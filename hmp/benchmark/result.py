@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, json_values
+from ..formatting import SCHEMA_VERSION, json_values, target_file
 from .row import Row
 
 
@@ -64,6 +64,6 @@ class Benchmark:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = Path(path)
+        target = target_file(path)
         target.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
         return target

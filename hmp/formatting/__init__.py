@@ -3,6 +3,7 @@
 from . import html
 from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
 from .origin import provenance
+from .target import target_file
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
@@ -19,6 +20,7 @@ __all__ = [
     "provenance",
     "share",
     "size",
+    "target_file",
     "typeset_duration",
     "versioned",
 ]

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, json_values
+from ..formatting import SCHEMA_VERSION, aligned, json_values, target_file
 from .attribution import Direction
 from .distance import Distance
 
@@ -102,7 +102,7 @@ class Comparison:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
-        target = Path(path)
+        target = target_file(path)
         target.write_text(json.dumps(json_values(self.to_dict()), indent=1) + "\n", encoding="utf-8")
         return target
 
@@ -110,7 +110,7 @@ class Comparison:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
         from .page import comparison_page
 
-        target = Path(path)
+        target = target_file(path)
         target.write_text(comparison_page(json_values(self.to_dict())), encoding="utf-8")
         return target
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, count, dtype_name
+from ..formatting import SCHEMA_VERSION, count, dtype_name, target_file
 from ..lists import LISTS
 from .in_fp8 import Fp8Row, merged
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
@@ -158,6 +158,7 @@ class Report:
     def diff(self, other: Report) -> list[str]:
         """What ran otherwise in `other`: ops that compute in other dtypes, that came or went, one line each. Numbers of calls are not
         compared."""
+        _check_reports("diff", other)
         mine, theirs = _dtypes_by_op(self), _dtypes_by_op(other)
         lines = []
         for op in sorted(mine.keys() | theirs.keys()):
@@ -170,6 +171,7 @@ class Report:
 
     def merge(self, *others: Report) -> Report:
         """One report of several: of all ranks, or of several runs."""
+        _check_reports("merge", *others)
         reports = (self, *others)
         called = set[str]().union(*(each._called() for each in reports))
         never = set[str]().union(*(each.never_called for each in reports)) - called
@@ -222,6 +224,8 @@ class Report:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
         """The report that `to_dict()` described. HmpError for something else."""
+        if not isinstance(values, Mapping):
+            raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
         about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "rows", "fp8", "notes")}
@@ -230,7 +234,7 @@ class Report:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = Path(path)
+        target = target_file(path)
         target.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
         return target
 
@@ -241,6 +245,10 @@ class Report:
             values = json.loads(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
             raise HmpError(f"{path}: no such file; give one that Report.to_json() wrote") from None
+        except (OSError, TypeError) as error:
+            raise HmpError(
+                f"{path}: is no file that can be read ({getattr(error, 'strerror', error)}); give one that Report.to_json() wrote"
+            ) from None
         except (UnicodeDecodeError, json.JSONDecodeError) as error:
             raise HmpError(f"{path}: is no JSON ({error}); give a file that Report.to_json() wrote") from None
         try:
@@ -255,7 +263,7 @@ class Report:
         """
         from .page import report_page
 
-        target = Path(path)
+        target = target_file(path)
         target.write_text(report_page(self), encoding="utf-8")
         return target
 
@@ -301,6 +309,13 @@ class Report:
         for row in self.rows:
             calls[row.rule] += row.calls
         return f"<hmp.Report of {calls.total()} calls: {', '.join(f'{count} {rule}' for rule, count in calls.most_common())}>"
+
+
+def _check_reports(method: str, *others: object) -> None:
+    """HmpError where one of `others`, the arguments of that method, is no report."""
+    for each in others:
+        if not isinstance(each, Report):
+            raise HmpError(f"Report.{method}() takes reports; {each!r} is none. Of a file give Report.load(path)")
 
 
 def _dtypes_by_op(report: Report) -> dict[str, set[str]]:

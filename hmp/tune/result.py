@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..formatting import SCHEMA_VERSION, json_values, target_file
 from ..lists import Policy
 from .tolerance import Tolerance
 from .trial import Flow, Objective, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
@@ -69,8 +70,6 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        from ..formatting import SCHEMA_VERSION, json_values
-
         values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
         values |= {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
@@ -84,7 +83,7 @@ class TuneResult:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = Path(path)
+        target = target_file(path)
         target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
         return target
 
@@ -92,7 +91,7 @@ class TuneResult:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
         from .page import tuning_page
 
-        target = Path(path)
+        target = target_file(path)
         target.write_text(tuning_page(self), encoding="utf-8")
         return target
 

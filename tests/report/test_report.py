@@ -111,6 +111,32 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None, message:
     assert str(file) in str(caught.value)
 
 
+@pytest.mark.parametrize("form", ["to_json", "to_html", "to_trace"])
+def test_a_file_in_no_folder_is_refused_with_what_to_make(form: str, tmp_path: Path) -> None:
+    with hmp.record() as report:
+        torch.ones(1) + 1
+    folder = tmp_path / "no"
+    with pytest.raises(hmp.HmpError, match=f"^{folder}/report: there is no folder {folder} to write it into; make the folder first$"):
+        getattr(report, form)(folder / "report")
+
+
+def test_what_is_no_report_is_not_taken_for_one(tmp_path: Path) -> None:
+    report = by_hand()
+    with pytest.raises(hmp.HmpError, match=r"^Report\.merge\(\) takes reports; 3 is none\. Of a file give Report\.load\(path\)$"):
+        report.merge(report, 3)  # type: ignore[arg-type]
+    with pytest.raises(hmp.HmpError, match=r"^Report\.diff\(\) takes reports; 'before\.json' is none\."):
+        report.diff("before.json")  # type: ignore[arg-type]
+    with pytest.raises(
+        hmp.HmpError, match=r"^Report\.from_dict\(\) takes the dict that Report\.to_dict\(\) gave, not an object of type int$"
+    ):
+        hmp.Report.from_dict(3)  # type: ignore[arg-type]
+    for path, why in ((tmp_path, "Is a directory"), (3, "expected str, bytes or os.PathLike object, not int")):
+        with pytest.raises(
+            hmp.HmpError, match=rf"^{path}: is no file that can be read \({why}\); give one that Report\.to_json\(\) wrote$"
+        ):
+            hmp.Report.load(path)
+
+
 def test_assert_dtype_says_where_it_was_otherwise() -> None:
     report = by_hand()
     report.assert_dtype("softmax", torch.float32)
