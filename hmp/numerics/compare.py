@@ -137,22 +137,25 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     if not torch.is_grad_enabled():
         return None, "forward only: gradients are disabled here"
     if not value.requires_grad:
-        raise HmpError(f"the loss needs no gradient: {_why_no_gradient(model, output, loss)} under torch.no_grad()")
+        raise HmpError(_why_no_gradient(model, output, loss))
     return value, source
 
 
 def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> str:
-    """Why no backward can start from the loss, and the remedy up to the word "under"."""
-    forward = "call compare()"
+    """Why no backward can start from the loss, and the remedy."""
     cut = "a .detach(), a .item() or a torch.no_grad()"
+    without = "call compare() under torch.no_grad()"
     if loss is not None and any(tensor.requires_grad for tensor in each_tensor((output,))):
-        return f"the output does, and {cut} in loss(output) cuts it off; take that out, or to compare the forward alone {forward}"
+        return (
+            f"the loss needs no gradient: the output does, and {cut} in loss(output) cuts it off; "
+            f"take that out, or to compare the forward alone {without}"
+        )
     if any(parameter.requires_grad for parameter in model.parameters()):
         return (
-            f"weights of the model do, and have no part in it, or {cut} on the way cuts it off; "
-            f"take that out, or to compare the forward alone {forward}"
+            f"the loss needs no gradient: weights of the model do, and have no part in it, or {cut} on the way cuts it off; "
+            f"take that out, or to compare the forward alone {without}"
         )
-    return f"nothing that it was computed from does; {forward}"
+    return f"the loss needs no gradient: nothing that it was computed from does; {without}"
 
 
 def _shape(value: Any) -> str:
