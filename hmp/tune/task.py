@@ -113,9 +113,10 @@ class Task:
     def run(self, policy: Policy | None) -> Outcome:
         """What comes of training or evaluating under `policy`, None for float32. A run whose loss is not finite ends there."""
         with self.under(policy):
-            gradient, saved = self._look()
+            looked, gradient, saved = self._look()
             if gradient is not None and not all(bool(torch.isfinite(g).all()) for g in gradient):
-                return Outcome(math.nan, None, gradient, math.nan, saved, "the gradient is not finite")
+                why = "the gradient is not finite" if math.isfinite(looked) else "the loss is not finite"
+                return Outcome(math.nan, None, gradient, math.nan, saved, why)
             self.from_the_start()
             loss, seconds = self._train() if self.trains else self._evaluate()
             if not math.isfinite(loss):
@@ -128,7 +129,7 @@ class Task:
     def gradient(self) -> tuple[torch.Tensor, ...] | None:
         """float32's gradient over the first batches, None where none is computed."""
         with self.under(None):
-            return self._look()[0]
+            return self._look()[1]
 
     def under(self, policy: Policy | None) -> AbstractContextManager[Any]:
         """A region in which `policy` is in force for the process, None for no casts."""
@@ -180,11 +181,11 @@ class Task:
             raise HmpError("optimizer= is to train the model, and loss(model, batch) has no gradient; leave optimizer= out to evaluate")
         return loss
 
-    def _look(self) -> tuple[tuple[torch.Tensor, ...] | None, int]:
-        """The gradient over the first batches, and the bytes that the first keeps for backward."""
+    def _look(self) -> tuple[float, tuple[torch.Tensor, ...] | None, int]:
+        """The loss over the first batches, its gradient, and the bytes that the first keeps for backward."""
         self.from_the_start()
         parameters = [p for p in self.model.parameters() if p.requires_grad]
-        saved, has_gradient = 0, False
+        total, saved, has_gradient = 0.0, 0, False
         for at, batch in enumerate(self.batches[:LOOKED_AT]):
             if at == 0:
                 loss, saved = self._watched(batch)
@@ -194,9 +195,9 @@ class Task:
                 loss.backward()
                 has_gradient = True
         if not has_gradient or not parameters:
-            return None, saved
+            return total, None, saved
         # a parameter that no batch reached has its place, for another policy may reach it
-        return tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
+        return total, tuple(torch.zeros_like(p) if p.grad is None else _dense(p.grad) for p in parameters), saved
 
     def _watched(self, batch: Any) -> tuple[torch.Tensor, int]:
         """The loss, and the bytes that it keeps for backward: 0 where torch lets nobody see (torch.func.grad in a model)."""
@@ -208,6 +209,7 @@ class Task:
                 raise
         self.from_the_start()
         return self.loss(batch), 0
+            total += float(loss.detach())
 
     def _train(self) -> tuple[float, float]:
         """The mean loss of the last pass over the batches, and the median seconds of a step."""
