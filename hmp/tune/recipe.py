@@ -51,10 +51,8 @@ class Recipe:
             return Step(self.step)
         model, batches = self.make_model_and_batches()
         optimizer = None if self.optimizer is None else self._call("optimizer", self.optimizer, model)
-        if self.optimizer is not None and not callable(getattr(optimizer, "step", None)):
-            raise RecipeError(
-                f"{self.path}: optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer"
-            )
+        if self.optimizer is not None:
+            stepping(optimizer, self._error)
         return _training_step(self, model, optimizer, batches)
 
     def make_model_and_batches(self, most: int = MOST_BATCHES) -> tuple[torch.nn.Module, list[Any]]:
@@ -73,6 +71,9 @@ class Recipe:
         if not batches:
             raise RecipeError(f"{self.path}: batches() returned no batch; return at least one")
         return model, batches
+
+    def _error(self, message: str) -> RecipeError:
+        return RecipeError(f"{self.path}: {message}")
 
     def _call(self, name: str, function: Any, *arguments: Any) -> Any:
         """What one of the functions returns."""
@@ -119,6 +120,13 @@ def scalar(loss: Any, error: Callable[[str], HmpError]) -> torch.Tensor:
     raise error(f"loss(model, batch) returned {what}; return a scalar tensor, such as its .mean()")
 
 
+def stepping(optimizer: Any, error: Callable[[str], HmpError]) -> Any:
+    """What optimizer(model) returned, which can step. Raises `error` of what it is instead, and of the remedy."""
+    if all(callable(getattr(optimizer, name, None)) for name in ("step", "zero_grad")):
+        return optimizer
+    raise error(f"optimizer(model) returned an object of type {type(optimizer).__name__}; return a torch.optim.Optimizer")
+
+
 class _Position:
     """Which batch is next; a state that can be put back like an optimizer's."""
 
@@ -141,7 +149,7 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
         batch = batches[position.index % len(batches)]
         position.index += 1
         (model if optimizer is None else optimizer).zero_grad()
-        loss = scalar(of(model, batch), lambda message: RecipeError(f"{recipe.path}: {message}"))
+        loss = scalar(of(model, batch), recipe._error)
         if loss.requires_grad:
             loss.backward()
             if optimizer is not None:

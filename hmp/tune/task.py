@@ -24,7 +24,7 @@ from ..lists import Policy
 from ..session import applied_policy
 from .batches import Unchanged
 from .compiled import compiled_anew
-from .recipe import scalar
+from .recipe import scalar, stepping
 
 MOST_BATCHES = 1_000
 LEAST_STEPS = 20
@@ -96,6 +96,7 @@ class Task:
         """A stretch after which model and random state are as they were."""
         with random_state_kept(self.device), compiled_anew(self.model):
             try:
+                self._made_optimizer()  # what cannot be one is said before anything runs
                 yield
             finally:
                 self._snapshot.restore()
@@ -123,7 +124,7 @@ class Task:
                 return Outcome(loss, None, gradient, seconds, saved, "the loss is not finite")
             metric = None
             if self._metric is not None:
-                metric = float(self._metric(self.model))
+                metric = _number(self._metric(self.model))
             return Outcome(loss, metric, gradient, seconds, saved)
 
     def gradient(self) -> tuple[torch.Tensor, ...] | None:
@@ -152,13 +153,30 @@ class Task:
         return sample
 
     def _stepper(self) -> Callable[[], None]:
-        optimizer = None if self._optimizer is None else self._optimizer(self.model)
+        optimizer = self._made_optimizer()
         batches = itertools.cycle(self.batches)
 
         def step() -> None:
             self._step(next(batches), optimizer)
 
         return step
+
+    def _made_optimizer(self) -> Any:
+        """A new optimizer over the model's parameters, None where the task does not train."""
+        make = self._optimizer
+        if make is None:
+            return None
+        try:
+            made = make(self.model)
+        except TypeError as error:
+            kind = getattr(make, "func", make)  # of a partial
+            if not inspect.isclass(kind):
+                raise
+            raise HmpError(
+                f"optimizer= is called with the model, and {kind.__name__} cannot be ({error}); "
+                f"give a function: lambda model: {kind.__name__}(model.parameters(), ...)"
+            ) from error
+        return stepping(made, HmpError)
 
     def _step(self, batch: Any, optimizer: Any) -> torch.Tensor:
         if optimizer is not None and _wants_closure(optimizer):
@@ -191,6 +209,7 @@ class Task:
                 loss, saved = self._watched(batch)
             else:
                 loss = self.loss(batch)
+            total += float(loss.detach())
             if loss.requires_grad:
                 loss.backward()
                 has_gradient = True
@@ -209,12 +228,10 @@ class Task:
                 raise
         self.from_the_start()
         return self.loss(batch), 0
-            total += float(loss.detach())
 
     def _train(self) -> tuple[float, float]:
         """The mean loss of the last pass over the batches, and the median seconds of a step."""
-        assert self._optimizer is not None
-        optimizer = self._optimizer(self.model)
+        optimizer = self._made_optimizer()
         losses, seconds = [], []
         for at in range(self.steps):
             started = time.perf_counter()
@@ -233,6 +250,17 @@ class Task:
             losses.append(float(self._step(batch, None)))
             seconds.append(time.perf_counter() - started)
         return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
+
+
+def _number(found: Any) -> float:
+    """What metric(model) returned, as a number. HmpError where it is none."""
+    try:
+        return float(found)
+    except (TypeError, ValueError, RuntimeError):
+        kind = type(found).__name__
+        raise HmpError(
+            f"metric(model) returned an object of type {kind}; return a number, the larger the better, such as an accuracy"
+        ) from None
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:

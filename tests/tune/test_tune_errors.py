@@ -41,6 +41,21 @@ from tune_kit import perceptron, sgd, squared
         ({"ops": ["liner"]}, "'liner' is no torch op"),
         ({"steps": 0}, "steps=0 is no number of training steps; give 1 or more"),
         ({"start": "nowhere"}, "'nowhere' is no policy"),
+        ({"optimizer": lambda model: None}, "optimizer(model) returned an object of type NoneType; return a torch.optim.Optimizer"),
+        (
+            {"optimizer": torch.optim.SGD},
+            "optimizer= is called with the model, and SGD cannot be ('Perceptron' object is not iterable); "
+            "give a function: lambda model: SGD(model.parameters(), ...)",
+        ),
+        (
+            {"optimizer": functools.partial(torch.optim.SGD, lr=0.1)},
+            "give a function: lambda model: SGD(model.parameters(), ...)",
+        ),
+        (
+            {"metric": lambda model: "x"},
+            "metric(model) returned an object of type str; return a number, the larger the better, such as an accuracy",
+        ),
+        ({"metric": lambda model: None}, "metric(model) returned an object of type NoneType; return a number"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_runs(changes: dict, message: str) -> None:
@@ -55,6 +70,21 @@ def test_a_step_that_is_not_finite_in_float32_is_refused() -> None:
     model, batches = perceptron()
     with pytest.raises(hmp.HmpError, match=r"in float32 the loss is not finite: there is nothing to keep to"):
         hmp.tune(model, batches, loss=lambda m, x: m(x).sum() * float("nan"), optimizer=sgd)
+    with pytest.raises(hmp.HmpError, match=r"in float32 the gradient is not finite: there is nothing to keep to"):
+        hmp.tune(model, batches, loss=lambda m, x: (m(x) * 0).sum().sqrt(), optimizer=sgd)
+
+
+def test_an_optimizer_of_ones_own_that_takes_the_model_is_a_class_too() -> None:
+    class Own(torch.optim.SGD):
+        def __init__(self, model: nn.Module) -> None:
+            super().__init__(model.parameters(), lr=0.1)
+
+    model, batches = perceptron()
+    before = [p.clone() for p in model.parameters()]
+    arguments = {"loss": squared, "objective": "memory", "steps": 2, "budget": "2 evaluations"}
+    own = hmp.tune(model, batches, optimizer=Own, **arguments)
+    assert own["float32"].loss == hmp.tune(model, batches, optimizer=sgd, **arguments)["float32"].loss
+    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
 
 
 def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
