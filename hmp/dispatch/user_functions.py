@@ -10,8 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from ..context import state
 from ..errors import HmpError
-from ..lists import CASTS, ListName
-from ..ops import NAMESPACES, Site, function_site, op_of
+from ..lists import CASTS, ListName, can_be_listed
+from ..ops import NAMESPACES, Site, function_site, op_id, op_of
 from ..wrapping import OpRule, op_wrap, user_rule
 
 P = ParamSpec("P")
@@ -31,14 +31,14 @@ def add(owner: Any, name: str, cast: ListName) -> Site:
     if cast not in CASTS:
         raise HmpError(f"{cast!r} is no cast; use 'bf16', 'fp32' or 'promote'")
     where = getattr(owner, "__name__", type(owner).__name__)
-    if any(owner is namespace for _, namespace, _ in NAMESPACES):
-        raise HmpError(f"{where}.{name} is torch's own; put {name!r} on a list of the policy instead of registering it")
-    site = function_site(owner, name, where, f"{where}.{name}")
+    site = function_site(owner, name, where, f"{where}.{name}") if isinstance(name, str) else None
     if site is None:
         raise HmpError(f"{where} has no function {name!r} to register; give the module or class that holds it, and its name")
-    op = op_of(site.original)
-    if op is not None:
+    op = op_id(op_of(site.original) or "", "")
+    if can_be_listed(op):
         raise HmpError(f"{where}.{name} is torch's own {op}; put {op!r} on a list of the policy instead of registering it")
+    if op or any(owner is namespace for _, namespace, _ in NAMESPACES):
+        raise HmpError(f"{where}.{name} is torch's, and nothing that a list may hold; register a function of your own that calls it")
     global _changes
     _changes += 1
     _registered[(id(owner), name)] = (site, cast)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 import types
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import hmp
 from trap_kit import policy, same
@@ -163,6 +165,23 @@ def test_register_refuses_what_it_cannot_do(library, arguments):
         hmp.register(library, *arguments)
     with hmp.casts("habana"):
         assert library.attention(ones(WIDE), ones(WIDE)) == (WIDE, WIDE)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "message"),
+    [
+        (F, "nosuch", "torch.nn.functional has no function 'nosuch' to register; give the module or class that holds it, and its name"),
+        (torch, 3, "torch has no function 3 to register; give the module or class that holds it, and its name"),
+        (F, "relu", "torch.nn.functional.relu is torch's own relu; put 'relu' on a list of the policy instead of registering it"),
+        (torch.linalg, "inv", "torch.linalg.inv is torch's own linalg.inv; put 'linalg.inv' on a list of the policy instead of"),
+        (torch.Tensor, "__add__", "Tensor.__add__ is torch's own add; put 'add' on a list of the policy instead of registering it"),
+        (torch, "save", "torch.save is torch's, and nothing that a list may hold; register a function of your own that calls it"),
+    ],
+)
+def test_register_says_of_what_is_in_torch_what_it_is(owner, name, message):
+    with pytest.raises(hmp.HmpError, match=re.escape(message)):
+        hmp.register(owner, name, "bf16")
+    assert {"relu", "linalg.inv", "add"} == hmp.Policy(bf16={"relu", "linalg.inv", "add"}).bf16, "what it advises is possible"
 
 
 def test_register_dotted_names_in_a_list(library, tmp_path):
