@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         check_folder(options.json)
         torch.manual_seed(options.seed)
-        step = recipe.load(options.recipe).make_step()
+        step = recipe.load(options.recipe, "benchmark").make_step()
         result = hmp.benchmark(
             step.run,
             options.policies and [name.strip() for name in options.policies.split(",") if name.strip()],

@@ -44,10 +44,9 @@ def run(options: argparse.Namespace) -> int:
         check_page(options.html, "--html ")
         torch.manual_seed(options.seed)
         policy = hmp.Policy.load(options.policy)
-        found = recipe.load(options.recipe)
+        found = recipe.load(options.recipe, "compare")
         step = found.make_step()
-        if step.model is None:
-            raise recipe.RecipeError(f"{options.recipe}: defines step() alone; compare needs model(), batches() and loss(model, batch)")
+        assert step.model is not None  # a recipe for compare has one
         if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
             hmp.apply(step.model, policy)
             policy = policy.unscoped

@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
         check_folder(options.json, "--json ")
         torch.manual_seed(options.seed)
         policy = hmp.Policy.load(options.policy)
-        found = recipe.load(options.recipe)
+        found = recipe.load(options.recipe, "summary")
         model, batches = found.make_model_and_batches(1)
         loss = found.loss
         assert loss is not None  # a recipe with a model has one

@@ -86,7 +86,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         _check(options, folder)
         torch.manual_seed(options.seed)
-        found = recipe.load(options.recipe)
+        found = recipe.load(options.recipe, "tune")
         model, batches = found.make_model_and_batches(max(options.steps or 0, recipe.MOST_BATCHES))
         loss = _Loss(found.loss)
         result = hmp.tune(

@@ -18,10 +18,15 @@ import torch
 
 from ..errors import HmpError, is_interrupt
 
-FORM = (
-    "a recipe defines model() -> a torch.nn.Module, batches() -> an iterable, loss(model, batch) -> a scalar tensor and, if it is "
-    "to train, optimizer(model), and, if hmp tune is to watch one, metric(model) -> a number, the larger the better; or step() alone"
-)
+_MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
+_TRAINED = f"{_MADE}, {_LOSS} and, if it is to train, optimizer(model)"
+# A command → what it takes of a recipe.
+FORMS = {
+    "benchmark": f"a recipe for hmp benchmark defines {_TRAINED}; or step() alone",
+    "compare": f"a recipe for hmp compare defines {_MADE} and {_LOSS}",
+    "summary": f"a recipe for hmp summary defines {_MADE} and {_LOSS}",
+    "tune": f"a recipe for hmp tune defines {_TRAINED}, and, if one is to be watched, metric(model) -> a number, the larger the better",
+}
 MOST_BATCHES = 16
 # name → how many arguments it is called with
 _PIECES = {"model": 0, "batches": 0, "loss": 2, "optimizer": 1, "metric": 1, "step": 0}
@@ -159,18 +164,20 @@ def _training_step(recipe: Recipe, model: torch.nn.Module, optimizer: Any, batch
     return Step(step, model, optimizer, (position,), batches)
 
 
-def load(path: str | Path) -> Recipe:
-    """The recipe in a file, which is run once, as a module beside its own folder. RecipeError says what it lacks."""
-    file = Path(path)
+def load(path: str | Path, command: str = "benchmark") -> Recipe:
+    """The recipe in a file, which is run once, as a module beside its own folder. RecipeError says what it lacks for that command."""
+    file, form = Path(path), FORMS[command]
     if not file.is_file():
-        raise RecipeError(f"{path}: no such file; give a Python file: {FORM}")
+        raise RecipeError(f"{path}: no such file; give a Python file: {form}")
     module = _run(file)
     found = {name: getattr(module, name) for name in _PIECES if hasattr(module, name)}
     if "step" in found and any(name in found for name in _NEEDED):
-        raise RecipeError(f"{path}: defines step() and also {_listed([n for n in _NEEDED if n in found])}; keep one of the two: {FORM}")
+        raise RecipeError(f"{path}: defines step() and also {_listed([n for n in _NEEDED if n in found])}; keep one of the two: {form}")
+    if "step" in found and command != "benchmark":
+        raise RecipeError(f"{path}: defines step() alone, which is for hmp benchmark; {form}")
     missing = [] if "step" in found else [name for name in _NEEDED if name not in found]
     if missing:
-        raise RecipeError(f"{path}: lacks {_listed(missing)}; {FORM}")
+        raise RecipeError(f"{path}: lacks {_listed(missing)}; {form}")
     for name, piece in found.items():
         _check(path, name, piece)
     return Recipe(str(path), **found)

@@ -182,8 +182,8 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(tmp_path:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["no.py"], "no.py: no such file; give a Python file: a recipe defines model()"),
-        (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch); a recipe defines model()"),
+        (["no.py"], "no.py: no such file; give a Python file: a recipe for hmp benchmark defines model()"),
+        (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch); a recipe for hmp benchmark defines model()"),
         (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (3, 2); return a scalar tensor"),
         (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
         (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),

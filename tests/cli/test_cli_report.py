@@ -99,7 +99,7 @@ def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.Captur
     ("options", "status", "message"),
     [
         (["none.py"], 2, "no such file"),
-        (["step.py"], 2, "defines step() alone; compare needs model(), batches() and loss(model, batch)"),
+        (["step.py"], 2, "defines step() alone, which is for hmp benchmark; a recipe for hmp compare defines model() -> a torch.nn.Module"),
         (["ok.py", "--policy", "nope"], 2, "'nope' is no policy"),
         (["ok.py", "--html", "none/c.html"], 2, "there is no such folder"),
     ],

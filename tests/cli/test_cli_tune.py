@@ -143,7 +143,7 @@ def lists_of_ones_own() -> None:
         (
             lambda: Path("recipe.py").write_text("def step(): ..."),
             ["recipe.py"],
-            "recipe.py: defines step() alone; this needs model(), batches() and loss(model, batch)\n",
+            "recipe.py: defines step() alone, which is for hmp benchmark; a recipe for hmp tune defines model() -> a torch.nn.Module, ",
         ),
         (
             lambda: Path("recipe.py").write_text(TINY + "\nmetric = 3"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-from hmp.tune.recipe import FORM, MOST_BATCHES, RecipeError, load
+from hmp.tune.recipe import FORMS, MOST_BATCHES, RecipeError, load
 
 GOOD = """\
 import torch
@@ -98,9 +99,9 @@ def test_a_step_alone_is_a_recipe(write) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", f"PATH: lacks model(), batches() and loss(model, batch); {FORM}"),
-        ("def model(): pass\ndef batches(): pass\n", f"PATH: lacks loss(model, batch); {FORM}"),
-        ("def step(): pass\ndef model(): pass\n", f"PATH: defines step() and also model(); keep one of the two: {FORM}"),
+        ("", f"PATH: lacks model(), batches() and loss(model, batch); {FORMS['benchmark']}"),
+        ("def model(): pass\ndef batches(): pass\n", f"PATH: lacks loss(model, batch); {FORMS['benchmark']}"),
+        ("def step(): pass\ndef model(): pass\n", f"PATH: defines step() and also model(); keep one of the two: {FORMS['benchmark']}"),
         ("step = 3\n", "PATH: step is an object of type int, not a function; write def step(): return ..."),
         ("def step(batch): pass\n", "PATH: step(batch) is called as step(); write def step(): ..."),
         (
@@ -123,6 +124,19 @@ def test_a_file_that_is_no_recipe_is_an_error(write, text: str, message: str) ->
     assert isinstance(caught.value, hmp.HmpError)
 
 
+@pytest.mark.parametrize("command", ["compare", "summary", "tune"])
+def test_a_command_that_needs_a_model_is_told_what_it_takes(command: str, write) -> None:
+    form = "model() -> a torch.nn.Module, batches() -> an iterable"
+    for text, what in (
+        ("", "lacks model(), batches() and loss(model, batch)"),
+        ("def step(): ...", "defines step() alone, which is for hmp benchmark"),
+    ):
+        with pytest.raises(RecipeError, match=re.escape(f": {what}; a recipe for hmp {command} defines {form}")) as caught:
+            load(write(text), command)
+        assert "or step() alone" not in str(caught.value)
+        assert ("metric(model)" in str(caught.value)) == ("optimizer(model)" in str(caught.value)) == (command == "tune")
+
+
 def test_a_syntax_error_has_its_line(write) -> None:
     path = write("x = 1\ndef step(:\n")
     with pytest.raises(RecipeError) as caught:
@@ -133,7 +147,7 @@ def test_a_syntax_error_has_its_line(write) -> None:
 def test_a_file_that_there_is_not_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError) as caught:
         load(tmp_path / "no.py")
-    assert str(caught.value) == f"{tmp_path / 'no.py'}: no such file; give a Python file: {FORM}"
+    assert str(caught.value) == f"{tmp_path / 'no.py'}: no such file; give a Python file: {FORMS['benchmark']}"
 
 
 @pytest.mark.parametrize(
