@@ -7,13 +7,15 @@ before ``run`` is called.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import hmp
 
 from ..errors import is_interrupt
 from . import benchmark, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
+from .output import flush, let_go_of_closed_pipes
 from .parser import Parser, parse
 
 __all__ = [
@@ -23,25 +25,37 @@ __all__ = [
 _SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune, summary, doctor)
 _WRONG_USE = 2
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
+_NOBODY_READS = 141  # and that SIGPIPE did
 _EXAMPLE = "hmp run --policy autocast train.py\nhmp COMMAND -h"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Return the exit status of one command: 0 done, 1 the check failed, 2 wrong use, 130 after Ctrl-C."""
+    """Return the exit status of one command: 0 done, 1 the check failed, 2 wrong use, 130 after Ctrl-C, 141 into a pipe that is closed."""
     parser = _parser()
     try:
         options = parse(parser, argv)
     except SystemExit as stop:  # argparse leaves this way for --help (0) and for wrong use (2)
-        return stop.code if isinstance(stop.code, int) else _WRONG_USE
+        status = stop.code if isinstance(stop.code, int) else _WRONG_USE
+        return _status_of(lambda: status, parser.prog)
     if options.run is None:
         parser.print_help(sys.stderr)
         return _WRONG_USE
+    command: Callable[[], int] = functools.partial(options.run, options)
+    # a script under `hmp run` ends as python has it end
+    return command() if options.run is run.run else _status_of(command, options.parser.prog)
+
+
+def _status_of(command: Callable[[], int], prog: str) -> int:
+    """What the command returns, once its output is written; or how it was ended from outside."""
     try:
-        status: int = options.run(options)
+        status = command()
+        flush()
     except BaseException as error:
-        if options.run is run.run or not is_interrupt(error):
-            raise  # a script under `hmp run` ends as python has it end
-        print(f"{options.parser.prog}: interrupted", file=sys.stderr)
+        if isinstance(error, BrokenPipeError) and let_go_of_closed_pipes():
+            return _NOBODY_READS
+        if not is_interrupt(error):
+            raise
+        print(f"{prog}: interrupted", file=sys.stderr)
         return _INTERRUPTED
     return status
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
+import select
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ import hmp
 
 from ..errors import to_install
 
-__all__ = ["add_json", "check_folder", "check_page", "give_json", "missing_for_a_page", "say"]
+__all__ = ["add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "missing_for_a_page", "say"]
 
 _consoles: dict[Any, Any] = {}
 
@@ -30,6 +32,34 @@ def say(text: str, style: str = "") -> None:
     if stream not in _consoles:
         _consoles[stream] = Console(file=stream, highlight=False, soft_wrap=True)
     _consoles[stream].print(Text(text, style=style))
+
+
+def flush() -> None:
+    """Writes what was printed. BrokenPipeError where nobody reads it any more, as after `| head -1`."""
+    if sys.stdout is not None:  # as under pythonw
+        sys.stdout.flush()
+
+
+def let_go_of_closed_pipes() -> bool:
+    """Whether nobody reads standard output or standard error any more; they lead nowhere then, so that python can flush them at its end."""
+    closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _is_closed_pipe(stream)]
+    for stream in closed:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, stream.fileno())
+        os.close(nowhere)
+    return bool(closed)
+
+
+def _is_closed_pipe(stream: Any) -> bool:
+    try:
+        stream.flush()
+        poll = select.poll()  # what is not buffered raises no second time
+        poll.register(stream.fileno(), 0)
+        return any(event & select.POLLERR for _, event in poll.poll(0))
+    except BrokenPipeError:
+        return True
+    except (AttributeError, OSError):  # no poll() on Windows, no file under pytest
+        return False
 
 
 def check_folder(file: str | Path | None, option: str = "") -> None:

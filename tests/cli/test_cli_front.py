@@ -178,6 +178,31 @@ def test_ctrl_c_ends_the_demo_with_a_line(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "hmp demo: interrupted\n"
 
 
+@pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
+@pytest.mark.parametrize(
+    ("arguments", "unbuffered"),
+    [(["lists"], ""), (["lists"], "1"), (["check", str(ROOT / "op_lists" / "habana")], ""), (["explain", "softmax"], "1"), (["-h"], "")],
+)
+def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(arguments: list[str], unbuffered: str) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with open(writing, "wb") as closed:
+        done = subprocess.run(
+            [sys.executable, "-m", "hmp", *arguments], env={**os.environ, "PYTHONUNBUFFERED": unbuffered}, cwd=ROOT, stdout=closed,
+            stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_a_broken_pipe_of_a_commands_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[str]:
+        raise BrokenPipeError("mine")
+
+    monkeypatch.setattr(hmp, "policies", broken)
+    with pytest.raises(BrokenPipeError, match="mine"):
+        main(["lists"])
+
+
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
 def test_compare_asks_for_the_extra_before_the_work(
     package: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
