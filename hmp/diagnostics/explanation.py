@@ -94,10 +94,10 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     op = ops[0] if ops else name
     listed = Listed(chosen)
     in_star = op in set(sites.starred())
-    source = listed.source(op) or (listed.star if in_star else None)
-    scoped = [
-        entry for entry in chosen.scoped if not {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}.isdisjoint(spelling.resolve(entry))
-    ]
+    named = listed.source(op)
+    source = named or (listed.star if in_star else None)
+    meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star and named is None else ())}  # `*` means what no entry names
+    scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(spelling.resolve(entry))]
     if op in op_facts.DTYPE_OPS:
         source, scoped = None, []
     decided = {site: d for d in deciding.decide(chosen.unscoped).values() for site in d.sites}

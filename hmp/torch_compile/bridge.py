@@ -62,6 +62,14 @@ def graph_without_casts(graph: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(graph)(without_casts(graph))
 
 
+def running_under(here: CompiledPolicy | Off, function: types.FunctionType) -> Callable[..., Any] | None:
+    """`function`, run in the state `here` wherever it is called; None where nothing is cast, and for what is hmp's or stands in for
+    torch's."""
+    if here.policy is None or stands_in(function) or is_own(function.__code__):
+        return None
+    return functools.wraps(function)(functools.partial(state.call_under, here, function))
+
+
 # --- what compiled code is guarded on ---------------------------------------------------------------------------------------
 
 
@@ -225,6 +233,9 @@ def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
         policy = dynamo_internals.trace_of(tx).here.policy
+        asks = policy is not None and original.__name__ == "is_autocast_enabled"
+        if asks and dynamo_names.variable_of(tx, autocast.FORWARD, "cast_inputs") is not None:
+            return dynamo_names.constant(tx, value=True)  # an island, as in eager code: custom_fwd disables autocast around it
         if policy is None or autocast.is_torchs(dynamo_names.called_from(tx)):
             return dynamo_names.in_graph(original).call_function(tx, args, kwargs)
         values = [dynamo_names.value_of(a) for a in args], {name: dynamo_names.value_of(a) for name, a in kwargs.items()}

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import types
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 from ..patching import patches, stand_ins
-from .dynamo_names import part, torch_variable
+from .dynamo_names import constant, part, torch_variable
 
 # --- Dynamo's variables -----------------------------------------------------------------------------------------------------
 
@@ -148,6 +150,8 @@ def install(bridge: Any) -> None:
         (autocast.enter, _autocast_entered),
         (autocast.exit, _autocast_left),
         (part("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
+        (part("variables.user_defined").UserDefinedClassVariable._call_cross_entropy_loss, _calling_cross_entropy),
+        (part("variables.torch").TorchInGraphFunctionVariable.call_function, _with_casts_inside),
     ):
         patches.swap(function, make(patches.unpatched(function)))
     patches.on_restore(_forget)
@@ -253,6 +257,35 @@ def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, tx, *args, **kwargs)
 
     return trace_backward_graph
+
+
+def _calling_cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a CrossEntropyLoss that traced code makes call F.cross_entropy, for which Dynamo adds a node to the graph past all modes."""
+
+    def _call_cross_entropy_loss(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        made = original(self, tx, args, kwargs)  # which refuses wrong arguments
+        named = {**dict(zip(_OF_CROSS_ENTROPY, args, strict=False)), **kwargs}
+        function = constant(tx, torch.nn.functional.cross_entropy)
+        made.fn = lambda *tensors, **by_name: function.call_function(tx, list(tensors), {**by_name, **named})
+        return made
+
+    return _call_cross_entropy_loss
+
+
+def _with_casts_inside(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has a function of the user's that Dynamo puts into the graph as a whole (torch.compiler.allow_in_graph) run in the state of the place
+    where it is called: the graph itself runs without casts."""
+
+    def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
+        if isinstance(self.value, types.FunctionType) and not self.value.__module__.startswith("torch."):
+            inside = _bridge.running_under(trace_of(tx).here, self.value)
+            self = self if inside is None else self.clone(value=inside)
+        return original(self, tx, args, kwargs)
+
+    return call_function
+
+
+_OF_CROSS_ENTROPY = tuple(inspect.signature(torch.nn.CrossEntropyLoss).parameters)
 
 
 def _update_tables() -> None:

@@ -24,6 +24,7 @@ guards.GuardBuilder.EQUALS_MATCH
 guards.install_guard
 output_graph.OutputGraph.call_user_compiler self gm example_inputs
 output_graph.OutputGraph.install_global_by_id self prefix value
+side_effects.SideEffects.load_cell self cellvar
 source.AttrSource
 source.CallFunctionNoArgsSource
 symbolic_convert.InstructionTranslator.current_tx
@@ -56,6 +57,7 @@ variables.torch.TorchInGraphFunctionVariable.call_function self tx args kwargs
 variables.torch.constant_fold_functions
 variables.torch.get_overridable_functions
 variables.torch_function.SymbolicTorchFunctionState.__init__ self py_stack
+variables.user_defined.UserDefinedClassVariable._call_cross_entropy_loss self tx args kwargs
 variables.torch_function.SymbolicTorchFunctionState.pop_torch_function_mode self
 variables.torch_function.SymbolicTorchFunctionState.push_torch_function_mode self
 variables.torch_function.TorchFunctionModeVariable.call_torch_function self tx fn types args kwargs
@@ -180,6 +182,14 @@ def value_of(variable: Any) -> Any:
     """The Python object that a variable stands for: a constant, a function, a module or an object of the user's."""
     variable = variable.realize()
     return variable.value if hasattr(variable, "value") else variable.as_python_constant()
+
+
+def variable_of(tx: Any, code: types.CodeType | None, name: str) -> Any:
+    """The value of the constant that `code`, if it is what is being traced, has around it as `name`; else None."""
+    if tx.f_code is not code:
+        return None
+    cell = tx.symbolic_locals[name]
+    return value_of(tx.output.side_effects.load_cell(cell))
 
 
 def called_from(tx: Any) -> str:

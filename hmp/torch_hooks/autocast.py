@@ -55,7 +55,7 @@ def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | 
 
 # Private facts of torch. Functions that custom_fwd and custom_bwd decorated may be older than hmp's patches; they are recognised by the
 # code object that they share.
-_FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
+FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
 _BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
 _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
@@ -134,7 +134,7 @@ def install() -> None:
         (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
         patches.swap(function, make(patches.unpatched(function)))
-    if _FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
+    if FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
     say_if_enabled()
 
@@ -181,7 +181,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         policy = state.current_state().policy
         if policy is None:
             return really
-        if frame.f_code is not _FORWARD:
+        if frame.f_code is not FORWARD:
             return really or not _is_torch(frame)
         if frame.f_locals["cast_inputs"] is not None:
             return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
@@ -314,7 +314,7 @@ def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def cast(value: Any, device_type: str, dtype: torch.dtype) -> Any:
         device_types = [device_type]
-        if sys._getframe(2).f_code is _FORWARD and isinstance(state.current_state(), Paused):
+        if sys._getframe(2).f_code is FORWARD and isinstance(state.current_state(), Paused):
             tensors = each_tensor(value.values() if isinstance(value, dict) else value)
             device_types = [*{t.device.type for t in tensors} | {device_type}]
         for each in device_types:

@@ -59,14 +59,14 @@ def _count_change() -> None:
 
 def mark(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     """Marks `module`: `compiled` is in force during every call of it and of its deep copies."""
-    _follow_marks(type(module))
+    _follow_marks(module)
     found: Mark | None = vars(module).get(_KEY)
     _put(module, compiled, {} if found is None else found.scoped)
 
 
 def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     """Marks `module`: `compiled` is in force during those calls of it that are made where a policy of the same scope id is in force."""
-    _follow_marks(type(module))
+    _follow_marks(module)
     found: Mark | None = vars(module).get(_KEY)
     scoped = {} if found is None else found.scoped
     _put(module, None if found is None else found.applied, {**scoped, compiled.scope_id: compiled})
@@ -81,8 +81,9 @@ def _put(module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[i
     _count_change()
 
 
-def _follow_marks(cls: type[torch.nn.Module]) -> None:
-    """Patches the class, so that calls of its modules read their marks. HmpError for a `__call__` that is no Python function."""
+def _follow_marks(module: torch.nn.Module) -> None:
+    """Patches the module's class, so that calls of its modules read their marks. HmpError for a `__call__` that is no Python function."""
+    cls = type(module)
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
@@ -90,7 +91,10 @@ def _follow_marks(cls: type[torch.nn.Module]) -> None:
         owner = next(base for base in each.__mro__ if "__call__" in vars(base))
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):
-            continue  # torch's own `__call__` methods call _call_impl
+            # torch's own `__call__` methods call _call_impl, or what module.compile() made of it, maybe before it was patched
+            if module._compiled_call_impl is not None:
+                patches.rebind(each, "__call__", _following_marks(each.__call__))
+            continue
         if not isinstance(own_call, types.FunctionType):
             raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
         patches.rebind(owner, "__call__", _following_marks(own_call))

@@ -40,8 +40,9 @@ OTHERS = (
     ("`out=`", "the op runs as without autocast", "runs under its list, and the result arrives in `out`'s dtype", "R6: one op, one rule"),
     ("an op that writes into a low-dtype tensor, with float32 operands", "raises, where torch does", "runs in that tensor's dtype", "R5"),
     ("a weight or an activation that several calls use", "is cast once in a region; the gradients of its uses are summed in the low dtype",
-     "each use has a gradient of its own, summed in float32", "such sums lose bits; within one recurrent layer both sum alike, and over 1,024 steps of a GRU or RNN "
-     "the weights' gradients are 3 to 15 % off float32's under both, 0.3 % under torch.autocast without its cache"),
+     "each use has a gradient of its own, summed in float32", "such sums lose bits; within one recurrent layer both sum alike, and over "
+     "1,024 steps of a GRU or RNN the weights' gradients are 3 to 15 % off float32's under both, 0.3 % under torch.autocast without its "
+     "cache"),
     ("`torch.ops.aten.*`, and ops that a C++ extension calls", "are cast", "are left to torch", "hmp stands at torch's Python names"),
     ("`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in eval, without gradients", "run a fused kernel",
      "run op by op, as in training", "R8: one module has one precision"),

@@ -61,6 +61,7 @@ def test_scope_explain_names_the_lines(folder: Path):
     assert "softmax @ decoder" in rule._repr_html_()
     assert hmp.explain("linear", policy).scoped == () and hmp.explain("view", policy).scoped == ()
     assert hmp.explain("gelu", hmp.Policy(fp32={"* @ head"})).scoped == ("* @ head, on the fp32 list",)
+    assert hmp.explain("gelu", hmp.Policy(bf16={"gelu"}, fp32={"* @ head"})).scoped == ()  # `*` is for what no entry names
     model = hmp.apply(torch.nn.Sequential(), hmp.Policy(fp32={"softmax @ *"}))
     model.register_forward_pre_hook(lambda *_: seen.append(hmp.explain("softmax").scoped))
     seen: list[tuple[str, ...]] = []

@@ -111,6 +111,70 @@ def test_compiled_ops_have_the_casts_of_the_lists(backend):
 
 
 @EACH_BACKEND
+def test_compiled_a_loss_that_forward_makes_follows_the_lists(backend):
+    """Dynamo itself makes the call of F.cross_entropy there."""
+
+    def losses(x, classes):
+        made = torch.nn.CrossEntropyLoss(None, label_smoothing=0.1), torch.nn.CrossEntropyLoss(y_weight, reduction="none")
+        return [loss(torch.mm(x, x), classes) for loss in made]
+
+    y_weight, classes = torch.tensor([1.0, 2.0, 3.0, 4.0]), torch.tensor([0, 1, 2, 3])
+    logits = wide(low(X) @ low(X))
+    expected = [F.cross_entropy(logits, classes, label_smoothing=0.1), F.cross_entropy(logits, classes, y_weight, reduction="none")]
+    hmp.convert(policy=LISTS)
+    same_results(torch.compile(losses, backend=backend, fullgraph=True)(X, classes), expected)
+
+
+@torch.compiler.allow_in_graph
+def _in_graph(x, y):
+    return x @ y
+
+
+@torch._dynamo.nonstrict_trace
+def _not_traced(x, y):
+    return x @ y
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize("function", [_in_graph, _not_traced], ids=["allow_in_graph", "nonstrict_trace"])
+def test_compiled_functions_that_are_one_node_of_the_graph_are_cast_inside(backend, function):
+    def step(x, y):
+        with hmp.disable_casts():
+            plain = function(x, y)
+        return plain, function(x, y)
+
+    run = torch.compile(step, backend=backend, fullgraph=True)
+    with hmp.casts(LISTS):
+        found = run(X, Y)
+    same_results(found, (X @ Y, low(X) @ low(Y)))
+    same_results(run(X, Y), (X @ Y, X @ Y))
+
+
+class Widened(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x @ y
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad @ y.t(), x.t() @ grad
+
+
+@EACH_BACKEND
+def test_compiled_islands_of_custom_fwd_are_float32(backend):
+    x, y = low(X).requires_grad_(), Y.clone().requires_grad_()
+    with hmp.casts(LISTS):
+        found = torch.compile(lambda: Widened.apply(x, y), backend=backend)()
+    same_results([found], [wide(low(X)) @ Y])
+    found.sum().backward()
+    same_results([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
+
+
+@EACH_BACKEND
 def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it(backend):
     @hmp.bf16_function
     def append(history, x):

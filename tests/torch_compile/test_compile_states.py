@@ -173,3 +173,44 @@ def test_functions_registered_later_are_cast_in_code_compiled_before():
 
 def own(x):
     return x.neg()
+
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.head(x)
+
+
+@EACH_BACKEND
+def test_a_module_that_was_compiled_in_place_before_follows_its_policy_and_its_lines(backend):
+    """`module.compile()` keeps what calls it had before apply() was called. The classes are this test's own: none is patched before."""
+
+    class Inner(torch.nn.Linear):
+        pass
+
+    model, other = Outer(), Outer()
+    for each in (model, other):
+        each.head = Inner(3, 3)
+    model.compile(backend=backend)
+    other.head.compile(backend=backend)
+    assert model(X).dtype is other(X).dtype is F32
+    products = hmp.Policy(bf16={"linear"})
+    for _ in range(2):
+        hmp.apply(model, products)
+        assert model(X).dtype is BF16
+        assert torch.equal(model(X), torch.nn.functional.linear(X.to(BF16), model.head.weight.to(BF16), model.head.bias.to(BF16)))
+        hmp.remove(model)
+        assert model(X).dtype is F32
+    lines = hmp.Policy(bf16={"linear"}, fp32={"linear @ head"})
+    with hmp.casts(lines, model=other):
+        assert other(X.to(BF16)).dtype is F32
+    with hmp.convert(policy=lines, model=other):
+        assert other(X.to(BF16)).dtype is F32
+    hmp.apply(other, products)
+    assert other(X).dtype is BF16
+    hmp.revert()
+    assert other(X).dtype is F32
+    assert "__call__" not in vars(Inner)
