@@ -63,9 +63,8 @@ def graph_without_casts(graph: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def running_under(here: CompiledPolicy | Off, function: types.FunctionType) -> Callable[..., Any] | None:
-    """`function`, run in the state `here` wherever it is called; None where nothing is cast, and for what is hmp's or stands in for
-    torch's."""
-    if here.policy is None or stands_in(function) or is_own(function.__code__):
+    """`function`, run in the state `here` wherever it is called; None where nothing is cast, and for what is torch's or hmp's."""
+    if here.policy is None or stands_in(function) or is_own(function.__code__) or autocast.is_torchs(function.__module__ or ""):
         return None
     return functools.wraps(function)(functools.partial(state.call_under, here, function))
 

@@ -277,7 +277,7 @@ def _with_casts_inside(original: Callable[..., Any]) -> Callable[..., Any]:
     where it is called: the graph itself runs without casts."""
 
     def call_function(self: Any, tx: Any, args: Any, kwargs: Any) -> Any:
-        if isinstance(self.value, types.FunctionType) and not self.value.__module__.startswith("torch."):
+        if isinstance(self.value, types.FunctionType):
             inside = _bridge.running_under(trace_of(tx).here, self.value)
             self = self if inside is None else self.clone(value=inside)
         return original(self, tx, args, kwargs)
