@@ -47,6 +47,7 @@ def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
     doc_blocks.run(block, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_comparison_that_is_shown_is_of_the_ops_that_are_printed(tmp_path: Path) -> None:
     """Not its numbers, which depend on the processor's bfloat16 kernels."""
     page = (PAGES / "how-to" / "compare.md").read_text(encoding="utf-8")

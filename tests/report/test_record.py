@@ -233,7 +233,7 @@ def test_other_threads_are_recorded() -> None:
 
 
 def test_a_cast_that_a_copy_saved_is_told_of_the_thread_that_it_was_saved() -> None:
-    calls, small, weight = 3000, torch.randn(4, 4), nn.Parameter(torch.randn(128, 128))
+    calls, small, weight = 1500, torch.randn(4, 4), nn.Parameter(torch.randn(128, 128))
     started = threading.Barrier(2)
 
     def use_a_copy() -> None:
