@@ -87,7 +87,7 @@ def check(files: Iterable[tuple[Path, ListName]], folders: Iterable[Path] = ()) 
     usable, said = _judged(entries)
     found += said
     policy = _policy_of(folders[0]) if len(folders) == 1 and len(files) == len(list_files(folders[0])) else None
-    found += _meanings(usable, said, policy or _policy(usable))
+    found += _meanings(usable, policy or _policy(usable))
     order = {str(path): index for index, (path, _) in enumerate(files)}
     found.sort(key=lambda each: (order.get(each.path, 0), each.line or 0, each.level == "note"))
     for folder in folders:
@@ -175,22 +175,25 @@ def _policy_of(folder: Path) -> Policy | None:
         return None
 
 
-def _meanings(usable: Iterable[ListEntry], said: Iterable[Finding], policy: Policy) -> Iterator[Finding]:
+def _meanings(usable: Iterable[ListEntry], policy: Policy) -> Iterator[Finding]:
     """What each entry of the policy does."""
-    decided = list(deciding.decide(policy.unscoped).values())
+    listed, decided = Listed(policy), _decisions(policy)
     for entry in usable:
         if entry.scope is None:
-            level, message = _meaning(entry, policy, decided)
+            level, message = _meaning(entry, policy, listed, decided)
         else:
             inside = scopes.effective(policy, ((entry,),))
-            level, message = _meaning(entry, inside, list(deciding.decide(inside.unscoped).values()))
+            level, message = _meaning(entry, inside, Listed(inside), _decisions(inside))
             message = f"inside modules whose path {entry.scope!r} matches: {message}"
         yield Finding(entry.path or "", entry.line, entry.text, entry.cast, level, message)
 
 
-def _meaning(entry: ListEntry, policy: Policy, decided: Iterable[deciding.Decision]) -> tuple[Level, str]:
-    """What the entry does, and where: at the sites whose decision is this entry's."""
-    listed = Listed(policy)
+def _decisions(policy: Policy) -> list[deciding.Decision]:
+    return list(deciding.decide(policy.unscoped).values())
+
+
+def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
+    """What the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
             return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"

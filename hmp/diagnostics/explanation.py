@@ -93,10 +93,9 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
     ops = spelling.resolve(ListEntry(name, "bf16"))
     op = ops[0] if ops else name
     listed = Listed(chosen)
-    in_star = op in set(sites.starred())
-    named = listed.source(op)
-    source = named or (listed.star if in_star else None)
-    meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star and named is None else ())}  # `*` means what no entry names
+    source = listed.entry(op)
+    in_star = listed.source(op) is None and op in sites.starred()  # `*` means what no entry names
+    meant = {*sites.ancestry(op), *((EVERY_OP,) if in_star else ())}
     scoped = [entry for entry in chosen.scoped if not meant.isdisjoint(spelling.resolve(entry))]
     if op in op_facts.DTYPE_OPS:
         source, scoped = None, []

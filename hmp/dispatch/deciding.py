@@ -83,10 +83,9 @@ def _with_composites(found: dict[Any, Decision], policy: Policy) -> dict[Any, De
 def _of_ops(policy: Policy) -> dict[Any, Decision]:
     """What the policy does with torch's own ops, without the functions that only call such ops (see `_with_composites`)."""
     listed = Listed(policy)
-    starred = frozenset(sites.starred()) if listed.star is not None else frozenset()
     found: dict[Any, Decision] = {}
     for op in _candidates(listed):
-        source = listed.source(op) or (listed.star if op in starred else None)
+        source = listed.entry(op)
         if op in op_facts.DTYPE_OPS or (op in op_facts.STRUCTURE and source is None):
             continue
         for site in sites.sites_of(op):

@@ -17,6 +17,7 @@ class Listed:
     def __init__(self, policy: Policy) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+        self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
         """The list entry that `op` follows: its own, else its base's or a synonym's; FP8 before BF16 and FP32 before promote (R4)."""
@@ -29,7 +30,11 @@ class Listed:
                         return self.by_cast[cast][name]
         return None
 
+    def entry(self, op: str) -> ListEntry | None:
+        """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
+        return self.source(op) or (self.star if op in self._starred else None)
+
     def decides(self, op: str) -> tuple[ListName | None, bool]:
         """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""
-        source = self.source(op) or (self.star if self.star is not None and op in sites.starred() else None)
-        return (None, False) if source is None else (source.cast, source.is_autocasts)
+        entry = self.entry(op)
+        return (None, False) if entry is None else (entry.cast, entry.is_autocasts)
