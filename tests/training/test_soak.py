@@ -271,12 +271,12 @@ def test_a_short_soak_gives_what_plain_torch_gives(torch_differences: Callable[[
 
 @needs_proc
 @pytest.mark.slow
-def test_ten_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_differences: Callable[[], list[str]]) -> None:
-    measured = _soak(10_000)
+def test_twelve_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_differences: Callable[[], list[str]]) -> None:
+    measured = _soak(12_000)
     assert torch_differences() == []
-    early = next(each for each in measured if each.steps > 2_000)  # what is made once is made by then
+    middle = next(each for each in measured if each.steps > 6_000)  # a kernel is made once, with the first mix of dtypes that needs it
     late = measured[-1]
-    assert late.steps > 2 * early.steps, measured
-    assert late.tensors == early.tensors, measured
-    assert late.objects < early.objects + 200, measured
-    assert late.resident < early.resident + 4 * 2**20, measured
+    assert late.steps > middle.steps + 3_000, measured
+    assert late.tensors == middle.tensors, measured
+    assert late.objects < middle.objects + 100, measured
+    assert late.resident < middle.resident + 4 * 2**20, measured
