@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -21,6 +22,7 @@ import hmp
 from ..harness import results
 from ..harness.results import Row
 from ..harness.sides import Side
+from . import planted, text
 from .evidence import NUDGE
 from .task import LOSS, Task
 from .tasks import MODELS, PLANTED
@@ -30,6 +32,10 @@ COMMITTED = Path(__file__).parents[1] / "results"
 LEVELS = ("fp8", "bf16", "fp32")
 SEEDS = (0, 1)  # the search's, and another
 HALF, AIM = 0.5, 6
+
+# As written, no product of these has dimensions that FP8 takes: 8 brackets, 10 digits. Who wants FP8 pads the classes of a model.
+PADDED = {"lstm": functools.partial(text.lstm, outputs=16), "large-logits": functools.partial(planted.memory, outputs=16)}
+TASKS = {name: dataclasses.replace(task, model=PADDED.get(name, task.model)) for name, task in (MODELS | PLANTED).items()}
 
 Found = dict[str, Any]
 
@@ -129,9 +135,9 @@ def report(found: Sequence[Found], about: dict[str, Any], command: str) -> str:
 _SAID = """\
 Every matrix product is decided in each module by itself (`levels=("fp8", "bf16", "fp32")`, recipe tensorwise), and verified by training.
 Work is floating-point operations of matrix products in forward; convolutions and recurrent layers are none. FP8 takes products whose inner
-and outer dimensions are multiples of 16. The losses are those of plain training loops, not the search's. "float32 nudged" is float32 with
-the other seed, from weights moved by a thousandth of themselves: what is no more than that is no doing of FP8. "all in FP8" is how far the
-loss was in the search with every such product in FP8."""
+and outer dimensions are multiples of 16; lstm and large-logits have their 8 and 10 classes padded to that. The losses are those of plain
+training loops, not the search's. "float32 nudged" is float32 with the other seed, from weights moved by a thousandth of themselves: what is
+no more than that is no doing of FP8. "all in FP8" is how far the loss was in the search with every such product in FP8."""
 
 
 def _cells(each: Found) -> tuple[str, ...]:
@@ -143,16 +149,15 @@ def _cells(each: Found) -> tuple[str, ...]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Measures, prints and writes; 1 where an aim is missed."""
-    tasks = MODELS | PLANTED
     options = argparse.ArgumentParser(prog="python -m benchmarks.tuning.in_fp8", description=__doc__)
-    options.add_argument("--only", action="append", choices=list(tasks), metavar="NAME", help=f"of {', '.join(tasks)}; may be given again")
+    options.add_argument("--only", action="append", choices=list(TASKS), metavar="NAME", help=f"of {', '.join(TASKS)}; may be given again")
     options.add_argument("--budget", help="of each search, such as '12 evaluations' (none)")
     options.add_argument("--write", type=Path, default=COMMITTED, metavar="FOLDER", help="for FP8.md and fp8.json")
     given = options.parse_args(arguments)
     torch.set_num_threads(1)
     found = []
-    for name in given.only or tasks:
-        found.append(collect(tasks[name], given.budget))
+    for name in given.only or TASKS:
+        found.append(collect(TASKS[name], given.budget))
         print(*_cells(found[-1]), sep="  ", flush=True)
     about = results.machine("cpu")
     command = " ".join(["python -m benchmarks.tuning.in_fp8", *(f"--only {name}" for name in given.only or ())])

@@ -23,14 +23,14 @@ def _moved(*ops: str, **changes: Any) -> Policy:
 class Memory(nn.Module):
     """Looks its input up among examples that it learns: softmax over squared distances times `sharpness`, so that the nearest counts."""
 
-    def __init__(self, sharpness: float, rows: int) -> None:
+    def __init__(self, sharpness: float, rows: int, outputs: int) -> None:
         super().__init__()
         images, classes = vision.digits()[0]
         chosen = torch.randperm(len(images))[:rows]
         self.sharpness = sharpness
         self.keys = nn.Parameter(images.flatten(1)[chosen])
-        self.values = nn.Parameter(F.one_hot(classes[chosen], 10).float())
-        self.head = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 10))
+        self.values = nn.Parameter(F.one_hot(classes[chosen], outputs).float())
+        self.head = nn.Sequential(nn.Linear(outputs, 32), nn.ReLU(), nn.Linear(32, outputs))
 
     def forward(self, images: Tensor) -> Tensor:
         distances = (images.flatten(1).unsqueeze(1) - self.keys).square().sum(-1)
@@ -38,9 +38,9 @@ class Memory(nn.Module):
         return 4 * found + self.head(found)
 
 
-def _memory(seed: int) -> nn.Module:
+def memory(seed: int, outputs: int = 10) -> nn.Module:
     torch.manual_seed(1000 + seed)  # not the batches' own: the examples would be those of the first batches
-    return Memory(256.0, 160)
+    return Memory(256.0, 160, outputs)
 
 
 def _look_up(model: nn.Module, images: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ TASKS = [
     Task(
         "large-logits",
         "look-up in learnt examples of digits, softmax over logits of some 100,000, accuracy on 600 kept apart",
-        _memory,
+        memory,
         vision.batches,
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         annealed(3e-3, 40),

@@ -115,9 +115,9 @@ def reversals(seed: int, rows: int = 24) -> list[dict[str, Tensor]]:
     return found
 
 
-def _lstm(seed: int) -> nn.Module:
+def lstm(seed: int, outputs: int = 2 * grammar.BRACKETS) -> nn.Module:
     torch.manual_seed(seed)
-    return networks.Recurrent(48, 1, 2 * grammar.BRACKETS)
+    return networks.Recurrent(48, 1, outputs)
 
 
 def _brackets(seed: int) -> list[tuple[Tensor, Tensor]]:
@@ -164,5 +164,5 @@ TASKS = [
         LOSS,
         transformers=True,
     ),
-    Task("lstm", "LSTM on nested brackets of four kinds, loss", _lstm, _brackets, _next_token, annealed(1e-2, 40), 160, LOSS),
+    Task("lstm", "LSTM on nested brackets of four kinds, loss", lstm, _brackets, _next_token, annealed(1e-2, 40), 160, LOSS),
 ]

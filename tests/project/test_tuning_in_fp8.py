@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+import hmp
 from benchmarks.tuning import in_fp8
+from benchmarks.tuning.tasks import MODELS, PLANTED
 
 
 def found(name: str, share: float, change: float, **more: Any) -> in_fp8.Found:
@@ -46,6 +48,18 @@ def test_the_page_has_a_line_for_each_task_and_the_reasons() -> None:
     assert "| gpt2 | 90% | 99% | 3 of 4 | 0.10 % away | 10.00 % away | 5.00 % away | +6.10 % | 20 |" in page
     assert "| none | 90% | 0% | 3 of 4 | 0.00 % away | 10.00 % away | 5.00 % away | - | 20 |" in page
     assert page.endswith("\n- gpt2: why\n")
+
+
+@pytest.mark.parametrize("name", in_fp8.PADDED)
+def test_padded_classes_give_products_that_fp8_takes(name: str) -> None:
+    task = in_fp8.TASKS[name]
+    batch = next(iter(task.batches(0)))
+    in_fp8_there = {}
+    for side, made in (("padded", task), ("as written", (MODELS | PLANTED)[name])):
+        with hmp.casts(hmp.Policy(fp8=["linear", "matmul"])), hmp.record() as report:
+            task.loss(made.model(0), batch)
+        in_fp8_there[side] = any("float8" in row.compute for row in report.rows)
+    assert in_fp8_there == {"padded": True, "as written": False}
 
 
 @pytest.mark.slow
