@@ -105,14 +105,23 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
 
 def _counted() -> tuple[int, int, int]:
     """The reference counts of a tensor that nobody else holds: of its storage, of the tensor, and of a view's base."""
-    plain = torch.empty(1)
+    plain = torch.empty(1, device="cpu")
     storage = storage_of(plain)
     owners, holders = _use_count(storage._cdata) + sys.getrefcount(storage), _holders(plain)
     view: Any = plain.view(1)
     return owners, holders, _holders(view._base)
 
 
-_SOLE_OWNER, _SOLE_HOLDER, _HOLDER_OF_A_BASE = _counted()
+def _counted_in_a_thread() -> tuple[int, int, int]:
+    """The counts from a thread of its own: hmp may be imported first inside inference_mode(), where views have no base, or a fake mode."""
+    found: list[tuple[int, int, int]] = []
+    thread = threading.Thread(target=lambda: found.append(_counted()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+_SOLE_OWNER, _SOLE_HOLDER, _HOLDER_OF_A_BASE = _counted_in_a_thread()
 
 
 def _is_only_holder(tensor: Tensor, owners: int) -> bool:
