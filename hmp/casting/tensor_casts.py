@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeGuard
@@ -36,7 +35,7 @@ _and = torch.logical_and
 _not = torch.logical_not
 _detach = torch.Tensor.detach
 _dispatch = torch.Tensor.__torch_dispatch__
-_vector_norm = torch.linalg.vector_norm
+_aminmax = torch.aminmax
 _compiling = torch.compiler.is_dynamo_compiling
 
 
@@ -75,7 +74,10 @@ def _is_known_within(tensor: Tensor, limit: float) -> bool:
     """
     if type(tensor) is not Tensor or not tensor.is_cpu or _compiling() or _dispatch_modes() or not in_plain_autograd():
         return False
-    return not tensor.numel() or float(_vector_norm(_detach(tensor), math.inf)) <= limit  # a NaN is not
+    if not tensor.numel():
+        return True
+    least, most = _aminmax(_detach(tensor))  # a thirteenth of the time of linalg.vector_norm(ord=inf)
+    return -limit <= float(least) and float(most) <= limit  # a NaN is not
 
 
 def cast_saturating(tensor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -71,7 +71,7 @@ NAMES: dict[str, Any] = {
     "call_arguments": call_arguments, "NOT_GIVEN": NOT_GIVEN, "Tensor": torch.Tensor, "Parameter": torch.nn.Parameter,
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64,
     "__name__": __name__, "SIGNATURES": _SIGNATURES,
-    "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast,
+    "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast, "WITHIN": tensor_casts.within,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "shared_cast": shared_cast, "TO": tensor_casts.TO,
     "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
 }  # fmt: skip
@@ -209,8 +209,8 @@ def _asked(calls: _Calls, regional: bool) -> list[str]:
 
 
 def _is_cast(parameter: Parameter) -> bool:
-    """Whether the dispatcher casts the parameter's tensor. Not a mask's: the wrapper casts it, saturating (R12)."""
-    return parameter.holds in ("tensor", "tensor?") and parameter.name != "attn_mask"
+    """Whether the dispatcher casts the parameter's tensor."""
+    return parameter.holds in ("tensor", "tensor?")
 
 
 def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
@@ -219,10 +219,10 @@ def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
     others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
     lines = []
     for p in signature.usual:
-        if p.name == "attn_mask":
-            taken = f"is bool_ or dtype is {to}"
-            lines += [f"{indent}cast = cast and (attn_mask is None or (dtype := attn_mask.dtype) {taken})"]
         if not _is_cast(p):
+            continue
+        if p.name == "attn_mask":
+            lines += _mask_cast(fast_path, others, indent)
             continue
         absent = f"{p.name} is not None and " if p.holds == "tensor?" else ""
         lines += [
@@ -235,6 +235,21 @@ def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
             f"{indent}    {p.name}_cast = {p.name}",
         ]
     return lines
+
+
+def _mask_cast(fast_path: FastPath, others: str, indent: str) -> list[str]:
+    """Lines that cast a plain mask of numbers, saturating (R12); one of bools stays."""
+    to = str(fast_path.dtype).removeprefix("torch.")
+    return [
+        f"{indent}if attn_mask is None or (dtype := attn_mask.dtype) is bool_ or dtype is {to}:",
+        f"{indent}    attn_mask_cast = attn_mask",
+        f"{indent}elif ((kind := type(attn_mask)) is Tensor or kind is Parameter) and ({others}):",
+        f"{indent}    mask = WITHIN(attn_mask, {to})",
+        *_cast_of("mask", fast_path, indent + "    "),
+        f"{indent}    attn_mask_cast = mask_cast",
+        f"{indent}else:",
+        f"{indent}    cast = False",
+    ]
 
 
 def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
