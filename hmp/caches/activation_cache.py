@@ -26,8 +26,8 @@ _grad_enabled = torch.is_grad_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
-# In bytes, as WORTH_KEEPING. To set a mark takes ten times as long in a process with other Python threads.
-WORTH_A_SLOW_MARK = 16 * shared_cast.WORTH_KEEPING
+# In bytes. To set a mark takes ten times as long in a process with other Python threads.
+WORTH_A_SLOW_MARK = 2**19
 # Copies made in a row and not used again after which activations of the same origin are cast only; of those, one in _LOOK_AGAIN is marked.
 _SEEN_ENOUGH = 32
 _MOST_ORIGINS = 4096
@@ -63,12 +63,14 @@ _last: tuple[Tensor | None, weakref.ref[_Entry] | None] = (None, None)
 
 def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`: an earlier copy where it still has the right values, else a new cast."""
+    # A trace must contain the cast, not its result, and a dual tensor's copy has a tangent of its own. Asked first: torch.jit compares the
+    # lines of a trace that was made with gradients with those of one made without.
+    if _compiling() or _dispatch_modes() or not in_plain_autograd():
+        return cast(tensor, dtype)
     grad = _grad_enabled()
     least = shared_cast.least if grad and tensor.requires_grad else shared_cast.WORTH_KEEPING
     if tensor.layout is not torch.strided or tensor.nbytes < least:
         return cast(tensor, dtype)
-    if _compiling() or _dispatch_modes() or not in_plain_autograd():
-        return cast(tensor, dtype)  # a trace must contain the cast, not its result; a dual tensor's copy has a tangent of its own
     inference = tensor.is_inference()
     if grad and inference:
         return cast(tensor, dtype)

@@ -88,7 +88,7 @@ def set_sharing(least: int | None) -> None:
     activations are small, 0 the most memory. Results and gradients are the same bits. Raises HmpError for any other value.
     """
     _check_bytes("set_sharing", least)
-    shared_cast.least = shared_cast.WORTH_KEEPING if least is None else least
+    shared_cast.least = shared_cast.DEFAULT_LEAST if least is None else least
 
 
 def _check_bytes(function: str, value: object) -> None:

@@ -9,11 +9,15 @@ from ..torch_private import unsafe_view as _unsafe_view
 
 _view_as = Tensor.view_as  # torch's own, taken before anything is patched
 
-# Bytes of a tensor from which its copy is quicker found again than made again, where no gradient is needed. Not numel(), an op in a trace.
-WORTH_KEEPING = 32768
-# The same where one is needed, which hmp.set_sharing() changes: there a use costs a node of the graph. Measured in training steps: at
-# 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the default is small.
-least = WORTH_KEEPING
+# Bytes of an activation from which, where no gradient is needed, its copy is quicker found again than made again: below, marking the memory
+# takes longer than the casts that are saved. Measured in inference: from 32 KiB on it took 2 to 4 % of small models' time, at 260 KiB to
+# 1 MiB nothing. Not numel(), an op in a trace.
+WORTH_KEEPING = 2**20
+# The same where one is needed, which hmp.set_sharing() changes, of activations and weights: there a use costs a node of the graph. Measured
+# in training steps: at 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the
+# default is small.
+DEFAULT_LEAST = 2**15
+least = DEFAULT_LEAST
 
 # Casts that a copy saved, by thread: no count is lost between threads, and a recording asks what the call that it sees was saved.
 _hits: dict[int, int] = {}

@@ -365,7 +365,7 @@ def test_gradients_are_the_same_with_caches_at_sizes_that_are_shared():
             seen += [x.grad.clone(), grads(model), look(model, x)]
         return seen
 
-    assert_caches_change_nothing(scenario, share_above=shared_cast.WORTH_KEEPING)
+    assert_caches_change_nothing(scenario, share_above=shared_cast.DEFAULT_LEAST)
 
 
 def test_gradients_are_what_explicit_casts_give():
