@@ -32,7 +32,7 @@ _lock = fork_safe.RLock()
 # torch's function → its counterpart. torch.mm and torch._VF.mm are two objects that are equal, and have one.
 _counterparts: dict[Any, Counterpart] = {}
 _places: dict[Any, list[tuple[Any, str, Any]]] = {}  # torch's function → (module, name, dispatcher) where users find it
-_asked: list[types.ModuleType] = []  # modules of torch._C whose class has `_Defined` descriptors
+_asked: dict[types.ModuleType, type] = {}  # modules of torch._C whose class has `_Defined` descriptors → their class before
 _in_types: list[tuple[type, str, Any]] = []  # type, name, the attribute before `_put`
 _tables: list[Callable[[], list[Any]]] = []  # each returns the containers of hmp's that hold dispatchers
 _MISSING = object()
@@ -256,17 +256,19 @@ def _put(cls: type, name: str, value: Any) -> None:
 
 def _ask(module: types.ModuleType, name: str, original: Any) -> None:
     if module not in _asked:
-        _asked.append(module)
+        _asked[module] = type(module)
         module.__class__ = type("module", (type(module),), {"__slots__": ()})
     setattr(type(module), name, _Defined(name, original))
 
 
 def _restore() -> None:
     with _lock:
-        while _in_types:
-            _change_type(*_in_types.pop())
+        while _in_types:  # each is dropped once it is undone, as in patches.restore()
+            _change_type(*_in_types[-1])
+            _in_types.pop()
         while _asked:
-            module = _asked.pop()
-            module.__class__ = type(module).__bases__[0]
+            module, before = next(reversed(_asked.items()))
+            module.__class__ = before
+            _asked.popitem()
         for each in (_places, _counterparts, _tables):
             each.clear()

@@ -65,7 +65,8 @@ def swap(function: Any, target: Callable[..., Any]) -> None:
     try:
         function.__code__ = new
     except BaseException:
-        del _swapped[function]
+        if function.__code__ is not new:  # an interrupt may come right after it was set
+            del _swapped[function]
         raise
 
 
@@ -91,7 +92,8 @@ def rebind(owner: Any, name: str, value: Any) -> None:
     try:
         setattr(owner, name, value)
     except BaseException:
-        del _rebound[place]
+        if vars(owner).get(name, _MISSING) is not value:  # an interrupt may come right after it was set
+            del _rebound[place]
         raise
 
 
@@ -109,32 +111,37 @@ def rebind_again(owner: Any, name: str, value: Any) -> None:
 
 
 def on_restore(undo: Callable[[], None]) -> None:
-    """Has `restore()` call `undo`: for what is neither a swap nor a rebinding."""
+    """Has `restore()` call `undo`: for what is neither a swap nor a rebinding. It may be called again, after an interrupt."""
     _undo.append(undo)
 
 
 def restore() -> None:
-    """Undoes everything above, latest first. What other code has patched since stays, with a warning (R16)."""
+    """Undoes everything above, latest first. What other code has patched since stays, with a warning (R16).
+
+    A record is dropped once its patch is undone: after an interrupt the next call goes on with it.
+    """
     foreign: list[str] = []
     while _undo:
-        _undo.pop()()
+        _undo[-1]()
+        _undo.pop()
     while _rebound:
-        _, (owner, name, old, value) = _rebound.popitem()
+        owner, name, old, value = next(reversed(_rebound.values()))
         found = vars(owner).get(name, _MISSING)
-        if found is old:
-            continue  # other code has put it back
-        if found is not value:
+        if found is value:
+            if old is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, old)
+        elif found is not old:  # else other code has put it back
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
-        elif old is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, old)
+        _rebound.popitem()
     while _swapped:
-        function, (old_code, new_code) = _swapped.popitem()
+        function, (old_code, new_code) = next(reversed(_swapped.items()))
         if function.__code__ is new_code:
             function.__code__ = old_code
         elif function.__code__ is not old_code:
             foreign.append(_name(function))
+        _swapped.popitem()
     _unpatched.clear()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)

@@ -85,8 +85,8 @@ def rebind_names(dispatchers: Dispatchers) -> None:
     for slot in _slots(dispatchers):
         original = slot.value()
         dispatcher = dispatchers[id(unwrapped(original))]
+        rebound.append((_reference(slot.holder), slot.key, dispatcher, original))  # first, as what is put may be interrupted
         slot.put(dispatcher)
-        rebound.append((_reference(slot.holder), slot.key, dispatcher, original))
 
 
 def _slots(dispatchers: Dispatchers) -> Iterator[Slot]:

@@ -37,7 +37,7 @@ def install(own: Callable[[Any], Any]) -> None:
     """
     finder = _Finder(own)
     sys.meta_path.insert(0, finder)
-    patches.on_restore(lambda: sys.meta_path.remove(finder))
+    patches.on_restore(lambda: sys.meta_path.remove(finder) if finder in sys.meta_path else None)
     patches.on_restore(_then.clear)
 
 
