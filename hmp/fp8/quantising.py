@@ -22,6 +22,8 @@ _flatten, _pad, _transpose, _unflatten = torch.flatten, torch.constant_pad_nd, t
 _squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
 _float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
 
+_compiling = torch.compiler.is_dynamo_compiling
+
 _NAN = float("nan")
 _MANTISSA_BITS, _BIAS = 23, 127  # of float32
 _LARGEST_FACTOR = 2.0**126  # of those whose reciprocal is a normal float32
@@ -96,7 +98,8 @@ def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
 
 
 def _finite_magnitudes(tensor: Tensor) -> Tensor:
-    return _nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)
+    # inductor's C++ does not compile where one bfloat16 tensor is reduced along both of its axes; in float32 it is the same maximum
+    return _nan_to_num(_abs(_float(tensor) if _compiling() else tensor), 0.0, 0.0, 0.0)
 
 
 def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:

@@ -76,10 +76,11 @@ def convert(  # noqa: PLR0913
     """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
     "" and None mean the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
-    convolutions in the low dtype and every other op in float32, whatever files are named. `policy` takes a Policy, a preset's name or a
-    folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise. `isVerbose` (or
-    `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose modules scoped lines
-    (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call replaces the policy.
+    convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named. `policy` takes a Policy,
+    a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise.
+    `isVerbose` (or `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose
+    modules scoped lines (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call
+    replaces the policy.
     Raises OpListError for lists that cannot be used and HmpError for other wrong arguments; torch is then as it was before.
     """
     is_verbose = isVerbose if verbose is None else verbose
@@ -122,6 +123,11 @@ def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tu
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy)
     if opt_level == "O2":
+        if files[3]:
+            raise HmpError(
+                "fp8_file_path= and opt_level='O2', which has no product in FP8, exclude each other; "
+                "give policy=hmp.Policy.load('habana-o2').replace(fp8={'linear', ...})"
+            )
         return as_policy("habana-o2")
     if not any(files):
         return as_policy(HABANA)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
+import hmp
 from hmp.fp8 import PRODUCTS, RECIPES, why_not
 
 NAMES = list(RECIPES)
@@ -81,6 +82,30 @@ def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
     found, wanted = ([y, *torch.autograd.grad(y, (x, w), grad)] for y in (torch.compile(linear, fullgraph=True)(x, w), linear(x, w)))
     for mine, eager in zip(found, wanted, strict=True):
         assert float((mine.detach().float() - eager.detach().float()).norm() / eager.detach().float().norm()) < 0.005
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("inductor_has_compiled")
+@pytest.mark.parametrize("recipe", NAMES)
+def test_inductor_compiles_a_product_of_a_result_with_itself(recipe: str) -> None:
+    """One bfloat16 tensor is quantised along both of its axes there, for which inductor once wrote C++ that no compiler takes."""
+    layer, x = torch.nn.Linear(32, 32), torch.randn(4, 32, 32)
+
+    def scores(x: torch.Tensor) -> torch.Tensor:
+        y = layer(x)
+        return y @ y.transpose(-1, -2)
+
+    with hmp.casts(hmp.Policy(fp8={"linear", "matmul"}, fp8_recipe=recipe)):
+        for run in (torch.compile(scores, fullgraph=True), scores):
+            layer.zero_grad()
+            y = run(x)
+            y.float().pow(2).sum().backward()
+            exact, gradient = y.detach().float(), layer.weight.grad
+            reference = torch.nn.functional.linear(x, layer.weight.detach(), layer.bias.detach())
+            assert float((exact - reference @ reference.mT).norm() / (reference @ reference.mT).norm()) < 0.06
+            assert gradient is not None
+            assert gradient.isfinite().all()
+            assert float(gradient.norm()) > 0
 
 
 @pytest.mark.slow

@@ -102,6 +102,10 @@ def test_the_users_list_replaces_the_default_of_its_kind_only(lists):
 def test_convert_takes_o2_or_a_policy():
     with pytest.raises(hmp.HmpError, match="policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other"):
         hmp.convert(opt_level="O2", policy="habana")
+    with pytest.raises(
+        hmp.HmpError, match="fp8_file_path= and opt_level='O2', which has no product in FP8, exclude each other; give policy="
+    ):
+        hmp.convert(opt_level="O2", fp8_file_path="fp8.txt")
     assert not hmp.is_converted()
     with hmp.convert(opt_level="O1", policy="habana"):
         assert torch.relu(torch.ones(2)).dtype is torch.bfloat16
