@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 
 import hmp
 
@@ -35,6 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
+    from ..numerics.compare import low_in_place_of_fp8
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
@@ -47,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
         found = recipe.load(options.recipe, "compare")
         step = found.make_step()
         assert step.model is not None  # a recipe for compare has one
+        low = low_in_place_of_fp8(policy) if policy.scoped else None
         if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
             hmp.apply(step.model, policy)
             policy = policy.unscoped
@@ -54,7 +57,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 2
     try:
-        result = hmp.compare(LossAsModel(step.model, found.loss), (step.batches[0],), policy, loss=lambda loss: loss)
+        model, batch = LossAsModel(step.model, found.loss), (step.batches[0],)
+        result = hmp.compare(model, batch, policy, loss=lambda loss: loss)
+        if low is not None:
+            hmp.remove(step.model)
+            hmp.apply(step.model, low)
+            result = replace(result, in_low=hmp.compare(model, batch, low.unscoped, loss=lambda loss: loss))
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1

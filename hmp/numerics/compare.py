@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,8 @@ def compare(
 ) -> Comparison:
     """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
 
+    A policy with an FP8 list is compared twice, the second time with the low dtype in the place of FP8: FP8 beside bfloat16 beside float32.
+
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
     there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
@@ -48,6 +51,25 @@ def compare(
     """
     _check(model, loss)
     chosen = _choose(model, policy)
+    found = _compared(model, batch, chosen, loss)
+    low = low_in_place_of_fp8(chosen)
+    # modules to which a policy is applied would follow that one again
+    if low is None or any(applied_policy(module) is not None for module in model.modules()):
+        return found
+    return replace(found, in_low=_compared(model, batch, low, loss))
+
+
+def low_in_place_of_fp8(policy: Policy) -> Policy | None:
+    """The policy with its FP8 list on its BF16 list, None where it has none."""
+    in_fp8 = frozenset(policy.entries("fp8"))
+    if not in_fp8:
+        return None
+    others = tuple(entry for entry in policy.scoped if entry.cast != "fp8")
+    low = (policy.bf16 | in_fp8) - {entry.text for entry in others if entry.cast == "bf16"}
+    return policy.replace(fp8=frozenset(), bf16=low, scoped=others, name=f"{policy.name} without FP8")
+
+
+def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None) -> Comparison:
     statistics = Statistics()
     attribution = Attribution(lambda result: shadows.ended(result))
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
@@ -79,6 +101,7 @@ def compare(
         notes=notes,
         model=model._get_name(),
         device=_device(model),
+        in_low=None,
         **provenance(),
     )
 

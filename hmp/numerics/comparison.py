@@ -63,7 +63,8 @@ class Comparison:
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
     independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
     share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model` is the
-    model's class, `date` when it was compared, `hmp` and `torch` are versions.
+    model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
+    place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it.
     """
 
     policy: str
@@ -80,6 +81,7 @@ class Comparison:
     date: str = ""
     hmp: str = ""
     torch: str = ""
+    in_low: Comparison | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -98,6 +100,7 @@ class Comparison:
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
+            "in_low": None if self.in_low is None else self.in_low.to_dict(),
         }
 
     def to_json(self, path: str | Path) -> Path:
@@ -127,10 +130,21 @@ class Comparison:
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}"]
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
         lines.append("  accumulated relative error: " + ", ".join(f"{name} {_short(v)}" for name, v in ends if v is not None))
-        for title, groups in (("op", self.by_op()), ("module", self.by_module())):
-            table: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
+        if self.in_low is not None:
+            low = ", ".join(f"{name} {_short(v)}" for name, _ in ends if (v := getattr(self.in_low, name)) is not None)
+            lines.append(f"  with the low dtype in the place of FP8: {low}")
+        for title, groups, in_low in self._tables():
+            heads = ("isolated", *(("without FP8",) if self.in_low is not None else ()), "ulps", "accumulated", "ulps", "share")
+            table: list[tuple[str, ...]] = [(title, "calls", *heads)]
             for g in groups[:20]:
-                numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
+                beside = (_most(in_low.get(g.name, 0.0), 1),) if self.in_low is not None else ()
+                numbers = (
+                    _most(g.isolated, 1),
+                    *beside,
+                    _most(g.isolated_ulps, 256),
+                    _most(g.accumulated, 1),
+                    _most(g.accumulated_ulps, 256),
+                )
                 table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
             lines += ["", *(f"  {line}" for line in aligned(table))]
             if len(groups) > 20:
@@ -138,6 +152,13 @@ class Comparison:
         lines.append("")
         lines += self._first_changes() or [self._why_nothing()]
         return "\n".join([*lines, *self.notes])
+
+    def _tables(self) -> list[tuple[str, list[Group], dict[str, float]]]:
+        """The tables of str(): title, groups, and each group's isolated error with the low dtype in the place of FP8."""
+        low = self.in_low
+        beside = ([], []) if low is None else (low.by_op(), low.by_module())
+        tables = zip(("op", "module"), (self.by_op(), self.by_module()), beside, strict=True)
+        return [(title, groups, {g.name: g.isolated for g in others}) for title, groups, others in tables]
 
     def _why_nothing(self) -> str:
         """Why no change to the lists is advised."""

@@ -7,6 +7,7 @@
     loss_value, loss_source   the loss, and what it was
     advice       [{"op": ..., "share": ...}]: what to move to the FP32 list first, or to take off the FP8 list
     notes        sentences that a reader must know
+    in_low       the same of a run with the low dtype in the place of FP8; None without FP8
     model, device, date, hmp, torch    the model's class, where and when it was compared, and the versions
     rows         one for each op, or each ATen op of one, in one module and direction:
         op, aten      the op as lists spell it, and the ATen op that was seen
@@ -57,6 +58,7 @@ def comparison_page(values: Mapping[str, Any]) -> str:
     policy = {"name": policy} if isinstance(policy, str) else policy
     low = policy.get("dtype") or next((row["dtype"] for row in rows if row["dtype"] in HALF_ULP), "bfloat16")
     ordered = sorted((row for row in rows if row["order"] is not None), key=lambda row: row["order"])
+    in_low = values.get("in_low") or {}
     by_error = sorted(rows, key=lambda row: -_or_zero(row["isolated"]))
     return render(
         "comparison.html.j2",
@@ -64,7 +66,7 @@ def comparison_page(values: Mapping[str, Any]) -> str:
         verdict=_verdict(values, policy.get("name") or "the policy", low, rows),
         made={name: values.get(name) for name in ("model", "device", "date", "hmp", "torch")},
         policy=policy,
-        ends=[(name, _number(values.get(name))) for name in ("output", "loss", "gradient")],
+        ends=[(name, _number(values.get(name)), _number(in_low.get(name))) for name in ("output", "loss", "gradient")],
         loss_value=_number(values.get("loss_value")),
         loss_source=values.get("loss_source") or "",
         notes=list(values.get("notes") or ()),
