@@ -44,8 +44,9 @@ OTHERS = (
      "1,024 steps of a GRU or RNN the weights' gradients are 3 to 15 % off float32's under both, 0.3 % under torch.autocast without its "
      "cache"),
     ("`torch.ops.aten.*`, and ops that a C++ extension calls", "are cast", "are left to torch", "hmp stands at torch's Python names"),
-    ("`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in eval, without gradients", "run a fused kernel",
-     "run op by op, as in training", "R8: one module has one precision"),
+    ("`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in eval, without gradients",
+     "run a fused kernel, which leaves zeros at padded positions",
+     "run op by op, as in training: what stands at padded positions is not zero", "R8: one module has one precision"),
     ("`binary_cross_entropy` on CUDA", "raises", "runs in float32", "it stands on the FP32 list of `torch-cuda`"),
     ("ops without elements, such as the inverse of a 0x0 matrix", "keep the low dtype", "may give float32",
      "R11's table knows ops and not sizes"),
