@@ -127,38 +127,25 @@ class Comparison:
         return html.box(heading, html.table(heads, rows, numbers=4), first)
 
     def __str__(self) -> str:
-        lines = [f"policy {self.policy!r} against float32, {self.loss_source}"]
-        ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
-        lines.append("  accumulated relative error: " + ", ".join(f"{name} {_short(v)}" for name, v in ends if v is not None))
-        if self.in_low is not None:
-            low = ", ".join(f"{name} {_short(v)}" for name, _ in ends if (v := getattr(self.in_low, name)) is not None)
-            lines.append(f"  with the low dtype in the place of FP8: {low}")
-        for title, groups, in_low in self._tables():
-            heads = ("isolated", *(("without FP8",) if self.in_low is not None else ()), "ulps", "accumulated", "ulps", "share")
-            table: list[tuple[str, ...]] = [(title, "calls", *heads)]
-            for g in groups[:20]:
-                beside = (_most(in_low.get(g.name, 0.0), 1),) if self.in_low is not None else ()
-                numbers = (
-                    _most(g.isolated, 1),
-                    *beside,
-                    _most(g.isolated_ulps, 256),
-                    _most(g.accumulated, 1),
-                    _most(g.accumulated_ulps, 256),
-                )
-                table.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
-            lines += ["", *(f"  {line}" for line in aligned(table))]
+        low = self.in_low
+        lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
+        if low is not None:
+            lines.append(f"  with the low dtype in the place of FP8: {low._ends()}")
+        for title, groups, in_low in (
+            ("op", self.by_op(), None if low is None else low.by_op()),
+            ("module", self.by_module(), None if low is None else low.by_module()),
+        ):
+            lines += ["", *(f"  {line}" for line in aligned(_table(title, groups[:20], in_low)))]
             if len(groups) > 20:
                 lines.append(f"  and {len(groups) - 20} with less: the page and .by_{title}() have them all")
         lines.append("")
         lines += self._first_changes() or [self._why_nothing()]
         return "\n".join([*lines, *self.notes])
 
-    def _tables(self) -> list[tuple[str, list[Group], dict[str, float]]]:
-        """The tables of str(): title, groups, and each group's isolated error with the low dtype in the place of FP8."""
-        low = self.in_low
-        beside = ([], []) if low is None else (low.by_op(), low.by_module())
-        tables = zip(("op", "module"), (self.by_op(), self.by_module()), beside, strict=True)
-        return [(title, groups, {g.name: g.isolated for g in others}) for title, groups, others in tables]
+    def _ends(self) -> str:
+        """The errors of the whole that are known."""
+        ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
+        return ", ".join(f"{name} {_short(value)}" for name, value in ends if value is not None)
 
     def _why_nothing(self) -> str:
         """Why no change to the lists is advised."""
@@ -256,6 +243,19 @@ def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
         for each, of in groups.items()
     ]
     return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
+
+
+def _table(title: str, groups: list[Group], in_low: list[Group] | None) -> list[tuple[str, ...]]:
+    """A table of str(). `in_low`, the groups with the low dtype in the place of FP8, has a column for their isolated errors."""
+    lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
+    for g in groups:
+        numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
+        lines.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
+    if in_low is None:
+        return lines
+    isolated = {g.name: g.isolated for g in in_low}
+    beside = ["without FP8", *(_most(isolated.get(g.name, 0.0), 1) for g in groups)]
+    return [(*line[:3], error, *line[3:]) for line, error in zip(lines, beside, strict=True)]
 
 
 def _short(value: float) -> str:
