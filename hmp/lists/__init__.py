@@ -3,6 +3,7 @@
 from . import conflicts, policy_folder, scopes, spelling
 from .entries import AUTOCAST, CASTS, EVERY_OP, LISTS, ListEntry, ListName, parse_list, read_list
 from .listed import Listed
+from .model_wrappers import unwrapped
 from .policy import DEFAULT, HABANA, Policy, as_policy
 from .policy_folder import OPTIONAL_FILES, list_files, word_files
 from .presets import device_preset, home, policies
@@ -36,5 +37,6 @@ __all__ = [
     "resolve",
     "scopes",
     "spelling",
+    "unwrapped",
     "word_files",
 ]

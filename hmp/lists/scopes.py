@@ -16,6 +16,7 @@ from ..ops import sites
 from . import presets, spelling
 from .conflicts import RIVALS
 from .entries import AUTOCAST, LISTS, ListEntry
+from .model_wrappers import unwrapped
 from .policy import Policy
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
@@ -30,7 +31,8 @@ class ModuleNode(NamedTuple):
     """A module at one of its paths in a model, with the scoped entries that match the path. `parent` is the node of the module that
     contains it, None for the model itself.
 
-    `spelled` is the path that named_modules() gives, `path` is that without torch.compile's part. An entry may match either.
+    `spelled` is the path that named_modules() gives, `path` is that in the model itself: without torch.compile's part and without wrappers
+    around the model (`module.` of DDP). An entry may match either.
     """
 
     path: str
@@ -185,9 +187,10 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
     ScriptModules are left out: they are compiled, and no policy reaches their ops.
     """
     matching = [(re.compile(fnmatch.translate(str(entry.scope))), entry) for entry in entries]
+    wrappers = unwrapped(model)[0]
 
     def node(spelled: str, module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
-        path = plain_path(spelled)
+        path = plain_path(f"{spelled}.".removeprefix(f"{wrappers}.").removesuffix("."))
         matched = tuple(entry for glob, entry in matching if glob.match(path) or glob.match(spelled))
         return ModuleNode(path, spelled, module, matched, parent)
 
