@@ -268,7 +268,19 @@ def builtin_table() -> dict[int, str]:
 # --- torch.autocast --------------------------------------------------------------------------------------------------------
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
+# A context manager, written in C: torch.autocast is off in this thread, for every device; its end switches on what it switched off.
+autocast_off: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableAutocast")
 is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
+_DEVICE_TYPES = tuple(filter(is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
+_privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_name")
+_is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
+
+
+def devices_in_autocast() -> list[str]:
+    """The device types that torch.autocast is enabled for in this thread."""
+    return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+
+
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.
 AUTOCAST_CAST = _place("torch.amp.autocast_mode._cast")
 

@@ -1,6 +1,6 @@
 """The policy in force in this thread or asyncio task, and the regions that change it."""
 
-from . import regions, state
+from . import regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
@@ -16,6 +16,7 @@ from .state import (
     casts_enabled,
     current_state,
 )
+from .suspensions import Suspension
 
 __all__ = [
     "PROCESS",
@@ -27,6 +28,7 @@ __all__ = [
     "Off",
     "Region",
     "Replacements",
+    "Suspension",
     "UnderCapturedState",
     "call_without_casts",
     "casts_enabled",
@@ -35,5 +37,6 @@ __all__ = [
     "enable_casts",
     "regions",
     "state",
+    "suspensions",
     "without_casts",
 ]

@@ -35,6 +35,7 @@ from .state import (
     put,
     regions_open,
 )
+from .suspensions import call_innermost, suspend
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -90,13 +91,16 @@ def _ending(entered: EnteredRegion) -> Generator[None]:
         entered.now = None  # end(), written out: an interrupt may be raised where a function is called
         if state.get() is entered:
             state.put(entered.before)
+        if entered.suspension is not None:
+            entered.suspension.end()
 
 
 class Region:
     """A context manager and decorator: inside it `choose(state)` is in force in this thread or task, for the `state` in force around it.
 
     It decorates functions, generators, coroutines and asynchronous generators, nests, and can be entered again. At its end, by an
-    exception too, the state around it is in force again. `brings_casts` is whether it may put a policy in force where there was none.
+    exception too, the state around it is in force again. `brings_casts` is whether it puts a policy in force: one that may not have been in
+    force before, inside which the regions of torch.autocast around it are off (R17).
     """
 
     def __init__(self, name: str, choose: Callable[[CompiledPolicy | Off], CompiledPolicy | Off], brings_casts: bool = False) -> None:
@@ -120,10 +124,12 @@ class Region:
                 entered.ending = ending = _ending(entered)
                 next(ending)
                 leaving.close = ending.close  # type: ignore[method-assign]
+            if self.brings_casts:
+                entered.suspension = suspend()
             begin(entered)
         except BaseException:
             entered.now = None  # it may have begun: where Dynamo runs frames, interrupts are raised after calls of Python functions too
-            entered.ending = None
+            entered.ending = entered.suspension = None  # which ends it
             raise
         return self
 
@@ -141,7 +147,8 @@ class Region:
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _compiling():
-            return call_under(region._choose(current_state()), function, *args, **kwargs)
+            call = call_innermost if region.brings_casts else call_under
+            return call(region._choose(current_state()), function, *args, **kwargs)
         if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
         with region:

@@ -185,9 +185,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        compiled = _specialised(_uncompiled(made)())
-        autocast.say_if_enabled()
-        return compiled
+        return _specialised(_uncompiled(made)())
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 

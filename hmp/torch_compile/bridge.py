@@ -17,18 +17,18 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, without_casts
+from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, suspensions, without_casts
 from ..dispatch import deciding, dispatchers, placement, user_functions
 from ..errors import HmpError
 from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
-from ..torch_hooks import autocast, late_imports, module_calls
+from ..torch_hooks import around_models, autocast, late_imports, module_calls
 from ..wrapping import op_wrap
 from . import dynamo_internals, dynamo_names, traced_call
 
@@ -194,6 +194,12 @@ def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | O
     return autocast.inside(here, enabled)
 
 
+def is_around_applied(calls: Iterable[tuple[types.CodeType, Callable[[str], Any]]]) -> bool:
+    """Whether a region of torch.autocast that the innermost of `calls` enters counts as outside of the policy in force (R17)."""
+    traced = (around_models.Step(*call) for call in calls)
+    return around_models.is_around_applied(None, itertools.chain(traced, around_models.frames(sys._getframe(1))))
+
+
 def _region(make: Callable[..., Any]) -> Callable[..., Any]:
     """What Dynamo calls for `make`, disable_casts or the like: the variable of a region, or of the result where it decorates a function."""
 
@@ -220,6 +226,10 @@ def _call_without_casts(tx: Any, args: list[Any], kwargs: dict[str, Any], source
 
 def _call_under(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
     return traced_call.under(tx, lambda here: dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
+
+
+def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    return traced_call.innermost(tx, dynamo_names.value_of(args[0]), args[1], args[2:], kwargs)
 
 
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
@@ -269,6 +279,7 @@ def _fill_functions() -> None:
             without_casts: _decorate_without_casts,
             state.call_without_casts: _call_without_casts,
             state.call_under: _call_under,
+            suspensions.call_innermost: _call_innermost,
             module_calls.policy_of_call_now: _casts_of_module,
         }
     )

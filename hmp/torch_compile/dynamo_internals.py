@@ -6,18 +6,21 @@ is such a mode, which exists only while Dynamo traces: nothing of it is left in 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 
 from ..patching import patches, stand_ins
-from .dynamo_names import constant, part, torch_variable
+from ..torch_private import devices_in_autocast
+from .dynamo_names import constant, part, torch_variable, value_of
 
 # --- Dynamo's variables -----------------------------------------------------------------------------------------------------
 
@@ -93,11 +96,16 @@ def _region() -> type:
 
         def enter(self, tx: Any) -> Any:
             trace = trace_of(tx)
-            self.before = trace.enter(_bridge.state_inside(self.value, trace.here))
+            self.before = trace.here
+            inside = _bridge.state_inside(self.value, trace.here)
+            self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
+            self.off.__enter__()
+            trace.enter(inside)
             _update_tables()  # the first region of a policy may put dispatchers in place of more functions
             return Constant.create(None)
 
         def exit(self, tx: Any, *args: Any) -> Any:
+            self.off.__exit__(None, None, None)
             trace_of(tx).enter(self.before)
             return Constant.create(None)
 
@@ -116,6 +124,26 @@ class _Mark(TorchFunctionMode):
 def trace_of(tx: Any) -> Any:
     """The traced_call.Trace of the frame that `tx` translates."""
     return tx.symbolic_torch_function_state.hmp
+
+
+@contextlib.contextmanager
+def without_autocast(tx: Any) -> Iterator[None]:
+    """A context manager: what is traced inside runs without the regions of torch.autocast that are enabled at this point of the trace.
+
+    While Dynamo traces, torch's own state is that of the traced program."""
+    autocast, cached = variables().Autocast, torch.is_autocast_cache_enabled()
+    with contextlib.ExitStack() as regions:
+        for device in devices_in_autocast():
+            region = autocast([device, torch.get_autocast_dtype(device), False, cached])
+            region.enter(tx)
+            regions.callback(region.exit, tx)
+            tx.output.hmp_backward_is_outside = True
+        yield
+
+
+def is_same_policy(tx: Any, here: Any) -> bool:
+    """Whether `here` belongs, by its scope id, to the policy in force at this point of the trace."""
+    return bool(here.scope_id and here.scope_id == trace_of(tx).here.scope_id)
 
 
 def named_by(tx: Any, fn: Any, first: Any) -> Any:
@@ -179,7 +207,8 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
     """Has compiled graphs run without casts: they hold their own, and call torch's functions by names that hmp has patched."""
 
     def call_user_compiler(self: Any, gm: Any, example_inputs: Any) -> Any:
-        compiled = original(self, gm, example_inputs)
+        with _backward_outside() if getattr(self, "hmp_backward_is_outside", False) else contextlib.nullcontext():
+            compiled = original(self, gm, example_inputs)
         lazy = importlib.import_module("torch.fx._lazy_graph_module")._LazyGraphModule
         module = compiled if isinstance(compiled, lazy) else getattr(compiled, "__self__", None)
         if isinstance(module, lazy):  # as Dynamo does itself, but not for a graph inside a wrapper
@@ -188,6 +217,15 @@ def _graph_without_casts(original: Callable[..., Any]) -> Callable[..., Any]:
         return _bridge.graph_without_casts(compiled)
 
     return call_user_compiler
+
+
+def _backward_outside() -> AbstractContextManager[Any]:
+    """Inside it AOTAutograd traces backward as eager code runs it, outside of torch.autocast; else it would be as in the region around the
+    graph, which is off for the ops of a policy."""
+    config: Any = importlib.import_module("torch._functorch.config")
+    if not hasattr(config, "backward_pass_autocast"):
+        return contextlib.nullcontext()
+    return config.patch(backward_pass_autocast="off")  # type: ignore[no-any-return]
 
 
 def _with_functions(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -233,15 +271,34 @@ def _with_original(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: Any, tx: Any) -> Any:
-        here = trace_of(tx).here
-        self.hmp_before = trace_of(tx).enter(_bridge.in_autocast(here, self.target_values[2]))  # device type, dtype, enabled, caching
-        return original(self, tx)
+        enabled = self.target_values[2]  # device type, dtype, enabled, caching
+        self.hmp_before = trace_of(tx).here
+        chosen = _bridge.in_autocast(self.hmp_before, enabled)
+        entered = original(self, tx)
+        is_outside = enabled and chosen.policy is not None and _bridge.is_around_applied(calls_of(tx))
+        self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
+        self.hmp_off.__enter__()
+        trace_of(tx).enter(chosen)
+        return entered
 
     return enter
 
 
+def calls_of(tx: Any) -> Iterator[tuple[types.CodeType, Callable[[str], Any]]]:
+    """The calls at this point of the trace, innermost first, and those of the program around it: the code of each, and what gives the
+    value of a local variable."""
+    while tx is not None:
+        yield tx.f_code, functools.partial(_value_of_local, tx)
+        tx = getattr(tx, "parent", None)
+
+
+def _value_of_local(tx: Any, name: str) -> Any:
+    return value_of(tx.symbolic_locals[name])
+
+
 def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, tx: Any, *args: Any) -> Any:
+        self.hmp_off.__exit__(None, None, None)
         trace_of(tx).enter(self.hmp_before)
         return original(self, tx, *args)
 

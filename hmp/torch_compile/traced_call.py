@@ -55,6 +55,12 @@ class Trace:
             self._ask(asked)
 
 
+def innermost(tx: Any, here: Any, function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    """The variable that the variable `function` returns, traced in the state `here`, with the regions of torch.autocast around it off."""
+    with contextlib.nullcontext() if dynamo_internals.is_same_policy(tx, here) else dynamo_internals.without_autocast(tx):
+        return under(tx, lambda _: here, function, args, kwargs)
+
+
 def under(tx: Any, choose: Callable[[Any], Any], function: Any, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """The variable that the variable `function` returns, traced in the state `choose(state so far)`."""
     trace = dynamo_internals.trace_of(tx)

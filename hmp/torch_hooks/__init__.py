@@ -1,6 +1,7 @@
 """Patches of torch's Python code around ops: optimizers, backward, checkpoints, construction of modules, torch.autocast."""
 
 from . import (
+    around_models,
     autocast,
     backward,
     checkpoint,
@@ -18,6 +19,7 @@ from .module_calls import applied_policy
 
 __all__ = [
     "applied_policy",
+    "around_models",
     "autocast",
     "backward",
     "checkpoint",

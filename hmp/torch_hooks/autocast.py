@@ -19,18 +19,20 @@ import sys
 import types
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakSet
 
 import torch
 from torch.amp import autocast_mode
 
 from ..casting import each_tensor
-from ..context import CompiledPolicy, EnteredRegion, Off, Replacements, state
+from ..context import CompiledPolicy, EnteredRegion, Off, Replacements, Suspension, state, suspensions
+from ..observing import caller as opener
 from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
+from .around_models import frames, is_around_applied
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so
@@ -61,8 +63,19 @@ _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
 _asked_to_enable: WeakSet[Any] = WeakSet()
-# The autocast regions that this context is in, innermost first: torch's object, and hmp's region where the state inside is another one.
-_entered: ContextVar[tuple[tuple[Any, EnteredRegion | None], ...]] = ContextVar("hmp_autocast", default=())
+
+
+class _Entered(NamedTuple):
+    """One entering of a region of torch.autocast."""
+
+    region: Any  # torch's object, which may be entered many times
+    changed: EnteredRegion | None  # hmp's region, where the state inside is another one
+    suspension: Suspension | None  # where the region counts as outside of the policy in force
+    depth: int  # how many suspensions there were around it
+
+
+# Those that this context is in, innermost first.
+_entered: ContextVar[tuple[_Entered, ...]] = ContextVar("hmp_autocast", default=())
 # Those of hmp's regions that have not ended: after a revert no patch sees their end.
 _regions: WeakSet[EnteredRegion] = WeakSet()
 # Identifies the patches that are installed: another object after every revert.
@@ -136,13 +149,12 @@ def install() -> None:
         patches.swap(function, make(patches.unpatched(function)))
     if FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
-    say_if_enabled()
 
 
 def say_if_enabled() -> None:
-    """Logs, once, that torch.autocast is enabled, if it is where this is called. To be called where hmp's casts come into force."""
+    """Logs, once, that torch.autocast is enabled, if it is where this is called. To be called by convert(), which is outermost."""
     if _any_really_enabled():
-        _say_once()
+        _say_once("a line that ran before hmp.convert()")
 
 
 def _answer(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -243,10 +255,14 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
+        depth, suspension = suspensions.depth(), None
         if self._enabled and chosen.policy is not None:
-            _say_once()
+            if is_around_applied(self, frames(caller)):
+                suspension = suspensions.suspend()
+            else:
+                _say_once("{}:{}".format(*opener()))
         changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set(((self, changed), *_entered.get()))
+        _entered.set((_Entered(self, changed, suspension, depth), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
             try:
@@ -263,12 +279,14 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
     def leave(self: Any, *exc_info: Any) -> Any:
         entered = _entered.get()
         # None where it was entered before hmp's patch, or in another context
-        index = next((i for i, (region, _) in enumerate(entered) if region is self), None)
+        index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
-            return original(self, *exc_info)
-        changed = entered[index][1]
+            return suspensions.call_outside(0, original, self, *exc_info)
+        _, changed, suspension, depth = entered[index]
         try:
-            return original(self, *exc_info)
+            if suspension is not None:
+                suspension.end()
+            return suspensions.call_outside(depth, original, self, *exc_info)
         finally:
             if changed is not None:
                 changed.now = None  # first, in case end() is interrupted
@@ -324,8 +342,12 @@ def _cast_of_every_device(original: Callable[..., Any]) -> Callable[..., Any]:
     return cast
 
 
-def _say_once() -> None:
+def _say_once(place: str) -> None:
     global _said
     if not _said and speaks():
-        log.warning("torch.autocast is enabled where hmp casts: hmp casts first, torch.autocast has the last word on the ops of its lists")
+        log.warning(
+            "a region of torch.autocast, opened at %s, is enabled where hmp casts: hmp casts first, the region has the last word on the "
+            "ops of torch's lists. A policy that is to have it comes into force inside: hmp.casts() or a call of an applied model",
+            place,
+        )
     _said = True

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from ..context import CompiledPolicy, Off, state
+from ..context import CompiledPolicy, Off, state, suspensions
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import is_any_autocast_enabled
 
 _KEY = "_hmp_applied"
 
@@ -108,6 +109,12 @@ def applied_policy(module: torch.nn.Module) -> Any:
     return None if found is None or found.applied is None else found.applied.user_policy
 
 
+def is_applied(module: Any) -> bool:
+    """Whether `module` is one that a policy is applied to."""
+    found = vars(module).get(_KEY) if isinstance(module, torch.nn.Module) else None
+    return found is not None and found.applied is not None
+
+
 def unmark(model: torch.nn.Module) -> None:
     """Undoes `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
     found: Mark | None = vars(model).get(_KEY)
@@ -168,7 +175,9 @@ def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> Co
     if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
     compiled = found.applied or found.scoped.get(current.scope_id)
-    if compiled is None or compiled is current or compiled.policy is None:  # revert() has emptied it
+    if compiled is None or compiled.policy is None:  # revert() has emptied it
+        return None
+    if compiled is current and (found.applied is None or not is_any_autocast_enabled()):
         return None
     return compiled
 
@@ -187,10 +196,18 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
         compiled = policy_of_call_now(self)
         if compiled is None:
             return call_impl(self, *args, **kwargs)
-        return state.call_under(compiled, call_impl, self, *args, **kwargs)
+        return suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl
+
+
+# The code of every function that puts the policy of a module's mark in force; its local variable `self` is the module.
+CALL: types.CodeType = next(
+    constant
+    for constant in _following_marks.__code__.co_consts
+    if isinstance(constant, types.CodeType) and constant.co_name == "_call_impl"
+)
 
 
 def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[torch.nn.Module], str]:

@@ -25,6 +25,7 @@ caches.activation_cache: _last _unshared misses
 caches.shared_cast: _hits
 caches.weight_cache: _nbytes misses refused
 context.state: regions_open
+context.suspensions: _alive
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
 dispatch.placement: _dispatchers
 dispatch.dispatchers: _made

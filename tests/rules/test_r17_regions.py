@@ -1,4 +1,4 @@
-"""R17: a disabled region of torch.autocast acts as disable_casts(), and torch.autocast's real state is what it is without hmp."""
+"""R17: a disabled region of torch.autocast acts as disable_casts(); torch.autocast's real state, whatever the nesting."""
 
 from __future__ import annotations
 
@@ -253,26 +253,29 @@ def _walk(nesting, region_of, note):
 
 
 def _model(nesting, process):
-    """What mul should give at each note, by a model of its own: the low dtype chosen last, and why it is off, if it is."""
+    """What mul should give at each note, and whether torch.autocast should really be enabled, by a model of its own: the low dtype chosen
+    last, why it is off, if it is, and whether the last of casts() and torch.autocast was an enabled region of the latter."""
     expected = []
 
-    def walk(nesting, low, off):
-        expected.append(low if off is None and low is not None else F32)
+    def walk(nesting, low, off, real):
+        expected.append((low if off is None and low is not None else F32, real))
         for change, inner in nesting:
             if change in ("low", "half"):
-                inside = (BF16 if change == "low" else F16), None
+                inside = (BF16 if change == "low" else F16), None, False
             elif change == "disable":
-                inside = low, "disable_casts"
-            elif change == "enable" or (change == "autocast on" and off == "autocast"):
-                inside = low, None
+                inside = low, "disable_casts", real
+            elif change == "enable":
+                inside = low, None, real
+            elif change == "autocast on":
+                inside = low, None if off == "autocast" else off, True
             elif change == "autocast off":
-                inside = low, off or "autocast"
+                inside = low, off or "autocast", False
             else:
-                inside = low, off
+                inside = low, off, real
             walk(inner, *inside)
-            expected.append(low if off is None and low is not None else F32)
+            expected.append((low if off is None and low is not None else F32, real))
 
-    walk(nesting, process, None)
+    walk(nesting, process, None, False)
     return expected
 
 
@@ -281,18 +284,16 @@ def _model(nesting, process):
 def test_r17_any_nesting_follows_the_model(nesting, process):
     try:
         with hmp.convert(policy=process) if process else contextlib.nullcontext():
-            found, real = [], []
+            found = []
 
             def note():
-                found.append(muls())
-                real.append(real_state())
-                assert torch.is_autocast_enabled("cuda") is (found[-1] is not F32)
+                (enabled, dtype), _, cached = real_state()
+                found.append((muls(), enabled))
+                assert (dtype, cached) == (BF16, True)
+                assert torch.is_autocast_enabled("cuda") is (found[-1][0] is not F32)
 
             _walk(nesting, _region, note)
     finally:
         hmp.revert()
     assert found == _model(nesting, process.dtype if process else None)
-    # torch.autocast's real state is what it is without hmp
-    alone: list[object] = []
-    _walk(nesting, lambda change: _region(change) if "autocast" in change else contextlib.nullcontext(), lambda: alone.append(real_state()))
-    assert real == alone
+    assert real_state() == ((False, BF16), (False, F16), True)

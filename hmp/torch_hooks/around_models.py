@@ -1,0 +1,123 @@
+"""R17: whether a region of torch.autocast was put around an applied model from outside, though it begins inside hmp's call of it.
+
+accelerate gives a model another `forward`, which opens a region and calls the model's own; Fabric and DeepSpeed put the model into a
+wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy comes into force in the model's own forward.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from ..lists import unwrapped
+from . import module_calls
+
+_MOST_LOOKED_AT = 64
+# What torch.compile calls the code that goes on after a graph break in a function of that name.
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+
+class Step(NamedTuple):
+    """One call on the way to a region, of the interpreter's stack or of a trace of torch.compile's."""
+
+    code: types.CodeType
+    local: Callable[[str], Any]  # the value of a local variable
+
+
+def frames(frame: types.FrameType | None) -> Iterator[Step]:
+    """The calls from `frame` outwards."""
+    while frame is not None:
+        yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals[name])  # type: ignore[misc]
+        frame = frame.f_back
+
+
+def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:
+    """Whether `region`, which the innermost of `steps` enters, begins in a call of an applied model and before its own forward.
+
+    `region` is torch's object; None in a trace, where it is not known: one that the model's forward is decorated with is then taken for it.
+    """
+    passed: list[types.CodeType] = []
+    for step in steps:
+        if _runs(step.code, module_calls.CALL) and module_calls.is_applied(module := step.local("self")):
+            return not _is_own(region, unwrapped(module)[1], passed)
+        passed.append(step.code)
+    return False
+
+
+def _runs(code: types.CodeType, own: types.CodeType) -> bool:
+    """Whether `code` is `own`, or what torch.compile has made of it: of the whole, or of what comes after a graph break."""
+    if code is own or code.co_filename != own.co_filename:
+        return code is own
+    resumed = _RESUMED.fullmatch(code.co_name)
+    if resumed is None:
+        return code.co_firstlineno == own.co_firstlineno
+    lines = [line for _, _, line in own.co_lines() if line is not None]
+    return resumed[1] == own.co_name and own.co_firstlineno <= code.co_firstlineno <= max(lines, default=0)
+
+
+_DECORATED: types.CodeType = next(
+    constant for constant in torch.amp.autocast_mode.autocast_decorator.__code__.co_consts if isinstance(constant, types.CodeType)
+)
+
+
+def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) -> bool:
+    """Whether the module's own forward opened the region: its code is among `passed`, which lies between the call and the region, or it is
+    decorated with the region."""
+    own: Any = type(module).forward
+    replaced = vars(module).get("forward")
+    forwards = [own] if replaced is None or _leads_to(replaced, own, module) else [own, replaced]
+    for function in forwards:
+        for each in _with_wrapped(function):
+            code = getattr(getattr(each, "__func__", each), "__code__", None)
+            if code is None:
+                continue
+            if code is _DECORATED:
+                if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
+                    return True
+            elif any(_runs(one, code) for one in passed):
+                return True
+    return False
+
+
+def _with_wrapped(function: Any) -> Iterator[Any]:
+    """`function`, and what it says it wraps."""
+    for _ in range(_MOST_LOOKED_AT):
+        if function is None:
+            return
+        yield function
+        function = getattr(function, "__wrapped__", None)
+
+
+def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
+    """Whether the function that stands in the place of a module's forward calls that, as far as its closure and attributes tell: else it
+    is the module's own code, by somebody who rewrote it."""
+    targets = {id(function) for function in _with_wrapped(own)}
+    kept = [value for name, value in vars(module).items() if name != "forward"]  # the old one, under another name
+    code = getattr(getattr(replaced, "__func__", replaced), "__code__", None)
+    kept += [] if code is None else [replaced.__globals__.get(name) for name in code.co_names]
+    if any(value is own or getattr(value, "__func__", None) is own for value in kept):
+        return True
+    looked_at: list[Any] = [replaced]
+    for each in looked_at:
+        if id(each) in targets:
+            return True
+        if len(looked_at) > _MOST_LOOKED_AT or isinstance(each, (type, types.ModuleType, torch.nn.Module)):
+            continue
+        if isinstance(each, functools.partial):
+            looked_at.append(each.func)
+        cells = getattr(each, "__closure__", None) or ()
+        looked_at += [cell.cell_contents for cell in cells if _is_filled(cell) and callable(cell.cell_contents)]
+        looked_at += [value for value in (getattr(each, "__func__", None), *getattr(each, "__dict__", {}).values()) if callable(value)]
+    return False
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        return bool(cell.cell_contents is not cell)
+    except ValueError:
+        return False

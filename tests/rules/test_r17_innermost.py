@@ -1,0 +1,287 @@
+"""R17, the innermost wins: a policy that comes into force inside an enabled region of torch.autocast switches it off until it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import gc
+import logging
+import threading
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DataParallel
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from autocast_kit import BF16, F16, F32, real_state
+from innermost_kit import FULL, OFF, ON, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
+from trap_kit import policy
+
+
+@pytest.fixture
+def lists(tmp_path):
+    return write_lists(tmp_path)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+def test_r17_a_call_of_an_applied_model_and_casts_switch_the_region_off(lists, dtype):
+    model = hmp.apply(Head(), lists)
+    with autocast(dtype):
+        assert_by_the_lists(model, enabled=True)
+        with hmp.casts(FULL):
+            assert (matmuls(), real_state()[0]) == (F32, (False, dtype))
+        assert matmuls() is dtype
+    assert real_state() == OFF
+
+
+def test_r17_what_code_asks_inside_is_answered_for_the_policy():
+    low = policy(bf16=["matmul"], name="low")
+    with autocast(F16), hmp.casts(low):
+        assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (True, BF16)
+        with torch.autocast("cpu", enabled=False):
+            assert (torch.is_autocast_enabled("cpu"), matmuls()) == (False, F32)
+        with hmp.disable_casts():
+            assert (torch.is_autocast_enabled("cpu"), matmuls()) == (False, F32)
+        assert matmuls() is BF16
+
+
+def test_r17_disable_casts_around_the_call_leaves_the_region():
+    with autocast(), hmp.disable_casts():
+        assert matmuls() is BF16
+        assert hmp.apply(nn.Linear(3, 3), policy(fp32=["linear"]))(X).dtype is BF16
+
+
+def test_r17_a_region_inside_has_the_last_word_and_a_policy_inside_that_again():
+    with autocast(), hmp.casts(FULL):
+        with autocast(F16):
+            assert matmuls() is F16
+            with hmp.casts(FULL):
+                assert matmuls() is F32
+            assert matmuls() is F16
+        assert matmuls() is F32
+
+
+def test_r17_the_same_policy_inside_a_region_comes_into_force_again():
+    inner = hmp.apply(nn.Linear(3, 3), policy(fp32=["linear"]))
+    outer = hmp.apply(nn.Sequential(inner), policy(fp32=["linear"]))
+    outer.forward = types.MethodType(lambda self, x: autocast()(self[0])(x), outer)
+    assert outer(X).dtype is F32
+
+
+def test_r17_scoped_lines_do_not_take_the_last_word_from_the_models_own_region(lists):
+    class Own(Head):
+        def forward(self, x):
+            with autocast():
+                return super().forward(x)
+
+    class Decorated(Head):
+        @autocast()
+        def forward(self, x):
+            return super().forward(x)
+
+    for model in (Own(), Decorated()):
+        hmp.apply(model, lists)
+        assert model(X).dtype is BF16
+        with autocast(F16):
+            assert model(X).dtype is BF16
+
+
+def _through(around):
+    """A way of putting a region around a model's forward from outside."""
+
+    def change(model):
+        model.forward = around(model.forward)
+
+    return change
+
+
+def _kept_under_another_name(model):
+    def wrapped(self, *args, **kwargs):
+        with autocast():
+            return self.old_forward(*args, **kwargs)
+
+    model.old_forward = model.forward
+    model.forward = types.MethodType(wrapped, model)
+
+
+def _hooks(model):
+    open_regions = contextlib.ExitStack()
+
+    def before(*_):
+        open_regions.enter_context(autocast())
+
+    model.register_forward_pre_hook(before)
+    model.register_forward_hook(lambda *_: open_regions.close(), always_call=True)
+
+
+AROUND = {
+    "decorator": _through(autocast()),
+    "closure": _through(closing_over),
+    "partial": _through(lambda forward: functools.partial(closing_over(lambda f, *args: f(*args)), forward)),
+    "another name": _kept_under_another_name,
+    "hooks": _hooks,
+}
+
+
+@pytest.mark.parametrize("applied_first", [True, False])
+@pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
+def test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside(lists, around, applied_first):
+    model = Head()
+    if applied_first:
+        hmp.apply(model, lists)
+    around(model)
+    hmp.apply(model, lists)
+    assert_by_the_lists(model)
+    with autocast(F16):
+        assert_by_the_lists(model, enabled=True)
+    assert_by_the_lists(model, lambda x: DataParallel(model)(x))
+    assert_by_the_lists(hmp.apply(DataParallel(model), lists).module)
+
+
+def test_r17_a_forward_that_somebody_rewrote_is_the_models_own(lists):
+    def rewritten(self, x):
+        with autocast():
+            return self.lm_head(self.body(x))
+
+    model = Head()
+    model.forward = types.MethodType(rewritten, model)
+    assert hmp.apply(model, lists)(X).dtype is BF16
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_r17_a_checkpoint_runs_again_as_it_ran(lists, use_reentrant):
+    again = functools.partial(checkpoint, use_reentrant=use_reentrant)
+    model = hmp.apply(Head(), lists)
+    x = X.clone().requires_grad_()
+
+    def inside(self, x):
+        return again(lambda x: self.lm_head(self.body(x)), x)
+
+    with autocast():
+        assert_by_the_lists(model, lambda _: again(model, x), enabled=True)
+    assert_by_the_lists(model, lambda _: again(autocast()(model), x))
+    model.forward = types.MethodType(inside, model)
+    with autocast():
+        assert_by_the_lists(model, lambda _: model(x), enabled=True)
+    assert_by_the_lists(model, lambda _: autocast()(model)(x))
+
+
+def test_r17_the_log_names_the_line_that_opened_a_region_inside(caplog):
+    with autocast(), hmp.casts(FULL):
+        assert not caplog.records
+        for _ in range(2):
+            with autocast():
+                matmuls()
+    (said,) = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    line = test_r17_the_log_names_the_line_that_opened_a_region_inside.__code__.co_firstlineno + 4
+    assert f"opened at {__file__}:{line}, is enabled where hmp casts" in said
+
+
+# --- the region is as it was
+
+
+def steps():
+    with hmp.casts(FULL):
+        yield matmuls()
+        yield matmuls()
+
+
+def test_r17_after_an_exception_a_close_and_a_collection_the_region_is_as_it_was():
+    with autocast():
+        with contextlib.suppress(ZeroDivisionError), hmp.casts(FULL):
+            1 / 0  # noqa: B018
+        assert real_state() == ON
+        for leave in (lambda generator: generator.close(), lambda generator: None):
+            generator = steps()
+            assert next(generator) is F32
+            leave(generator)
+            del generator
+            gc.collect()
+            assert (matmuls(), real_state()) == (BF16, ON)
+    assert real_state() == OFF
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["", "entered before hmp patched torch"])
+def test_r17_a_region_that_ends_first_does_not_come_back(seen):
+    if seen:
+        hmp.casts(FULL)(matmuls)()
+    region = autocast()
+    region.__enter__()
+    generator = steps()
+    assert next(generator) is F32
+    region.__exit__(None, None, None)
+    assert real_state() == OFF
+    generator.close()
+    assert (matmuls(), real_state()) == (F32, OFF)
+
+
+def test_r17_policies_that_end_out_of_order():
+    first, second = hmp.casts(FULL), hmp.casts(FULL)
+    with autocast():
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert matmuls() is F32
+        second.__exit__(None, None, None)
+        assert (matmuls(), real_state()) == (BF16, ON)
+
+
+def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
+    async def task(inside, seen):
+        with hmp.casts(FULL):
+            inside.set()
+            await seen.wait()
+            return matmuls()
+
+    async def both():
+        events = [asyncio.Event() for _ in range(4)]
+        one, other = asyncio.create_task(task(*events[:2])), asyncio.create_task(task(*events[2:]))
+        await events[0].wait()
+        await events[2].wait()
+        events[1].set()
+        found = [await one]
+        events[3].set()
+        return [*found, await other, matmuls()]
+
+    with autocast():
+        assert asyncio.run(both()) == [F32, F32, BF16]
+
+
+def test_r17_another_thread_ends_it_and_has_its_own_regions():
+    found = []
+
+    def elsewhere(generator):
+        generator.close()
+        found.append((matmuls(), real_state()))
+
+    with autocast():
+        generator = steps()
+        next(generator)
+        thread = threading.Thread(target=elsewhere, args=[generator])
+        thread.start()
+        thread.join()
+        with hmp.casts(FULL):
+            assert matmuls() is F32
+        assert (matmuls(), real_state()) == (BF16, ON)
+    assert found == [(F32, OFF)]
+    assert real_state() == OFF
+
+
+def test_r17_the_regions_nesting_and_its_cache_of_weights_last():
+    weight = nn.Parameter(torch.randn(64, 64))
+
+    def cast_of_the_weight():
+        return F.linear(torch.ones(1, 64), weight).grad_fn.next_functions[1][0].next_functions[0][0]
+
+    with autocast():
+        before = cast_of_the_weight()
+        hmp.apply(nn.Linear(3, 3), FULL)(X)
+        with hmp.casts(policy(bf16=["linear"])), torch.autocast("cpu", enabled=False):
+            F.linear(torch.ones(1, 64), weight)
+        assert cast_of_the_weight() is before
+        assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (2, 1)

@@ -1,0 +1,63 @@
+"""R17, the innermost wins, in compiled code: regions around what is compiled, inside it, and around a model's forward."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+import hmp
+from compile_kit import BF16, BRIDGED, EACH_BACKEND
+from innermost_kit import Head, X, assert_by_the_lists, autocast, closing_over, write_lists
+
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), BRIDGED]
+
+
+@pytest.fixture
+def lists(tmp_path):
+    return write_lists(tmp_path)
+
+
+@EACH_BACKEND
+def test_r17_compiled_code_has_the_numbers_of_eager(lists, backend):
+    compiled = functools.partial(torch.compile, backend=backend, fullgraph=True)
+    model = hmp.apply(Head(), lists)
+    around = compiled(model)
+    for _ in range(2):  # the region belongs to what compiled code is guarded on
+        assert_by_the_lists(model, around)
+        with autocast():
+            assert_by_the_lists(model, around, enabled=True)
+            assert_by_the_lists(model, compiled(lambda x: model(x) * 1), enabled=True)
+    assert_by_the_lists(model, compiled(closing_over(model)))
+    model.forward = autocast()(model.forward)
+    assert_by_the_lists(model, compiled(model))
+    bare = Head()
+
+    def with_casts(x):
+        with autocast(), hmp.casts(lists, model=bare):
+            return bare(x)
+
+    assert_by_the_lists(bare, compiled(with_casts))
+
+
+@EACH_BACKEND
+def test_r17_compiled_code_after_a_graph_break_knows_whose_region_it_is(lists, backend):
+    class Own(Head):
+        def forward(self, x):
+            with autocast():
+                hidden = self.body(x)
+                torch._dynamo.graph_break()
+                return self.lm_head(hidden)
+
+    class Breaking(Head):
+        def forward(self, x):
+            hidden = self.body(x)
+            torch._dynamo.graph_break()
+            return self.lm_head(hidden)
+
+    assert torch.compile(hmp.apply(Own(), lists), backend=backend)(X).dtype is BF16
+    model = hmp.apply(Breaking(), lists)
+    assert_by_the_lists(model, torch.compile(closing_over(model), backend=backend))
+    model.forward = autocast()(model.forward)
+    assert_by_the_lists(model, torch.compile(model, backend=backend))
