@@ -25,7 +25,7 @@ from .state import (
     EnteredRegion,
     Off,
     begin,
-    call_under,
+    call_in,
     current_state,
     end,
     entered_region,
@@ -147,8 +147,10 @@ class Region:
 def _decorated(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not _compiling():
-            call = call_innermost if region.brings_casts else call_under
-            return call(region._choose(current_state()), function, *args, **kwargs)
+            chosen = region._choose(current_state())
+            if region.brings_casts:
+                return call_innermost(chosen, function, *args, **kwargs)
+            return call_in(chosen, region, function, args, kwargs)
         if is_traced_unpatched() and not region.brings_casts:
             return function(*args, **kwargs)
         with region:

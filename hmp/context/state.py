@@ -282,8 +282,14 @@ def casts_enabled() -> bool:
 
 def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `function`, called while `state` is in force."""
+    return call_in(state, None, function, args, kwargs)
+
+
+def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
+    """The result of `function`, called while `state` is in force; `key` is the region that brings it, None where hmp does."""
     called = EnteredRegion(None)  # entered_region(), begin() and end(), written out
     called.state = called.now = state
+    called.key = key
     called.before = before = get()
     try:
         called.token = put(called)
@@ -292,6 +298,13 @@ def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: 
         called.now = None
         put(before)  # the value, not the token: a token cannot be reset from another context
         del called  # a traceback refers to this frame
+
+
+def is_by_user() -> bool:
+    """Whether the state in force was brought by a region of the user's, not by hmp for torch's own code (R8, R15)."""
+    current_state()  # which takes regions that have ended out of the way
+    value = get()
+    return isinstance(value, EnteredRegion) and value.key is not None
 
 
 def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:

@@ -48,9 +48,11 @@ AUTOCASTS = {
 
 @pytest.mark.parametrize("op", AUTOCASTS)
 def test_the_line_for_an_op_that_autocast_decides_can_be_pasted(op: str) -> None:
-    found = finding(TORCH_CPU, AUTOCASTS[op])
-    assert found.op == op
-    assert finding(pasted(found.remedy, TORCH_CPU), AUTOCASTS[op]) is None
+    # oneDNN has an LSTM in float16 for some processors alone: on the others it runs in float32 (R11), and nothing overflows
+    with torch.backends.mkldnn.flags(enabled=False):
+        found = finding(TORCH_CPU, AUTOCASTS[op])
+        assert found.op == op
+        assert finding(pasted(found.remedy, TORCH_CPU), AUTOCASTS[op]) is None
 
 
 UNWRAPPED = {
