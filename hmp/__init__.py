@@ -14,11 +14,12 @@ if TYPE_CHECKING:
     from .context import casts_enabled, disable_casts, enable_casts
     from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
     from .dispatch import bf16_function, fp32_function, promote_function
-    from .errors import HmpError, NonFiniteError, OpListError
+    from .errors import HmpError, NonFiniteError, OpListError, ViolationError
     from .lists import Policy, policies
     from .numerics.compare import compare
     from .numerics.nonfinite import detect_nonfinite
     from .numerics.summary import summary
+    from .numerics.verify import verify
     from .report.record import record
     from .report.report import Report
     from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
@@ -33,6 +34,7 @@ __all__ = [
     "Report",
     "Rule",
     "Unreachable",
+    "ViolationError",
     "apply",
     "benchmark",
     "bf16_function",
@@ -62,6 +64,7 @@ __all__ = [
     "summary",
     "tune",
     "unreachable",
+    "verify",
 ]
 
 # Habana's scripts say `from habana_frameworks.torch.hpex import hmp`; `from hmp import hmp` reads the same
@@ -82,10 +85,11 @@ _TOGETHER = {
     ".tune": "tune",
 }
 _ALONE = {
-    ".errors": "HmpError NonFiniteError OpListError",
+    ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".numerics.compare": "compare",
     ".numerics.nonfinite": "detect_nonfinite",
     ".numerics.summary": "summary",
+    ".numerics.verify": "verify",
 }
 _HOME_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
 

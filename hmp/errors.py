@@ -40,3 +40,11 @@ class NonFiniteError(HmpError):
     def __init__(self, message: str, finding: Any = None) -> None:
         self.finding = finding
         super().__init__(message)
+
+
+class ViolationError(HmpError, AssertionError):
+    """A call ran otherwise than the line of its list says. `report` is the recording, whose violations() the message names."""
+
+    def __init__(self, message: str, report: Any = None) -> None:
+        self.report = report
+        super().__init__(message)

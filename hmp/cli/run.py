@@ -25,6 +25,7 @@ import hmp
 from . import relaunched, run_options
 from .output import check_folder, check_page
 from .parser import Parser
+from .verified_steps import verified_steps
 
 __all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
 
@@ -61,6 +62,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--html", metavar="FILE", help="record as with --report, and write a page, whatever the file is called")
     parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="record the first steps, and end with an error where a call in them ran otherwise than the line of its list says, with "
+        "who had the last word",
+    )
+    parser.add_argument(
         "--detect-nonfinite", action="store_const", const="raise", help="stop at the first op that makes NaN or Inf of finite numbers"
     )
     parser.add_argument(
@@ -94,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with _recorded(options.report, options.html), _watched(options.detect_nonfinite):
+        with _recorded(options.report, options.html), _verified(options.verify), _watched(options.detect_nonfinite):
             _launch(script, arguments, options.is_module)
     except SystemExit:
         raise
@@ -213,6 +220,11 @@ def _of_rank(name: str) -> Path:
     """The file of this process, where several run the script."""
     target, rank = Path(name), os.environ.get("RANK", "0")
     return target if rank == "0" else target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
+
+
+def _verified(is_asked: bool) -> contextlib.AbstractContextManager[Any]:
+    """Verifies the first steps of the script, where that is asked for."""
+    return verified_steps() if is_asked else contextlib.nullcontext()
 
 
 def _watched(on_find: Any) -> contextlib.AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import warnings
 import weakref
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,10 @@ import torch
 
 import hmp
 
+from ..context import without_casts
 from ..errors import to_install
 from ..lists import as_policy
+from ..report.verified import check_kinds, verified
 
 __all__ = ["DeviceStats", "HMPPrecision"]
 
@@ -70,13 +72,25 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     checkpoint holds the policy, `hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])`, and resuming under another
     one warns.
 
+    With `verify` the calls up to the end of the first optimizer step are recorded, and hmp.ViolationError is raised where one ran otherwise
+    than the line of its list says; `allow` is as for hmp.verify().
+
     A policy whose low dtype is float16 scales the loss, by `scaler` or a torch.amp.GradScaler, as `precision="16-mixed"` does.
     Scoped lines (`softmax @ decoder.*`) speak of the modules of the LightningModule, or of the one module that Fabric sets up.
     Raises OpListError for lists that cannot be used.
     """
 
-    def __init__(self, policy: hmp.Policy | str | Path | None = None, *, scaler: torch.amp.GradScaler | None = None) -> None:
+    def __init__(
+        self,
+        policy: hmp.Policy | str | Path | None = None,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+        verify: bool = False,
+        allow: Collection[str] = (),
+    ) -> None:
         self.policy = hmp.Policy.from_env() if policy is None else as_policy(policy)
+        check_kinds(allow)
+        self._to_verify, self._verifying, self._allow = verify, False, allow
         self._module: Any = None  # the LightningModule that the Trainer runs
         self._scoped: tuple[weakref.ref[torch.nn.Module], Any] | None = None  # the module that scoped lines speak of, and its region
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
@@ -90,8 +104,21 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     @contextlib.contextmanager
     def forward_context(self) -> Iterator[None]:
         """A region in which the policy is in force."""
-        with self._region(), _uncast_log(self._module):
+        with self._verified(), self._region(), _uncast_log(self._module):
             yield
+
+    @contextlib.contextmanager
+    def _verified(self) -> Iterator[None]:
+        """A recording that must show nothing but calls as the lists say; nothing inside another one, and after the first optimizer step."""
+        if not self._to_verify or self._verifying:
+            yield
+            return
+        self._verifying = True
+        try:
+            with verified(self._allow, may_match_nothing=True):
+                yield
+        finally:
+            self._verifying = False
 
     def _region(self) -> Any:
         if not self.policy.scoped:
@@ -153,7 +180,10 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         """The optimizer's step, without casts; a closure runs the forward in a context of its own."""
         plugin = _plugin_for(model)
         named = {} if model is None else {"model": model}
-        return plugin.optimizer_step(self, optimizer, **named, **kwargs)
+        with self._verified():
+            result = plugin.optimizer_step(self, optimizer, **named, **kwargs)
+        self._to_verify = False
+        return result
 
     def _clip_gradients(self, model: Any, *args: Any, **kwargs: Any) -> None:
         _plugin_for(model)._clip_gradients(self, model, *args, **kwargs)
@@ -206,7 +236,7 @@ def _uncast_log(module: Any) -> Iterator[None]:
     if module is None or "log" in vars(module):
         yield
         return
-    vars(module)["log"] = hmp.disable_casts(module.log)
+    vars(module)["log"] = without_casts(module.log)
     try:
         yield
     finally:

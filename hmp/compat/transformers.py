@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from .. import HmpError, Policy
 from ..errors import to_install
 from ..formatting import versioned
 from ..lists import as_policy
+from ..report.verified import check_kinds, verified
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -35,16 +36,28 @@ class HMPCallback(TrainerCallback, ExportableState):
     """Casts inside the model of a Trainer: `Trainer(..., callbacks=[HMPCallback("habana")])`.
 
     Every call of the model runs under the policy, in training, evaluation and prediction, and gives its floating tensors in float32;
-    the optimizer, and whatever is called outside the model, runs without casts. `policy` is a Policy, a preset's name, a folder, or what
-    `Policy.to_dict()` gave; `verbose` logs it and every distinct cast once. The model stays so after the Trainer, until `detach()`.
+    the optimizer, and whatever is called outside the model, runs without casts. The policy has the last word inside a Trainer's own
+    bf16=True or fp16=True, too. `policy` is a Policy, a preset's name, a folder, or what `Policy.to_dict()` gave; `verbose` logs it and
+    every distinct cast once. The model stays so after the Trainer, until `detach()`. With `verify` the first step of a run is recorded, and
+    raises hmp.ViolationError where a call in it ran otherwise than the line of its list says; `allow` is as for hmp.verify().
 
     Checkpoints hold the policy, in trainer_state.json and for people in hmp_policy.json; a run that goes on from one under another policy
     says so in the log.
     """
 
-    def __init__(self, policy: Policy | str | Path | Mapping[str, Any] = "autocast", *, verbose: bool = False) -> None:
+    def __init__(
+        self,
+        policy: Policy | str | Path | Mapping[str, Any] = "autocast",
+        *,
+        verbose: bool = False,
+        verify: bool = False,
+        allow: Collection[str] = (),
+    ) -> None:
         self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
-        self._verbose = verbose
+        self._verbose, self._verify, self._allow = verbose, verify, allow
+        check_kinds(allow)
+        self._to_verify = False
+        self._first_step: Any = None  # its recording
         self._model: torch.nn.Module | None = None
         self._hook: Any = None
 
@@ -59,13 +72,14 @@ class HMPCallback(TrainerCallback, ExportableState):
 
     def detach(self) -> None:
         """Leaves the model as it was; `hmp.revert()` takes hmp's patches off torch."""
+        self._drop_recording()
         if self._model is not None:
             hmp.remove(self._model)
             self._hook.remove()
         self._model = self._hook = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
-        return HMPCallback(copy.deepcopy(self.policy, memo), verbose=self._verbose)
+        return HMPCallback(copy.deepcopy(self.policy, memo), verbose=self._verbose, verify=self._verify, allow=self._allow)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callback: the policy."""
@@ -78,6 +92,8 @@ class HMPCallback(TrainerCallback, ExportableState):
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A run begins, maybe from a checkpoint: its model may be a new one, its policy another one."""
+        self._drop_recording()  # of a run that ended in its first step
+        self._to_verify = self._verify
         model = kwargs["model"]
         if model is not self._model:
             self.attach(model)
@@ -88,6 +104,24 @@ class HMPCallback(TrainerCallback, ExportableState):
                 "To go on as before give HMPCallback(Policy.from_dict(...)) the policy in the checkpoint's %s",
                 before.name, before.fingerprint, self.policy.name, self.policy.fingerprint, POLICY_FILE,
             )  # fmt: skip
+
+    def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The first step is recorded, where it is to be verified."""
+        if self._to_verify:
+            self._to_verify = False
+            self._first_step = verified(self._allow)
+            self._first_step.__enter__()
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """ViolationError where a call of the first step ran otherwise than the line of its list says."""
+        recording, self._first_step = self._first_step, None
+        if recording is not None:
+            recording.__exit__(None, None, None)
+
+    def _drop_recording(self) -> None:
+        recording, self._first_step = self._first_step, None
+        if recording is not None:  # an exception ended the step, and nobody told the callback: nothing is verified
+            recording.__exit__(HmpError, HmpError("the step did not end"), None)
 
     def on_prediction_step(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """A batch was evaluated: without casts, where the callback was added to a Trainer that exists."""

@@ -15,6 +15,7 @@ from .state import (
     call_without_casts,
     casts_enabled,
     current_state,
+    is_by_user,
 )
 from .suspensions import Suspension
 
@@ -35,6 +36,7 @@ __all__ = [
     "current_state",
     "disable_casts",
     "enable_casts",
+    "is_by_user",
     "regions",
     "state",
     "suspensions",

@@ -312,8 +312,14 @@ def call_without_casts(function: Callable[P, R], /, *args: P.args, **kwargs: P.k
     return call_under(current_state().off, function, *args, **kwargs)
 
 
+# What is put around every backward pass, in the thread that calls it, by who watches its Python: function → function.
+around_backward: list[Callable[[Callable[..., Any]], Callable[..., Any]]] = []
+
+
 def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
+    for watching in list(around_backward):
+        function = watching(function)
     return call_under(current_state().in_backward, function, *args, **kwargs)
 
 

@@ -1,13 +1,15 @@
 """Answers about policies, list files, references that hmp cannot replace, and a device's memory. Nothing here patches torch."""
 
 from ..wrapping import fallbacks
-from . import check_lists
+from . import check_lists, overriding
 from .devices import check_there, device_of
 from .explanation import Rule, explain
 from .memory_statistics import memory_stats, of_allocator
+from .overriding import Overrider
 from .unreachable_names import Unreachable, tell_unreachable, unreachable
 
 __all__ = [
+    "Overrider",
     "Rule",
     "Unreachable",
     "check_lists",
@@ -17,6 +19,7 @@ __all__ = [
     "fallbacks",
     "memory_stats",
     "of_allocator",
+    "overriding",
     "tell_unreachable",
     "unreachable",
 ]

@@ -17,8 +17,9 @@ from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
-from ..session import applied_policy, casts
+from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
+from . import calling
 from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
@@ -75,8 +76,8 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = None
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows), attribution.watch(), _region(model, chosen), shadows:
-        output = _call(model, batch)
+    with _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen), shadows:
+        output = calling.call(model, batch)
         value, source = _loss_of(model, output, loss)
         if value is not None:
             value.backward()
@@ -124,26 +125,9 @@ def _check(model: Any, loss: Any) -> None:
 
 def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
     """The policy of the run: what is applied to the model, which its calls follow anyway, else what was asked for or is in force."""
-    applied = applied_policy(model)
     if policy is None:
-        return applied or current_state().user_policy or as_policy(DEFAULT)
-    chosen = as_policy(policy)
-    if applied is not None and applied != chosen:
-        raise HmpError(
-            f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
-        )
-    return chosen
-
-
-def _region(model: torch.nn.Module, chosen: Policy) -> Any:
-    """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
-    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)
-
-
-def _call(model: torch.nn.Module, batch: Any) -> Any:
-    if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        return applied_policy(model) or current_state().user_policy or as_policy(DEFAULT)
+    return calling.asked_policy(model, policy)
 
 
 def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:

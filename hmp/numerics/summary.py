@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from ..lists import DEFAULT, Policy, as_policy
 from ..observing import Modules
 from ..report.record import record
 from ..session import applied_policy, casts
+from .calling import call
 
 
 @dataclass(frozen=True)
@@ -92,15 +94,7 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
     if batch is None:
         return Summary(tuple(_layers(model)))
 
-    def call() -> None:
-        if isinstance(batch, Mapping):
-            model(**batch)
-        elif isinstance(batch, (tuple, list)):
-            model(*batch)
-        else:
-            model(batch)
-
-    return of_call(model, call, policy)
+    return of_call(model, functools.partial(call, model, batch), policy)
 
 
 def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy | str | Path | None = None) -> Summary:

@@ -67,6 +67,11 @@ class Modules:
         stack = self._stack()
         return stack[-1][0] if stack else None
 
+    @property
+    def running(self) -> list[torch.nn.Module]:
+        """The running modules of this thread, outermost first."""
+        return [module for module, _ in self._stack()]
+
     def place(self) -> Place:
         """The place of the calling code."""
         return Place(self.path, *caller())

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..context import state
 from ..formatting import provenance
 from ..session import observed_by
 from ..torch_private import dynamo
@@ -26,12 +27,16 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
     """
     recorder = Recorder(synchronize)
-    report = Report((), (), device=_device(), **provenance())
+    report = Report((), (), (), device=_device(), **provenance())
     report._recorder = recorder
     started = time.perf_counter()
     try:
-        with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder):
-            yield report
+        with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder) as unlisted:
+            state.around_backward.append(unlisted.in_backward)
+            try:
+                yield report
+            finally:
+                state.around_backward.remove(unlisted.in_backward)
     finally:
         report._end(time.perf_counter() - started)
 

@@ -15,15 +15,16 @@ from .. import fork_safe
 from ..caches import hits_here as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
-from ..diagnostics import fallbacks
+from ..diagnostics import fallbacks, overriding
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..observing import Modules
 from ..ops import name_of, sites
 from ..session import Op, OpRule
-from ..torch_private import in_plain_autograd, is_profiled
+from ..torch_private import function_mode_stack, in_plain_autograd, is_profiled
 from .in_fp8 import Fp8Rows
 from .kernels import Kernels, call_key
+from .last_word import LastWord
 from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
@@ -62,6 +63,7 @@ class Recorder:
         self.uncast = 0
         self.slices = Slices()
         self.fp8 = Fp8Rows()
+        self.last_word = LastWord(self.modules)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
@@ -124,12 +126,13 @@ class Recorder:
         return timed
 
     def _autocasts(self, call: _Call, wrapper: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The wrapper's result; what torch.autocast does inside is looked at once for calls with such arguments."""
+        """The wrapper's result; what torch.autocast does inside the op, or a region of it around the op, is looked at once for calls with
+        such arguments."""
         if _compiling() or not in_plain_autograd():
             result = wrapper(*args, **kwargs)
             call.compute = ""  # not known
             return result
-        key = (rule.op, rule.low, torch.is_grad_enabled(), *call_key(args, kwargs))
+        key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
         if seen is None:
             with Kernels() as seen:
@@ -158,9 +161,11 @@ class Recorder:
             call = threads.call = _Call()
             result: Any = None
             raised = 1
+            region = overriding.over_casts()
+            is_autocast = said == _AUTOCASTS or (region is not None and said in ("bf16", "fp32", "fp8"))
             began = self._now()
             try:
-                result = self._autocasts(call, wrapper, rule, args, kwargs) if said == _AUTOCASTS else wrapper(*args, **kwargs)
+                result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
                 raised = 0
                 return result
             except Exception as error:
@@ -170,12 +175,14 @@ class Recorder:
                 threads.call = None
                 seconds = self._now() - began
                 output = "" if raised else _dtypes((result,))
-                if said == _AUTOCASTS and not call.op_seconds:
+                if is_autocast and not call.op_seconds:
                     call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
                 lacked = min(max(fallbacks().get(rule.op, 0) - lacking, 0), 1)  # other threads count too
                 if said == UNLISTED and not lacked:
                     call.compute = _computed((*args, *kwargs.values()), inputs, result)
                 self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
+                if not raised and not _compiling():
+                    self.last_word.decided(here.policy, rule, call.compute, bool(lacked), region, (*args, *kwargs.values()), result)
                 if here.policy is not None:
                     self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
@@ -195,7 +202,10 @@ class Recorder:
         here = state.current_state()
         if here.policy is None:
             self.uncast += 1
-            return function(*args, **kwargs)
+            result = function(*args, **kwargs)
+            given = (*args, *kwargs.values())
+            self.last_word.uncast(name, _computed(given, _dtypes(given), result), given, result)
+            return result
         inputs = _dtypes((*args, *kwargs.values()))
         started = self._now()
         counted = self.observed
@@ -207,6 +217,8 @@ class Recorder:
         output = _dtypes((result,))
         call.compute = _computed((*args, *kwargs.values()), inputs, result)
         rule = PAST if function in here.replacements else UNLISTED
+        if rule == PAST:
+            self.last_word.past(here.policy, name, call.compute, (*args, *kwargs.values()), result)
         if inputs or output:
             self._note(here, (name, rule, inputs, call.compute, output), call, 0, 0)
             self.slices.add(name, "op", started, call.op_seconds, rule=rule, computes=call.compute, module=self.modules.path)
@@ -277,14 +289,28 @@ class Recorder:
 
 
 class Unlisted(TorchFunctionMode):
-    """Tells a recorder of every torch function that is called in this thread."""
+    """Tells a recorder of every torch function that is called in the thread that made this."""
 
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
+        self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return self._recorder.unlisted(func, args, kwargs or {})
+
+    def in_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        """`run`, a backward pass, with the mode in force for the user's Python that it calls: torch has taken it out of force."""
+        if threading.get_ident() != self._thread or self in function_mode_stack():
+            return run
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            self._recorder.last_word.begin_backward()
+            with self:
+                return run(*args, **kwargs)
+
+        self._recorder.last_word.runs_backward.add(watched.__code__)
+        return watched
 
 
 def _dtypes(values: Iterable[Any]) -> str:

@@ -16,6 +16,7 @@ from ..formatting import SCHEMA_VERSION, count, dtype_name, target_file
 from ..lists import LISTS
 from .in_fp8 import Fp8Row, merged
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
+from .violations import Violation, together
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,14 +33,20 @@ class Report:
     `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
     """
 
-    def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), **about: Any) -> None:
+    def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), violations: Iterable[Violation] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
         self._slices: Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
+        self._violations = tuple(violations)
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
         } | about  # fmt: skip
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether the recording goes on."""
+        return self._recorder is not None
 
     # --- what was recorded ---
 
@@ -78,6 +85,13 @@ class Report:
     def fp8(self) -> list[Fp8Row]:
         """What quantising did to the operands of products in FP8, by op, module and role."""
         return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
+
+    def violations(self) -> list[Violation]:
+        """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
+
+        Calls where no list could decide, inside disable_casts() or by a name from before, are seen in the thread that recorded.
+        """
+        return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
 
     @property
     def no_kernel(self) -> list[Row]:
@@ -138,6 +152,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
+            self._violations = tuple(recorder.last_word.found())
             self._about |= {**told, "seconds": seconds, "model": recorder.models}
             self._slices, self._recorder = recorder.slices, None
 
@@ -179,6 +194,7 @@ class Report:
         return Report(
             grouped([row for report in reports for row in report.rows], "call"),
             merged(row for report in reports for row in report.fp8),
+            together(each for report in reports for each in report.violations()),
             **self._about
             | {
                 "policies": list(policies.values()),
@@ -219,6 +235,7 @@ class Report:
             "notes": self.notes,
             "rows": [asdict(row) for row in self.rows],
             "fp8": [asdict(row) for row in self.fp8],
+            "violations": [asdict(each) for each in self.violations()],
         }
 
     @classmethod
@@ -228,9 +245,14 @@ class Report:
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "rows", "fp8", "notes")}
+        about = {
+            name: value
+            for name, value in values.items()
+            if name not in ("schema_version", "hmp_report", "rows", "fp8", "violations", "notes")
+        }
         fp8 = (Fp8Row(**row) for row in values.get("fp8", ()))  # which reports of before FP8 do not have
-        return cls((Row(**row) for row in values["rows"]), fp8, **about)
+        violations = (Violation(**each) for each in values.get("violations", ()))  # nor these those of before
+        return cls((Row(**row) for row in values["rows"]), fp8, violations, **about)
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""

@@ -17,11 +17,13 @@ except ImportError as error:
 from ..formatting import duration, size
 from .in_fp8 import merged
 from .rows import PAST, UNLISTED, entry, in_words
+from .violations import REMEDIES, kinds
 
 if TYPE_CHECKING:
     from .in_fp8 import Fp8Row
     from .report import Report
     from .rows import Row
+    from .violations import Violation
 
 _WIDTH = 200
 _UNCAST = "Where no casts are in force (disable_casts(), optimizer steps, outside of a region or of an applied model)"
@@ -33,7 +35,11 @@ def text(report: Report) -> str:
     page = io.StringIO()
     console = Console(file=page, width=_WIDTH, color_system=None, highlight=False)
     decided = table(report, "op", "cast_seconds")
-    parts: list[object] = [_heading(report), decided]
+    parts: list[object] = [_heading(report)]
+    violations = report.violations()
+    if violations:
+        parts += [_violations(violations), "", *(f"{kind}: {REMEDIES[kind]}." for kind in kinds(violations)), ""]
+    parts.append(decided)
     unlisted = report.unlisted
     if unlisted:
         parts += ["", _unlisted(unlisted)]
@@ -72,6 +78,18 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
             "place": row.place,
         }
         made.add_row(*(values[name] or "-" for name in named), *_counts(row))
+    return made
+
+
+def _violations(found: list[Violation]) -> Table:
+    made = Table(box=None, pad_edge=False)
+    for name in ("ran otherwise than its line says", "line", "wanted", "got", "in", "who had the last word"):
+        made.add_column(name, overflow="fold")
+    made.add_column("calls", justify="right", no_wrap=True)
+    for each in found[:_SHOWN]:
+        made.add_row(each.op, entry(each.source) or "-", each.wanted, each.got, each.place, f"{each.kind}: {each.by}", str(each.calls))
+    if len(found) > _SHOWN:
+        made.add_row(f"{len(found) - _SHOWN} more, with fewer calls: report.violations() holds them")
     return made
 
 

@@ -72,6 +72,7 @@ class _Entered(NamedTuple):
     changed: EnteredRegion | None  # hmp's region, where the state inside is another one
     suspension: Suspension | None  # where the region counts as outside of the policy in force
     depth: int  # how many suspensions there were around it
+    place: str  # file and line of the code that entered it
 
 
 # Those that this context is in, innermost first.
@@ -255,14 +256,14 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
-        depth, suspension = suspensions.depth(), None
+        depth, suspension, place = suspensions.depth(), None, "{}:{}".format(*opener())
         if self._enabled and chosen.policy is not None:
             if is_around_applied(self, frames(caller)):
                 suspension = suspensions.suspend()
             else:
-                _say_once("{}:{}".format(*opener()))
+                _say_once(place)
         changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set((_Entered(self, changed, suspension, depth), *_entered.get()))
+        _entered.set((_Entered(self, changed, suspension, depth, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
             try:
@@ -282,7 +283,7 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
             return suspensions.call_outside(0, original, self, *exc_info)
-        _, changed, suspension, depth = entered[index]
+        _, changed, suspension, depth, _ = entered[index]
         try:
             if suspension is not None:
                 suspension.end()
@@ -294,6 +295,12 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
             _entered.set((*entered[:index], *entered[index + 1 :]))
 
     return leave
+
+
+def opened_at(enabled: bool) -> str:
+    """File and line of the innermost enabled or disabled region that this context is in; "" where that was entered before the patches."""
+    asked = (each for each in _entered.get() if enabled == (each.region._enabled or each.region in _asked_to_enable))
+    return next((each.place for each in asked if each.suspension is None), "")
 
 
 def _paused(current: CompiledPolicy | Off) -> CompiledPolicy | Off:

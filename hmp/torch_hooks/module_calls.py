@@ -9,7 +9,7 @@ import functools
 import itertools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -180,6 +180,20 @@ def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> Co
     if compiled is current and (found.applied is None or not is_any_autocast_enabled()):
         return None
     return compiled
+
+
+def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
+    """The policy in whose place `off` is in force, inside calls of the modules `running`, outermost first; None for none.
+
+    Calls inside `off` put no policy in force: it may be that of one of these modules.
+    """
+    compiled = off.on
+    is_around = compiled.policy is None  # off began outside of all policies
+    for module in running:
+        found: Mark | None = module.__dict__.get(_KEY)
+        if found is not None:
+            compiled = (found.applied if is_around else None) or found.scoped.get(compiled.scope_id) or compiled
+    return compiled.policy
 
 
 def changes() -> int:

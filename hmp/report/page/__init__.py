@@ -15,6 +15,7 @@ except ImportError as error:
 
 from ...formatting import html, share, size, typeset_duration
 from ..rows import PAST, UNLISTED, Row, entry
+from ..violations import REMEDIES, Violation, kinds
 from . import advice, charts, model
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ def report_page(report: Report) -> str:
     sums = model.Sums.of(rows)
     unlisted = report.unlisted
     found = advice.advices(report)
+    violations = report.violations()
     shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
     return render(
         "report.html.j2",
@@ -52,6 +54,8 @@ def report_page(report: Report) -> str:
         decided=sum(row.calls for row in rows if row.rule not in (PAST, UNLISTED)),
         headline=model.headline(report),
         parts=model.parts(rows),
+        violations=violations,
+        remedies={kind: REMEDIES[kind] for kind in kinds(violations)},
         advices=found,
         advice_rules=advice.RULES,
         computed=sorted({row.compute for row in rows} - {""}),
@@ -106,7 +110,7 @@ def _breakable(text: str) -> markupsafe.Markup:
     return markupsafe.Markup(re.sub(r"([._])", r"\1<wbr>", str(markupsafe.escape(text))))
 
 
-def _place(row: Row) -> str:
+def _place(row: Row | Violation) -> str:
     """The file's name and the line; the page says the whole path when it is pointed at."""
     return f"{row.file.replace(chr(92), '/').rpartition('/')[2]}:{row.line}" if row.file else "-"
 

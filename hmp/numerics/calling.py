@@ -1,0 +1,35 @@
+"""How a model is run for compare(), summary() and verify(): its call with a batch, and the policy that the run is under."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import HmpError
+from ..lists import Policy, as_policy
+from ..session import applied_policy, casts
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """What the model returns for a batch: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def asked_policy(model: torch.nn.Module, policy: Policy | str | Path) -> Policy:
+    """The policy that was asked for; HmpError where another one is applied to the model, whose calls follow that one."""
+    chosen, applied = as_policy(policy), applied_policy(model)
+    if applied is not None and applied != chosen:
+        raise HmpError(
+            f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"
+        )
+    return chosen
+
+
+def region(model: torch.nn.Module, chosen: Policy) -> Any:
+    """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
+    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)

@@ -1,0 +1,115 @@
+"""Compares each call that is recorded with the line of its list: what it asks for, what ran, and who made the difference."""
+
+from __future__ import annotations
+
+import sys
+import types
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from .. import fork_safe
+from ..casting import each_tensor
+from ..diagnostics import Overrider, overriding
+from ..formatting import dtype_name
+from ..lists import LISTS, Listed, Policy
+from ..observing import PACKAGES, Modules
+from ..session import OpRule
+from .violations import Violation, together
+
+_WIDE = (torch.float64, torch.complex64, torch.complex128)
+_LOW = frozenset(("bfloat16", "float16"))
+_LEFT = Overrider("torch", "torch itself, to which hmp left the call")
+Given = tuple[Any, ...]  # the arguments of a call
+
+
+class LastWord:
+    """Notes the calls that ran otherwise than the BF16, FP32 or FP8 list says; in any thread.
+
+    A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
+    """
+
+    def __init__(self, modules: Modules) -> None:
+        self._modules = modules
+        self._lock = fork_safe.RLock()
+        self._counts: dict[Violation, int] = {}
+        self._listed: dict[int, tuple[Policy, Listed]] = {}
+        self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
+
+    def found(self) -> list[Violation]:
+        """What was noted so far, most calls first."""
+        with self._lock:
+            return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
+
+    def decided(
+        self, policy: Policy | None, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
+    ) -> None:
+        """A call of an op that hmp decided by `rule`, which computed in the dtypes `got`, in float32 where it `lacked` a kernel."""
+        if policy is not None and (rule.kind in LISTS or rule.kind == "autocast"):
+            lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
+            self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
+
+    def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
+        """A call of torch's own function by a name that Python code took before."""
+        self._check(policy, op, got, Overrider("past hmp", "a name that was taken before hmp patched torch"), given, result)
+
+    def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no casts are in force."""
+        overrider = overriding.in_place_of_casts()
+        if overrider is not None and not (overrider.kind == "backward" and self._is_torchs()):
+            policy = overriding.overridden(self._modules.running)
+            if policy is None and overrider.kind == "backward" and len(self._listed) == 1:
+                ((policy, _),) = self._listed.values()  # backward is called outside of the model's calls
+            if policy is not None:
+                self._check(policy, op, got, overrider, given, result)
+
+    def _is_torchs(self) -> bool:
+        """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
+        frame: types.FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(PACKAGES):
+            if frame.f_code in self.runs_backward:
+                return True
+            frame = frame.f_back
+        return False
+
+    def begin_backward(self) -> None:
+        """A call of backward(): inside a region of torch.autocast it is cast in, too."""
+        region = overriding.over_casts()
+        if region is not None and self._listed:
+            self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
+
+    def _check(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
+        entry = self._lists_of(policy).entry(op)
+        if entry is None or entry.cast == "promote" or not got:
+            return
+        wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
+        dtypes = got.split(", ")
+        if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
+            return  # torch.autocast decides inside the op
+        if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
+            return
+        tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
+        if any(tensor.dtype in _WIDE for tensor in tensors):
+            return  # left to torch
+        if any(each is tensor for each in results for tensor in tensors):
+            return  # in place and out=: the first input's dtype counts (R5, R6)
+        if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
+            return  # a look-up, whose table is not cast (R2), and what saturates (R12)
+        self._note(op, f"{entry.text} ({entry.place})" if entry.path else entry.text, dtype_name(wanted), got, overrider)
+
+    def _lists_of(self, policy: Policy) -> Listed:
+        known = self._listed.get(id(policy))
+        if known is None:
+            known = self._listed[id(policy)] = policy, Listed(policy)
+        return known[1]
+
+    def _note(self, op: str, source: str, wanted: str, got: str, overrider: Overrider) -> None:
+        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._modules.place())
+        with self._lock:
+            self._counts[violation] = self._counts.get(violation, 0) + 1
+
+
+def _is_asked(given: tuple[Any, ...]) -> bool:
+    """Whether `dtype=` names a floating dtype, which wins over the list (R1, R2)."""
+    return any(type(value) is torch.dtype and value.is_floating_point for value in given)

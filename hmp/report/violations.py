@@ -1,0 +1,77 @@
+"""Calls that ran otherwise than the line of their list says, and who had the last word."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+# Who overrode a line → what may be done about it.
+REMEDIES = {
+    "region": "end the region before, or put the policy in force inside it: by hmp.casts(), or by a call of a model with hmp.apply()",
+    "island": "take the region out, or the op off the list where it is meant to be float32 here",
+    "disable_casts": "take the call out of disable_casts(), or the op off the list",
+    "no kernel": "take the op off the list on this device, or say `op @ modules` where it has a kernel",
+    "past hmp": "hmp.unreachable() says which name was taken before; take it after hmp.convert()",
+    "backward": "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd",
+    "torch": "hmp left the call to torch, for what it was given; the rules say when",
+}
+
+
+@dataclass(frozen=True)
+class Violation:
+    """Calls of one op in one place that ran otherwise than a line of a list says.
+
+    `source` is the line, with file and number where it has one; `wanted` the dtype that it asks for, `got` those that the calls computed
+    in; `kind` who had the last word, a key of REMEDIES, and `by` who that was in words: a region of torch.autocast with the line that
+    opened it. `module`, `file` and `line` say who called, `calls` how often.
+    """
+
+    op: str
+    source: str
+    wanted: str
+    got: str
+    kind: str
+    by: str
+    module: str = ""
+    file: str = ""
+    line: int = 0
+    calls: int = 0
+
+    @property
+    def place(self) -> str:
+        """`module at file:line`, what of it is known."""
+        return " at ".join(part for part in (self.module, f"{self.file}:{self.line}" if self.file else "") if part)
+
+    @property
+    def remedy(self) -> str:
+        """What may be done about it."""
+        return REMEDIES[self.kind]
+
+    def __str__(self) -> str:
+        line = f" ({self.source})" if self.source else ""
+        times = "once" if self.calls == 1 else f"{self.calls} times"
+        return f"{self.op}{line} in {self.place}: wanted {self.wanted}, got {self.got}, {times}; by {self.by}"
+
+
+def together(found: Iterable[Violation]) -> list[Violation]:
+    """The violations, those that differ in nothing but the number of calls added up, most calls first."""
+    sums: dict[Violation, int] = {}
+    for each in found:
+        key = replace(each, calls=0)
+        sums[key] = sums.get(key, 0) + each.calls
+    return sorted((replace(each, calls=calls) for each, calls in sums.items()), key=lambda each: -each.calls)
+
+
+def kinds(found: Iterable[Violation]) -> list[str]:
+    """The kinds of the violations, each once."""
+    return list(dict.fromkeys(each.kind for each in found))
+
+
+def in_lines(found: Iterable[Violation]) -> str:
+    """The violations as lines of text, each kind with its remedy."""
+    listed = list(found)
+    lines = []
+    for kind in kinds(listed):
+        lines += [f"  {each}" for each in listed if each.kind == kind]
+        lines.append(f"    what may be done: {REMEDIES[kind]}")
+    return "\n".join(lines)
