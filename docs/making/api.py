@@ -9,10 +9,10 @@ _GROUPS = {
     "Lists": "Policy policies explain Rule unreachable Unreachable fallbacks",
     "Your own functions": "bf16_function fp32_function promote_function register",
     "See what ran": "record Report summary",
-    "Numbers": "compare detect_nonfinite",
+    "Numbers": "compare verify detect_nonfinite",
     "Time and lists of your own": "benchmark tune",
     "Caches and memory": "cache_info set_cache_limit set_sharing clear_cache memory_stats",
-    "Errors": "HmpError OpListError NonFiniteError",
+    "Errors": "HmpError OpListError NonFiniteError ViolationError",
 }
 _BRIDGES = {
     "Lightning": "hmp.compat.lightning.HMPPrecision hmp.compat.lightning.DeviceStats",

@@ -15,6 +15,7 @@ from rich.console import Console
 
 import hmp
 from hmp.report.rows import Row
+from hmp.report.violations import Violation
 from process_kit import to_install
 from trap_kit import policy
 
@@ -33,6 +34,15 @@ ROWS = (
     Row("matmul", "R7", "", "float32, bfloat16", "float32", "float32", "head", "model.py", 33, 2, 2, 0, 64, 1e-5, 1e-6, 0, 1),
     Row("tanh", "unlisted", "", "bfloat16", "bfloat16", "bfloat16", "head", "model.py", 40, 10, 0, 0, 0, 3e-4),
 )
+AT_HEAD = {"module": "head", "file": "model.py"}
+VIOLATIONS = (
+    Violation(
+        SOFTMAX[0], SOFTMAX[2], "float32", "bfloat16", "region", "torch.autocast, enabled at train.py:7", line=30, calls=4, **AT_HEAD
+    ),
+    Violation(
+        SOLVE[0], SOLVE[2], "bfloat16", "float32", "no kernel", "there is no bfloat16 kernel for it (R11)", line=31, calls=1, **AT_HEAD
+    ),
+)
 POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}
 ABOUT = {
     "policies": [{**POLICY, "fingerprint": "0123456789ab"}],
@@ -44,7 +54,7 @@ ABOUT = {
 
 
 def by_hand() -> hmp.Report:
-    return hmp.Report(ROWS, **ABOUT)
+    return hmp.Report(ROWS, (), VIOLATIONS, **ABOUT)
 
 
 def test_names_that_were_never_called_are_all_said_or_counted() -> None:

@@ -1,0 +1,261 @@
+"""R17 in everybody's trainers: the lists of an applied model hold inside the torch.autocast that they put around it; and verify=True."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import hmp
+from innermost_kit import Head, X, assert_by_the_lists, autocast, by_hand, write_lists
+
+accelerate = pytest.importorskip("accelerate")
+from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
+
+BF16, F32 = torch.bfloat16, torch.float32
+ORDERS = pytest.mark.parametrize("order", ["before", "behind"])
+
+
+@pytest.fixture(autouse=True)
+def a_fresh_accelerator() -> Iterator[None]:
+    """An Accelerator's settings are the process's, for good."""
+    yield
+    for state in (AcceleratorState, GradientState, PartialState):
+        state._reset_state()
+    hmp.revert()
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> Path:
+    return write_lists(tmp_path)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def prepared(model: nn.Module, lists: Path, order: str, wrap: Any = lambda model: model) -> nn.Module:
+    accelerator = accelerate.Accelerator(mixed_precision="bf16", cpu=True)
+    if order == "before":
+        return wrap(accelerator.prepare(hmp.apply(model, lists)))
+    return hmp.apply(wrap(accelerator.prepare(model)), lists)
+
+
+@ORDERS
+def test_accelerate(lists, order):
+    model = Head()
+    call = prepared(model, lists, order)
+    assert_by_the_lists(model, call)
+    with autocast():
+        assert_by_the_lists(model, call, enabled=True)
+
+
+@ORDERS
+def test_accelerate_with_ddp(lists, order, group):
+    model = Head()
+    assert_by_the_lists(model, prepared(model, lists, order, DistributedDataParallel))
+
+
+@ORDERS
+def test_fsdp2_in_a_region(lists, order, group):
+    model, plain = Head(), Head()
+    plain.load_state_dict(model.state_dict())
+    mesh = dist.device_mesh.init_device_mesh("cpu", (1,))
+    if order == "before":
+        hmp.apply(model, lists)
+    for each in (model.body, model.lm_head, model):
+        fully_shard(each, mesh=mesh)
+    if order == "behind":
+        hmp.apply(model, lists)
+    with autocast():
+        out = model(X)
+    out.sum().backward()
+    wanted = by_hand(plain)
+    torch.testing.assert_close((out.detach(), model.lm_head.weight.grad.full_tensor()), wanted, rtol=0, atol=1e-6)
+
+
+def test_lines_speak_of_the_model_inside_a_wrapper(lists, group):
+    """`lm_head`, which is `module.lm_head` there; a module of that name that is no wrapper's keeps it."""
+    model = Head()
+    assert_by_the_lists(model, hmp.apply(DistributedDataParallel(model), lists))
+    other = nn.ModuleDict({"module": Head(), "head": nn.Linear(3, 3)})
+    with pytest.raises(hmp.OpListError, match="matches no module"):
+        hmp.apply(other, lists)
+
+
+@ORDERS
+@pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
+@pytest.mark.filterwarnings("ignore")
+def test_fabric(lists, order, package):
+    fabric = importlib.import_module(package).Fabric(accelerator="cpu", devices=1, precision="bf16-mixed")
+    model = Head()
+    call = fabric.setup(hmp.apply(model, lists)) if order == "before" else hmp.apply(fabric.setup(model), lists)
+    assert torch.equal(call(X), by_hand(model)[0])
+
+
+def fit(module: Any, home: str = "lightning.pytorch", **arguments: Any) -> None:
+    lightning = importlib.import_module(home)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer = lightning.Trainer(
+            accelerator="cpu", devices=1, max_steps=2, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, **arguments,
+        )  # fmt: skip
+        trainer.fit(module, DataLoader(TensorDataset(X), batch_size=1))
+
+
+def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
+    class Module(importlib.import_module(home).LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = model
+
+        def training_step(self, batch, index):
+            self.out = self.model(batch[0])
+            return self.out.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    return Module()
+
+
+@pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
+def test_lightnings_bf16_mixed_around_an_applied_model(lists, home):
+    model = Head()
+    module = lightning_module(hmp.apply(model, lists), home)
+    fit(module, home, precision="bf16-mixed")
+    torch.testing.assert_close(module.out.detach(), by_hand(model)[0][1:2], rtol=0, atol=1e-6)
+
+
+class Disables(Head):
+    """A model whose own code keeps the lists out."""
+
+    def forward(self, x):
+        with hmp.disable_casts():
+            return super().forward(x)
+
+
+def test_hmp_precision_verifies_the_first_step():
+    from hmp.compat.lightning import HMPPrecision
+
+    lists = hmp.Policy(bf16={"linear"})
+    fit(lightning_module(Head()), plugins=[HMPPrecision(lists, verify=True)])
+    with pytest.raises(hmp.ViolationError, match=r"linear \(linear\) in model\.body|by disable_casts"):
+        fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True)])
+    assert torch._C._len_torch_function_stack() == 0
+    fit(lightning_module(Disables()), plugins=[HMPPrecision(lists, verify=True, allow=["disable_casts"])])
+
+
+# --- transformers
+
+
+def llama(**changes: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2, **changes
+    )
+    return transformers.LlamaForCausalLM(config)
+
+
+def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tuple[float, set[torch.dtype]]:
+    """The loss of two steps of a Trainer, and the dtypes of lm_head's results."""
+    import transformers
+
+    seen: set[torch.dtype] = set()
+    model.lm_head.register_forward_hook(lambda module, args, out: seen.add(out.dtype))
+    made = torch.Generator().manual_seed(1)
+    tokens = [torch.randint(0, 64, (8,), generator=made) for _ in range(4)]
+    settings = transformers.TrainingArguments(
+        str(folder / "run"), max_steps=2, per_device_train_batch_size=2, report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True,
+        **arguments,
+    )  # fmt: skip
+    data = [{"input_ids": each, "labels": each} for each in tokens]
+    trainer = transformers.Trainer(model, settings, train_dataset=data, callbacks=list(callbacks))
+    return trainer.train().training_loss, seen
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path, tied):
+    from hmp.compat.transformers import HMPCallback
+
+    wanted = trained(llama(tie_word_embeddings=tied), tmp_path, HMPCallback(lists))
+    assert wanted[1] == {F32}
+    for arguments in ({"bf16": True}, {"fp16": True}, {"bf16": True, "gradient_checkpointing": True}):
+        model = llama(tie_word_embeddings=tied)
+        assert trained(model, tmp_path, HMPCallback(lists, verify=True), **arguments) == wanted, arguments
+        assert model.lm_head.weight.dtype is F32
+    assert trained(hmp.apply(llama(tie_word_embeddings=tied), lists), tmp_path, bf16=True) == wanted
+
+
+def test_hmp_callback_verifies_the_first_step(tmp_path):
+    from hmp.compat.transformers import HMPCallback
+
+    model = llama()
+    model.lm_head.forward = hmp.disable_casts(model.lm_head.forward)
+    lists = hmp.Policy(bf16={"linear"})
+    with pytest.raises(hmp.ViolationError, match=r"in lm_head at .*: wanted bfloat16, got float32, once; by disable_casts"):
+        trained(model, tmp_path, HMPCallback(lists, verify=True))
+    assert torch._C._len_torch_function_stack() == 0
+    trained(model, tmp_path, HMPCallback(lists, verify=True, allow=["disable_casts"]))
+
+
+def test_a_step_that_ends_in_an_exception_is_not_recorded_for_good(tmp_path):
+    from hmp.compat.transformers import HMPCallback
+
+    model = llama()
+    handle = model.lm_head.register_forward_hook(lambda *_: 1 / 0)
+    callback = HMPCallback(hmp.Policy(bf16={"linear"}), verify=True)
+    with pytest.raises(ZeroDivisionError):
+        trained(model, tmp_path, callback)
+    handle.remove()
+    callback.detach()
+    assert torch._C._len_torch_function_stack() == 0
+
+
+# --- hmp run --verify
+
+SCRIPT = """
+import sys, torch, hmp
+model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(5):
+    with torch.autocast("cpu", enabled=sys.argv[1] != "void"):
+        loss = model(torch.ones(2, 4)).float().sum()
+    loss.backward()
+    optimizer.step()
+    print("step", step, torch._C._len_torch_function_stack())
+"""
+
+
+@pytest.mark.parametrize("how", ["holds", "void"])
+def test_hmp_run_verifies_the_first_steps(tmp_path, how):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    command = [sys.executable, "-m", "hmp", "run", "--verify", "--policy", "autocast", "train.py", how]
+    path = os.pathsep.join(filter(None, [str(Path(hmp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    if how == "holds":
+        assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "step 4 0"), done.stderr
+        assert "hmp run: verified: 3 calls in 3 steps ran as their lines say" in done.stderr
+    else:
+        assert (done.returncode, done.stdout.splitlines()) == (1, ["step 0 1", "step 1 1"])
+        assert "ViolationError: 3 calls ran otherwise than their lines say" in done.stderr
+        assert "torch.autocast(enabled=False) at" in done.stderr and "train.py:6" in done.stderr

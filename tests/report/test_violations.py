@@ -1,0 +1,230 @@
+"""violations(): each call that ran otherwise than the line of its list says, and who had the last word; none where there is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from hmp.report.violations import REMEDIES
+from innermost_kit import Head, autocast, write_lists
+from trap_kit import policy
+
+LISTS = policy(bf16={"linear", "mm", "mul", "linalg.inv", "gru.autocast", "add"}, fp32={"softmax", "bmm", "embedding", "layer_norm"})
+X = torch.randn(4, 4)
+LINEAR = nn.Linear(4, 4)
+HELD = (torch.mm,)  # a tuple: hmp does not find it there
+
+
+class Doubles(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.mm(grad.float(), torch.eye(4))
+
+
+def violations(call: Callable[[], Any], lists: hmp.Policy = LISTS) -> list[Any]:
+    with hmp.record() as report, hmp.casts(lists):
+        call()
+    return report.violations()
+
+
+def line_of(function: Callable[..., Any], offset: int) -> str:
+    return f"{__file__}:{function.__code__.co_firstlineno + offset}"
+
+
+def in_region() -> None:
+    with autocast():
+        torch.bmm(X[None], X[None])
+        torch.softmax(X, 0)  # on torch's float32 list too
+        LINEAR(X)
+
+
+def in_island() -> None:
+    with torch.autocast("cpu", enabled=False):
+        LINEAR(X)
+        torch.softmax(X, 0)
+
+
+def disabled() -> None:
+    with hmp.disable_casts():
+        LINEAR(X)
+
+
+@hmp.disable_casts
+def decorated() -> None:
+    LINEAR(X)
+
+
+def without_a_kernel() -> None:
+    torch.linalg.inv(X)
+
+
+def past() -> None:
+    HELD[0](X, X)
+
+
+def in_backward() -> None:
+    Doubles.apply(X.clone().requires_grad_()).sum().backward()
+
+
+KINDS = {
+    in_region: ("bmm", "float32", "bfloat16", "region", f"torch.autocast, enabled at {line_of(in_region, 1)}", line_of(in_region, 2)),
+    in_island: ("linear", "bfloat16", "float32", "island", f"(enabled=False) at {line_of(in_island, 1)}", line_of(in_island, 2)),
+    disabled: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(disabled, 2)),
+    decorated: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(decorated.__wrapped__, 2)),
+    without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
+    past: ("mm", "bfloat16", "float32", "past hmp", "a name that was taken before", line_of(past, 1)),
+    in_backward: ("mm", "bfloat16", "float32", "backward", "autograd's backward", line_of(Doubles.backward, 2)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("call", KINDS, ids=lambda call: call.__name__)
+def test_each_kind_says_what_ran_where_and_who_had_the_last_word(call):
+    op, wanted, got, kind, by, place = KINDS[call]
+    (found,) = violations(call)
+    assert (found.op, found.wanted, found.got, found.kind, found.calls) == (op, wanted, got, kind, 1)
+    assert by in found.by
+    assert f"{found.file}:{found.line}" == place
+    assert found.source == op
+    assert kind in REMEDIES
+
+
+def test_the_line_has_its_file_and_number_and_the_module_its_path(tmp_path):
+    class Own(Head):
+        def forward(self, x):
+            with autocast():
+                return super().forward(x)
+
+    with hmp.record() as report:
+        hmp.apply(Own(), write_lists(tmp_path))(torch.randn(2, 3))
+    (found,) = report.violations()
+    assert found.source == f"linear @ lm_head ({tmp_path / 'fp32.txt'}:1)"
+    assert (found.module, found.wanted, found.got) == ("lm_head", "float32", "bfloat16")
+    assert "ran otherwise than its line says" in str(report)
+    assert str(report).index("ran otherwise") < str(report).index("dtypes")
+    page = report.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert page.index("Ran otherwise than its line says") < page.index("The rules by which this was found")
+    again = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    assert again.violations() == report.violations()
+    assert [each.calls for each in again.merge(report).violations()] == [2]
+
+
+@pytest.mark.parametrize("disable", [lambda: torch.autocast("cpu", enabled=False), hmp.disable_casts])
+def test_casts_that_are_off_around_a_call_of_an_applied_model_void_its_lines(tmp_path, disable):
+    model = hmp.apply(Head(), write_lists(tmp_path))
+    with hmp.record() as report, disable():
+        model(torch.randn(2, 3))
+    assert [(each.module, each.wanted, each.got) for each in report.violations()] == [("body", "bfloat16", "float32")]
+
+
+def test_backward_inside_a_region_is_told():
+    with hmp.record() as report, autocast():
+        with hmp.casts(LISTS):
+            loss = LINEAR(X).sum()
+        loss.backward()
+    assert [(each.op, each.kind) for each in report.violations()] == [("backward()", "region")]
+
+
+def test_none_is_reported_where_there_is_none():
+    def step() -> None:
+        hidden = LINEAR(X) * 2
+        hidden.mul_(2)  # in place: the first input's dtype (R5)
+        torch.mm(X.double(), X.double())  # left to torch
+        torch.softmax(hidden, 0, dtype=torch.bfloat16)  # asked for
+        torch.mm(X, X, out=torch.empty(4, 4))
+        F.embedding(torch.tensor([1]), LINEAR.weight.bfloat16())  # the result is cast, not the table
+        (X + X) * 1e39  # saturates (R12)
+        nn.GRU(4, 4)(X[None])
+        torch.ones(3, dtype=torch.int64) * 2
+        F.cosine_similarity(X, X)
+        checkpoint(LINEAR, X, use_reentrant=False).sum().backward()
+        optimizer = torch.optim.Adam(LINEAR.parameters())
+        optimizer.step()
+        with hmp.disable_casts():
+            optimizer.step()
+        nn.utils.clip_grad_norm_(LINEAR.parameters(), 1.0)
+        nn.init.xavier_uniform_(nn.Linear(4, 4).weight)
+
+    assert violations(step) == []
+    with autocast():
+        assert violations(lambda: (LINEAR(X), torch.bmm(X[None], X[None]))) == []
+
+
+@pytest.mark.parametrize("name", ["torch-cpu", "habana", "autocast"])
+def test_the_presets_have_none_in_a_model(name):
+    model = nn.Sequential(nn.Embedding(9, 8), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.LayerNorm(8), nn.Linear(8, 9))
+    tokens = torch.randint(0, 9, (2, 5))
+    report = hmp.verify(model, [tokens], name, loss=lambda out: F.cross_entropy(out.flatten(0, 1), tokens.flatten()))
+    assert report.violations() == []
+    assert report.never_called
+
+
+# --- verify()
+
+
+def test_verify_gives_the_report_and_leaves_the_model_as_it_was(tmp_path):
+    model = nn.Sequential(nn.BatchNorm1d(3), Head())
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    x = torch.randn(2, 3)
+    state = torch.get_rng_state()
+    (tmp_path / "bf16.txt").write_text("linear\ngelu\n")
+    (tmp_path / "fp32.txt").write_text("linear @ 1.lm_head\n")
+    report = hmp.verify(model, x, tmp_path)
+    report.assert_dtype("batch_norm", torch.float32)
+    assert "gelu" in report.never_called
+    assert {row.direction if hasattr(row, "direction") else row.compute for row in report.rows if row.op == "linear"} == {
+        "bfloat16",
+        "float32",
+    }
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_verify_raises_with_the_table_and_names_lines_without_a_call():
+    class Disables(Head):
+        def forward(self, x):
+            with hmp.disable_casts():
+                return super().forward(x)
+
+    lists = policy(bf16={"linear", "gelu"})
+    with pytest.raises(hmp.ViolationError) as raised:
+        hmp.verify(Disables(), torch.randn(2, 3), lists)
+    said = str(raised.value)
+    assert said.startswith("2 calls ran otherwise than their lines say:")
+    assert "linear (linear) in body at" in said and "in lm_head at" in said
+    assert "wanted bfloat16, got float32, once; by disable_casts()" in said
+    assert f"what may be done: {REMEDIES['disable_casts']}" in said
+    assert "notice: on the lists, and of no call: gelu" in said
+    assert len(raised.value.report.violations()) == 2
+    assert isinstance(raised.value, AssertionError)
+    hmp.verify(Disables(), torch.randn(2, 3), policy(bf16={"linear", "sum"}), allow=["disable_casts"])
+
+
+def test_verify_refuses_what_shows_nothing():
+    with pytest.raises(hmp.HmpError, match="nothing was verified"):
+        hmp.verify(Head(), torch.randn(2, 3))
+    with pytest.raises(hmp.HmpError, match="is no module"):
+        hmp.verify(len, X)  # type: ignore[arg-type]
+    for wrong in ("island", ["nonsense"]):
+        with pytest.raises(hmp.HmpError, match="give a list of kinds of violations; there are 'region', 'island'"):
+            hmp.verify(Head(), X, LISTS, allow=wrong)
+    with pytest.raises(hmp.HmpError, match=r"call hmp\.remove\(model\) first"):
+        hmp.verify(hmp.apply(Head(), LISTS), X, "habana")
+
+
+def test_a_recording_that_verify_ends_leaves_nothing(tmp_path: Path):
+    with pytest.raises(ZeroDivisionError):
+        hmp.verify(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), LISTS, loss=lambda out: 1 / 0)
+    assert torch._C._len_torch_function_stack() == 0
