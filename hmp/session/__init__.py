@@ -2,7 +2,8 @@
 
 from ..torch_hooks import applied_policy
 from ..wrapping import Op, OpRule, op_wrap
-from .conversion import Handle, any_applied, apply, casts, convert, is_converted, is_in_place, observed_by, register, remove, revert
+from .applied_models import apply, remove
+from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert
 
 __all__ = [
     "Handle",

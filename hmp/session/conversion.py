@@ -1,4 +1,4 @@
-"""convert(), casts() and apply(): put a policy in force for the process, in a region, or in a module's calls."""
+"""convert() and casts(): put a policy in force for the process or in a region."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -24,8 +24,6 @@ from ..wrapping import Observer
 from . import calls_in_flight, compiled_policies
 from .compiled_policies import lock as _lock
 from .log_observer import announce
-
-M = TypeVar("M", bound=torch.nn.Module)
 
 
 class Handle:
@@ -98,7 +96,7 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
     # whatever fails, fails before anything is in force
     _check_model(model, chosen, "convert(model=...)")
     if model is not None and chosen.scoped:
-        compiled = _resolved(chosen, _unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
+        compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
         compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
     if not was_patched:
@@ -185,7 +183,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _regions_entered = True
         if torch.compiler.is_dynamo_compiling():
             _refuse_tracing()
-        return _specialised(_uncompiled(made)())
+        return specialised(_uncompiled(made)())
 
     return Region(f"casts({chosen.name!r})", choose, brings_casts=True)
 
@@ -199,7 +197,7 @@ class _CastsIn:
     The first call marks the model's modules; when this object is garbage, the marks are removed."""
 
     def __init__(self, policy: Policy, model: torch.nn.Module) -> None:
-        scopes.resolve(policy, _unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
+        scopes.resolve(policy, unscripted(model, "casts(model=...)"))  # whatever is wrong with the lines is said now
         self._policy, self._model = policy, weakref.ref(model)
         self._compiled: CompiledPolicy | None = None
 
@@ -212,7 +210,7 @@ class _CastsIn:
             if model is None:
                 raise HmpError(f"the model whose modules policy {self._policy.name!r} speaks of is gone; make another region")
             if self._compiled is None or self._compiled.policy is None:
-                self._compiled = _resolved(self._policy, model, self._policy.unscoped)
+                self._compiled = resolved(self._policy, model, self._policy.unscoped)
                 weakref.finalize(self, module_calls.unmark_scope, self._compiled.scope_id).atexit = False
             return self._compiled
 
@@ -229,52 +227,30 @@ def _uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return function if imported is None or patches.installed() else imported.disable(function)
 
 
-def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
-    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast",
-    torch.autocast's own lists for the device in use.
-
-    Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
-    that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the model has the policy too, a
-    pickle of it has none. `verbose` logs the policy and every distinct decision once. `hmp.remove(model)` undoes it; torch stays patched
-    until `hmp.revert()`.
-    """
-    if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    chosen = as_policy(policy)
-    _unscripted(model, "apply()")
-    with _lock:
-        compiled = _resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
-        module_calls.unmark(model)
-        module_calls.mark(model, _specialised(compiled))
-    if verbose:
-        announce(chosen)
-    return model
-
-
 def _check_model(model: Any, policy: Policy, where: str) -> None:
     """HmpError for what is no module, and for a policy with scoped lines where there is no model that they could speak of."""
     if model is None:
         scopes.refuse_without_model(policy)
     else:
-        _module(model, where)
+        module_of(model, where)
 
 
-def _module(model: Any, where: str) -> torch.nn.Module:
+def module_of(model: Any, where: str) -> torch.nn.Module:
     """`model`, HmpError where it is no module."""
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"{where} takes a torch.nn.Module; {type(model).__name__} is none")
     return model
 
 
-def _unscripted(model: Any, where: str) -> torch.nn.Module:
+def unscripted(model: Any, where: str) -> torch.nn.Module:
     """`model`, HmpError where it is no module or a scripted one."""
-    module = _module(model, where)
+    module = module_of(model, where)
     if isinstance(module, torch.jit.ScriptModule):
         raise HmpError(f"{where} cannot reach into a scripted module, which is compiled; apply the policy to the module it was made of")
     return module
 
 
-def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
+def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_verbose: bool = False) -> CompiledPolicy:
     """The compiled policy for code outside the modules that scoped lines speak of: `outside`, by default what applies in `model` itself.
 
     Marks those modules with compiled policies of their own."""
@@ -292,14 +268,6 @@ def _resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is
         module_calls.unmark_scope(scope_id)
         raise
     return by_policy[id(outside)]
-
-
-def remove(model: M) -> M:
-    """`model`; no policy is applied to it any more. HmpError for what is no module."""
-    _module(model, "remove()")
-    with _lock:
-        module_calls.unmark(model)
-    return model
 
 
 def register(owner: Any, name: str, cast: ListName) -> None:
@@ -370,7 +338,7 @@ def _set_process_policy(compiled: CompiledPolicy) -> None:
     dispatchers.specialise_for(PROCESS)
 
 
-def _specialised(compiled: CompiledPolicy) -> CompiledPolicy:
+def specialised(compiled: CompiledPolicy) -> CompiledPolicy:
     """`compiled`; the dispatchers are specialised for it if the policy that they are specialised for is no longer in force."""
     if not dispatchers.is_specialised():
         with _lock:

@@ -1,13 +1,15 @@
 """Modules whose calls put a policy in force: a Mark in the module's `__dict__`, and a `_call_impl` on its class that reads it.
 
-Replicas and deep copies of a module have its mark too. A pickle has none, so that it can be loaded where hmp is not installed.
+Replicas and copies of a module have its mark too. A pickle has none, so that it can be loaded where hmp is not installed; loading warns.
 """
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -44,7 +46,13 @@ class Mark:
         return None if copied is None else Mark(copied, self.applied, self.scoped)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(None), ()
+        if self.applied is None or self.applied.user_policy is None:
+            return type(None), ()
+        # Python's own function, which returns None: the file may be loaded where hmp is not
+        return warnings.warn, (
+            f"the policy {self.applied.user_policy.name!r} was applied to this model by hmp.apply() when it was saved, and is not in the "
+            "file: hmp.apply(model, policy) puts it in force again",
+        )
 
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
@@ -89,6 +97,7 @@ def _follow_marks(module: torch.nn.Module) -> None:
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
         patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
         patches.rebind(each, "extra_repr", _telling_mark(each.extra_repr))
+        _take_marks_along(each)
         owner = next(base for base in each.__mro__ if "__call__" in vars(base))
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):
@@ -101,6 +110,48 @@ def _follow_marks(module: torch.nn.Module) -> None:
         patches.rebind(owner, "__call__", _following_marks(own_call))
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.unpatched(set_state)))
+
+
+def _take_marks_along(cls: Any) -> None:
+    """Has copies of the class's modules carry their marks where its own code makes them: of an fx.GraphModule, of a compiled module."""
+    made_of_parts = cls.__reduce__ is not object.__reduce__ and not hasattr(cls, "__deepcopy__")
+    for name, of_parts in (("__copy__", _copied), ("__deepcopy__", _deep_copied)):
+        own = of_parts if made_of_parts else getattr(cls, name, None)
+        if own is not None:
+            patches.rebind(cls, name, _marking_copies(own))
+
+
+def _copied(module: Any) -> Any:
+    return copy._reconstruct(module, None, *module.__reduce_ex__(4))  # type: ignore[attr-defined]  # what copy.copy() does
+
+
+def _deep_copied(module: Any, memo: dict[int, Any]) -> Any:
+    return copy._reconstruct(module, memo, *module.__reduce_ex__(4))  # type: ignore[attr-defined]  # and copy.deepcopy()
+
+
+def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(copied)
+    def copying(self: torch.nn.Module, *args: Any) -> Any:
+        made = copied(self, *args)
+        found: Mark | None = self.__dict__.get(_KEY)
+        if found is not None and made is not self and _KEY not in made.__dict__:
+            _follow_marks(made)
+            _put(made, found.applied, found.scoped)
+        return made
+
+    return copying
+
+
+def without_mark(value: Any) -> Any:
+    """`value`; of the `__dict__` of a marked module a copy without the mark."""
+    return {name: item for name, item in value.items() if name != _KEY} if type(value) is dict and _KEY in value else value
+
+
+def drop_lost_marks(model: torch.nn.Module) -> None:
+    """Takes away what marks have become in a pickle, from modules that were loaded while nothing was patched."""
+    for module in model.modules():
+        if module.__dict__.get(_KEY, module) is None:
+            del module.__dict__[_KEY]
 
 
 def applied_policy(module: torch.nn.Module) -> Any:

@@ -5,6 +5,8 @@ WAY says who brings the processes together. Each writes what it saw to FOLDER/ra
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import os
 import sys
 import warnings
@@ -75,6 +77,8 @@ class Model(pl.LightningModule):
     def on_train_end(self) -> None:
         # here and not after fit(): spawned processes end with it
         write(self.net, self.losses, self.global_rank)
+        if multiprocessing.parent_process() is not None:
+            atexit.register(leave)  # once Lightning has sent the results home, of which its launcher misses what an error keeps back
 
 
 def by_trainer(**given: Any) -> None:
@@ -83,6 +87,7 @@ def by_trainer(**given: Any) -> None:
         use_distributed_sampler=False, **given,  # Lightning's own shuffles
     )  # fmt: skip
     trainer.fit(Model())
+    leave()
 
 
 def by_strategy(name: str) -> None:
@@ -149,7 +154,8 @@ def loop(model: nn.Module, optimizer: Any, data: Any, backward: Any) -> list[flo
 
 
 def leave() -> NoReturn:
-    """Ends the process while the model, and so its group, lives.
+    """Ends the process while the model, and so its group, lives, and before Python ends gloo's threads where they wait for the GIL, which
+    aborts it ("terminate called without an active exception").
 
     The last reference to a gloo group waits, with the GIL, for gloo's threads; one of them may be waiting for the GIL to drop what
     backward() put into the thread's state (ProcessGroupGloo's destructor in torch 2.13, with hmp or without it).

@@ -1,0 +1,82 @@
+"""apply() and remove(): a policy in the calls of one model, also where multiprocessing hands the model to another process."""
+
+from __future__ import annotations
+
+import pickle
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from ..errors import HmpError
+from ..lists import DEFAULT, Policy, as_policy
+from ..patching import patches
+from ..torch_hooks import applied_policy, module_calls
+from . import compiled_policies
+from .compiled_policies import lock
+from .conversion import module_of, resolved, specialised, unscripted
+from .log_observer import announce
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
+    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast",
+    torch.autocast's own lists for the device in use.
+
+    Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
+    that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the model has the policy too, and
+    so has the model in another process that multiprocessing hands it to; a file has none, and loading it warns. `verbose` logs the policy
+    and every distinct decision once. `hmp.remove(model)` undoes it; torch stays patched until `hmp.revert()`.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
+    chosen = as_policy(policy)
+    unscripted(model, "apply()")
+    with lock:
+        compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
+        module_calls.unmark(model)
+        module_calls.mark(model, specialised(compiled))
+        _send_with_policy(model)
+    if verbose:
+        announce(chosen)
+    return model
+
+
+def remove(model: M) -> M:
+    """`model`; no policy is applied to it any more. HmpError for what is no module."""
+    module_of(model, "remove()")
+    with lock:
+        module_calls.unmark(model)
+    return model
+
+
+def _send_with_policy(model: torch.nn.Module) -> None:
+    """Has multiprocessing send modules of this class with the policy that is applied to them. Other pickles, and so files, have none."""
+    cls = type(model)
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]  # register() cannot be undone
+    for each in (cls, getattr(cls, "cls_to_become", None) or cls):  # a lazy module's class changes at its first call
+        if each not in reducers:
+            ForkingPickler.register(each, _sent)
+            patches.on_restore(lambda each=each: reducers.pop(each, None))  # type: ignore[misc]
+
+
+def _sent(model: torch.nn.Module) -> Any:
+    reduced: Any = model.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    policy = applied_policy(model)
+    if policy is None:
+        return reduced
+    parts = [*reduced, None, None, None][:5]
+    function, arguments, state, items, pairs = parts
+    arguments = tuple(map(module_calls.without_mark, arguments))
+    return function, arguments, (module_calls.without_mark(state), policy), items, pairs, _arrive
+
+
+def _arrive(model: torch.nn.Module, sent: tuple[Any, Policy]) -> None:
+    """Sets the state of a model that another process sent, and applies the policy: the modules that scoped lines speak of are there now."""
+    state, policy = sent
+    if state is not None:
+        model.__setstate__(state)
+    module_calls.drop_lost_marks(model)
+    apply(model, policy)

@@ -1,0 +1,121 @@
+"""A model with a policy in another process: multiprocessing takes the policy along, a file does not and says so."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+import subprocess
+import sys
+import textwrap
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+from innermost_kit import BF16, F32, Head, X
+from process_kit import ROOT, run_in_another_process
+
+LISTS = hmp.Policy(bf16={"linear"}, fp32={"linear @ lm_head"}, name="head")
+
+
+class OwnState(Head):
+    def __setstate__(self, state):
+        self.__dict__.update(state)
+
+
+def compiled_in_place() -> nn.Module:
+    model = Head()
+    model.compile(backend="eager")
+    return model
+
+
+KINDS = {
+    "plain": Head,
+    "own __setstate__": OwnState,
+    "fx": lambda: torch.fx.symbolic_trace(Head()),
+    "torch.compile": lambda: torch.compile(Head(), backend="eager"),
+    "module.compile": compiled_in_place,
+    "wrapped": lambda: nn.DataParallel(Head()),
+    "lazy": lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 3)),
+}
+
+
+def sent(model: nn.Module) -> nn.Module:
+    """The model as another process gets it from multiprocessing."""
+    return pickle.loads(ForkingPickler.dumps(model))
+
+
+@pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
+def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler, monkeypatch):
+    """Of modules of every make: some have their own idea of what a pickle or a copy holds."""
+    # loading a GraphModule leaves its forward there
+    monkeypatch.setattr(torch.fx.graph_module._CodeOnlyModule, "forward", None, raising=False)
+    model = hmp.apply(make(), hmp.Policy(bf16={"linear"}))
+    arrived = sent(model)  # a lazy one before its first call, too
+    for made in (model, arrived, sent(model), sent(arrived), copy.deepcopy(model), copy.copy(model)):
+        assert made(X).dtype is BF16
+        assert hmp.remove(made)(X).dtype is F32
+    assert sent(model)(X).dtype is F32  # removed
+    hmp.revert()
+    assert type(model) not in ForkingPickler._extra_reducers
+
+
+def test_scoped_lines_are_resolved_again_where_the_model_arrives():
+    dtypes = []
+    model = hmp.apply(Head(), LISTS)
+    for made in (sent(model), sent(nn.Sequential(model))):
+        made.get_submodule("body" if made.__class__ is Head else "0.body").register_forward_hook(lambda m, a, out: dtypes.append(out.dtype))
+        assert made(X).dtype is F32
+    assert dtypes == [BF16, BF16]
+    assert sent(model.lm_head)(X).dtype is F32  # a part alone has no policy, as here
+    hmp.revert()
+    assert "_hmp_applied" not in {name for made in (model, *model.modules()) for name in vars(made)}
+
+
+def test_a_file_has_no_policy_and_says_so_once(tmp_path):
+    file = tmp_path / "model.pt"
+    torch.save(nn.Sequential(hmp.apply(nn.Linear(3, 3), hmp.Policy(bf16={"linear"}, name="mine"))), file)
+    loading = """if True:
+        import sys, torch
+        for _ in range(2):
+            print(torch.load(sys.argv[1], weights_only=False)(torch.ones(1, 3)).dtype)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(loading), file], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["torch.float32"] * 2
+    assert done.stderr.count("the policy 'mine' was applied to this model by hmp.apply() when it was saved, and is not in the file") == 1
+    run_in_another_process("torch.load(sys.argv[1], weights_only=False)", file, with_hmp=False)
+
+
+SPAWNED = """
+import concurrent.futures, multiprocessing, sys
+import torch, hmp
+from innermost_kit import Head, X
+
+def run(rank, model, seen):
+    model.body.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    seen.append(model(X).dtype)
+
+def call(model, x):
+    return model, model(x).detach()
+
+if __name__ == "__main__":
+    model = hmp.apply(Head(), hmp.Policy(bf16={"linear"}, fp32={"linear @ lm_head"}))
+    expected = model(X)
+    seen = multiprocessing.Manager().list()
+    torch.multiprocessing.spawn(run, (model, seen))
+    print(*seen)
+    with concurrent.futures.ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        back, result = pool.submit(call, model, X).result()
+    print(torch.equal(result, expected), torch.equal(back(X), expected))
+"""
+
+
+def test_spawned_processes_run_under_the_policy(tmp_path: Path):
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    path = f"{ROOT}:{ROOT / 'tests' / 'support'}"
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PYTHONPATH": path}, timeout=300)
+    assert done.stdout.splitlines() == ["torch.bfloat16 torch.float32", "True True"], done.stderr
