@@ -220,7 +220,7 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         out_at=order.index("out") if function is not None and "out" in order else None,
         composite=function is not None,
         # of torch.nn.functional nothing is a view: F.unfold is not Tensor.unfold
-        view=site.where != "torch.nn.functional" and not op_facts.ALIASING.isdisjoint(line),
+        view=not (op_facts.GIVING_BACK if site.where == "torch.nn.functional" else op_facts.ALIASING).isdisjoint(line),
         join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # where a 0-dim tensor counts (R3)
         score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
         mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,

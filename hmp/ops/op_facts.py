@@ -178,9 +178,15 @@ VIEWS = _names(
     """
 )
 
-# Ops whose result shares memory with an input, always or for some arguments. (Not those that return their input itself in eval mode, such
-# as dropout: code that trains cannot rely on that.)
-ALIASING = VIEWS | _names("einsum cartesian_prod conj_physical")
+# Ops that give back their input itself where they have nothing to do: dropout in eval or with p=0, a sum to the size that it has.
+GIVING_BACK = _names(
+    """
+    dropout alpha_dropout feature_dropout feature_alpha_dropout dropout1d dropout2d dropout3d sum_to_size to_dense histogramdd
+    """
+)
+
+# Ops whose result shares memory with an input, always or for some arguments.
+ALIASING = VIEWS | GIVING_BACK | _names("einsum cartesian_prod conj_physical")
 
 # Ops that `*` does not include either: they compute no values to be rounded, create tensors or change the layout.
 NOT_COMPUTED = _names(

@@ -10,7 +10,7 @@ import torch
 from ..casting import Caster, Tensor, cast_call, castable, each_tensor, tensor_casts
 from ..ops import op_facts
 from . import jit_trace, out_argument, refusals, saturation
-from .copied_views import Original, refuse_writes
+from .copied_views import Original, refuse_writes, shares_memory
 from .kernel_fallback import GIVEN_UP
 from .lost_writes import Copies
 from .op_rule import Op, OpRule, flag, survey
@@ -90,7 +90,7 @@ class AnyCall(RuledOp):
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:
             return result
-        return _refusing_writes(result, self, (cast_args, cast_kwargs), (args, kwargs), tensors[0].dtype)
+        return refusing_writes(result, self, (cast_args, cast_kwargs), (args, kwargs))
 
     def _by_torch(self, tensors: list[Tensor], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """R7: what torch itself returns for inputs of different dtypes; _REFUSED where it raises, or where that cannot be known."""
@@ -116,7 +116,10 @@ def _check_is_reliable(tensors: list[Tensor], rule: OpRule, args: tuple[Any, ...
     return rule.op == "cross_entropy" and castable(args[1] if len(args) > 1 else kwargs.get("target"))
 
 
-def _refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tuple[Any, Any], dtype: torch.dtype) -> Any:
-    """`result`, a view of cast copies, such that writes into it raise (R10)."""
-    copies = [new for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
-    return refuse_writes(result, ruled.rule.op, copies, Original(ruled.op, *call, dtype))
+def refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tuple[Any, Any]) -> Any:
+    """`result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
+    copied = [(new, old) for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
+    copies = [new for new, _ in copied]
+    if not shares_memory(result, copies):
+        return result
+    return refuse_writes(result, ruled.rule.op, copies, Original(ruled.op, *call, copied[0][1].dtype))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -112,13 +112,18 @@ def _strongly(value: Any) -> Any:
     return {name: _strongly(item) for name, item in value.items()} if type(value) is dict else value
 
 
+def shares_memory(result: Any, values: Iterable[Any]) -> bool:
+    """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor."""
+    return type(result) is not Tensor or any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
+
+
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
     """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
     if type(result) is Tensor:
+        if not shares_memory(result, copies):
+            return result
         if _is_functorchs(result) or _in_make_fx():
             return result  # a subclass would lose the level of vmap or grad; make_fx raises on subclasses that it does not know
-        if not any(_same_storage(result, copied) for copied in copies):
-            return result
         with _plainly():
             marked = _as_subclass(result, CopiedView)
         marked._hmp_op, marked._hmp_original = op, original

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from ..casting import FINITE_MAX, Caster, Tensor, tensor_casts
-from .any_call import AnyCall
+from .any_call import AnyCall, refusing_writes
+from .copied_views import shares_memory
 from .kernel_fallback import GIVEN_UP
 from .op_rule import SCALARS, Op, OpRule
 
@@ -34,8 +35,8 @@ def _uniform(ruled: AnyCall) -> Op:
     fixed: Any = rule.dtype
     limit = FINITE_MAX[fixed]
     flag_at, out_at = rule.inplace_at, rule.out_at
-    # ruled.call casts for an op with inputs that are never cast, and for a view op, whose result must refuse writes (R10)
-    needs_care = bool(rule.keep) or rule.view
+    # ruled.call casts for an op with inputs that are never cast
+    needs_care, is_view = bool(rule.keep), rule.view
     cast_here = frozenset() if needs_care else tensor_casts.CASTABLE
     needs_call = tensor_casts.LEFT_TO_TORCH | tensor_casts.CASTABLE if needs_care else tensor_casts.LEFT_TO_TORCH
 
@@ -70,7 +71,10 @@ def _uniform(ruled: AnyCall) -> Op:
             ):
                 return call(args, kwargs)
         try:
-            return op(*cast_args)
+            result = op(*cast_args)
+            if is_view and cast_args is not args and shares_memory(result, cast_args):
+                return refusing_writes(result, ruled, (cast_args, {}), (args, {}))
+            return result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:

@@ -36,7 +36,7 @@ class OpRule(NamedTuple):
     inplace_at: int | None = None  # the position of `inplace`, in a Python function
     out_at: int | None = None  # and of `out`
     composite: bool = False  # a Python function: what it calls is not decided again (R8)
-    view: bool = False  # its result may be a view (R10)
+    view: bool = False  # its result may be a view of its input, or its input itself (R10)
     join: bool = False  # 0-dim tensors count for the widest dtype (R3)
     mask_taker: bool = False  # an operand may be a mask that overflows the low dtype (R12)
     score_taker: bool = False  # the input may be scores with a mask added (R12)

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import hmp
@@ -28,6 +30,40 @@ WRITES: dict[str, Callable[[torch.Tensor], object]] = {
     "copy_": lambda y: y.copy_(torch.ones_like(y)),
     "out=": lambda y: torch.neg(torch.ones(y.shape, dtype=y.dtype), out=y),
 }
+
+
+# Where these have nothing to do they give back their input itself, as a function and, where there is one, as a module in eval.
+NOTHING_TO_DO: dict[str, list[Callable[[torch.Tensor], torch.Tensor]]] = {
+    "dropout": [
+        lambda x: F.dropout(x, 0.5, False), lambda x: F.dropout(x, p=0.0), lambda x: torch.dropout(x, 0.5, False), nn.Dropout().eval(),
+        lambda x: torch.dropout(x, 0.0, True),
+    ],
+    "dropout1d": [lambda x: F.dropout1d(x, 0.5, False), nn.Dropout1d(0.0)],
+    "dropout2d": [lambda x: F.dropout2d(x[None], 0.5, False)[0], nn.Dropout2d().eval()],
+    "dropout3d": [lambda x: F.dropout3d(x[None, None], training=False)[0, 0], lambda x: nn.Dropout3d().eval()(x[None])[0]],
+    "alpha_dropout": [lambda x: F.alpha_dropout(x, 0.5), lambda x: torch.alpha_dropout(x, 0.5, False), nn.AlphaDropout().eval()],
+    "feature_dropout": [lambda x: torch.feature_dropout(x, 0.5, False)],
+    "feature_alpha_dropout": [lambda x: torch.feature_alpha_dropout(x, 0.5, False), nn.FeatureAlphaDropout().eval()],
+    "sum_to_size": [lambda x: x.sum_to_size(x.shape)],
+    "to_dense": [lambda x: x.to_dense()],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NOTHING_TO_DO)
+@pytest.mark.parametrize("write", WRITES)
+def test_r10_what_gives_back_its_input_loses_no_write(name: str, write: str) -> None:
+    for call in NOTHING_TO_DO[name]:
+        plain = torch.full((3, 4, 4), 2.0)
+        WRITES[write](call(plain))
+        assert not (plain == 2).all(), "in plain torch the write arrives"
+        for cast, given, wanted in (("bf16", torch.float32, torch.bfloat16), ("fp32", torch.bfloat16, torch.float32)):
+            x = torch.full((3, 4, 4), 2.0, dtype=given)
+            with hmp.convert(policy=hmp.Policy("mine", **{cast: {name}})):
+                result = call(x)
+                assert result.dtype is wanted
+                with pytest.raises(hmp.HmpError, match=f"'{name}' is on a list that casts"):
+                    WRITES[write](result)
+            assert (x == 2).all()
 
 
 @pytest.mark.parametrize("name", CALLS)

@@ -209,7 +209,7 @@ def test_r10_the_error_names_the_op_and_a_remedy():
 def test_r10_other_results_of_listed_ops_are_no_views_and_may_be_written():
     x = torch.ones(2, 3)
     with hmp.casts("habana"):
-        for y in (torch.relu(x), x * 2, F.dropout(x, 0.0), F.dropout(x, 0.5, False), F.layer_norm(x, (3,)), torch.mm(x, x.T)):
+        for y in (torch.relu(x), x * 2, F.dropout(x, 0.5), F.layer_norm(x, (3,)), torch.mm(x, x.T)):
             y += 1
             y[0] = 0
     assert (x == 1).all()
