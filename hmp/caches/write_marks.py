@@ -100,6 +100,12 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     return ""
 
 
+def unmark(storage: Any) -> None:
+    """Clears the mark of the memory, if there is one, as a write does."""
+    if hasattr(storage, "_hmp_cache_entry"):
+        storage.data_ptr()
+
+
 # --- who else holds the memory --------------------------------------------------------------------------------------------
 
 

@@ -29,6 +29,7 @@ from ..torch_hooks import (
     never_cast,
     optimizers,
     override_tables,
+    resizing,
 )
 from ..wrapping import Observer, Observers, copied_views, jit_trace
 from .log_observer import LogObserver
@@ -120,6 +121,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
+    resizing,
 )  # fmt: skip
 
 

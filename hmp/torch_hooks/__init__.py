@@ -14,6 +14,7 @@ from . import (
     never_cast,
     optimizers,
     override_tables,
+    resizing,
 )
 from .module_calls import applied_policy
 
@@ -32,4 +33,5 @@ __all__ = [
     "never_cast",
     "optimizers",
     "override_tables",
+    "resizing",
 ]

@@ -72,9 +72,7 @@ def _uniform(ruled: AnyCall) -> Op:
                 return call(args, kwargs)
         try:
             result = op(*cast_args)
-            if is_view and cast_args is not args and shares_memory(result, cast_args):
-                return refusing_writes(result, ruled, (cast_args, {}), (args, {}))
-            return result
+            return _refusing(result, ruled, cast_args, args) if is_view and cast_args is not args else result
         except RuntimeError as error:
             result = retry(error, args, kwargs)
             if result is GIVEN_UP:
@@ -83,3 +81,9 @@ def _uniform(ruled: AnyCall) -> Op:
 
     uniform.again, uniform.failed = retry, failed  # type: ignore[attr-defined]  # for dispatchers, whose calls skip this function
     return uniform
+
+
+def _refusing(result: Any, ruled: AnyCall, cast_args: list[Any], args: tuple[Any, ...]) -> Any:
+    """`result`, such that writes into it raise where it is a view of one of `cast_args`, or one of them (R10)."""
+    # most calls of dropout end here
+    return refusing_writes(result, ruled, (cast_args, {}), (args, {})) if shares_memory(result, cast_args) else result
