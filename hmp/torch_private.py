@@ -268,8 +268,6 @@ def builtin_table() -> dict[int, str]:
 # --- torch.autocast --------------------------------------------------------------------------------------------------------
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
-# A context manager, written in C: torch.autocast is off in this thread, for every device; its end switches on what it switched off.
-autocast_off: Callable[[], AbstractContextManager[Any]] = _required("torch._C._DisableAutocast")
 is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
 _DEVICE_TYPES = tuple(filter(is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_name")

@@ -1,8 +1,8 @@
 """R17, the innermost wins: regions of torch.autocast are off in this thread while a policy that came into force inside them lasts.
 
-torch keeps whether torch.autocast is enabled for each thread, and so does this: a Suspension belongs to the thread that it began in.
-Suspensions need not end in reverse order, nor before the region that they switched off (a generator that is suspended in `hmp.casts()`
-may outlive it). So each thread has a stack of torch's guards; what ends below the top is taken out as if what lies above had not begun.
+torch keeps for each thread whether torch.autocast is enabled, by device type, and a region remembers what it found. Suspensions and regions
+need not end in reverse order: a generator that is suspended in `hmp.casts()` may outlive the region around it, and end inside another one.
+So each suspension keeps what is enabled outside of it, and when it ends all is as if it had not begun.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
+import torch
+
 from .. import torch_private
 from .state import CompiledPolicy, Off, call_under, current_state
 
@@ -18,21 +20,24 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _any_enabled: Callable[[], bool] = torch_private.is_any_autocast_enabled
-
-
-class _Begun:
-    """A guard of torch's on a thread's stack. It is freed in its own thread: it refers to that thread's memory."""
-
-    __slots__ = ("ended", "guard")
-
-    def __init__(self) -> None:
-        self.guard: Any = torch_private.autocast_off()
-        self.ended = False
+_set_enabled: Any = torch.set_autocast_enabled  # torch's own
+_Devices = frozenset[str]  # device types that torch.autocast is enabled for
 
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.stack: list[_Begun] = []
+        self.suspensions: list[Suspension] = []  # that have not ended, outermost first
+        self.regions: list[_Region] = []  # that were entered inside one of them and not left, outermost first
+
+
+class _Region:
+    """A region of torch.autocast, and the innermost suspension that it was entered in."""
+
+    __slots__ = ("inside", "region")
+
+    def __init__(self, region: Any, inside: Suspension) -> None:
+        self.region = region  # torch's object: `device` is its device type, `prev` whether that was enabled before
+        self.inside: Suspension | None = inside
 
 
 _this = _Thread()
@@ -41,68 +46,105 @@ _alive: list[None] = []
 
 
 class Suspension:
-    """torch.autocast is off in this thread from `begin()` until `end()`, or until nothing refers to this any more."""
+    """torch.autocast is off in this thread from the making of this until `end()`, or until nothing refers to this any more."""
 
-    __slots__ = ("_begun", "_stack")
+    __slots__ = ("ended", "outside", "stack")
 
     def __init__(self) -> None:
-        self._stack = _this.stack
-        self._begun = _Begun()
+        self.ended = False
+        self.stack = _this.suspensions
+        self.outside: _Devices = _enabled()
         _alive.append(None)
-        self._stack.append(self._begun)
-        self._begun.guard.__enter__()
+        self.stack.append(self)
+        _enable(frozenset())
 
     def end(self) -> None:
         """Has torch.autocast as it would be without this suspension; a second call does nothing.
 
         In another thread than it began in it ends once that thread comes past hmp's code again: its state is not to be reached from here.
         """
-        begun, stack = self._begun, self._stack
-        if begun.ended:
+        if self.ended:
             return
-        begun.ended = True
+        self.ended = True
         _alive.pop()
-        if stack is _this.stack:
-            _take_out_ended(stack)
+        if self.stack is _this.suspensions:
+            _take_out_ended()
 
     __del__ = end
 
 
-def _take_out_ended(stack: list[_Begun]) -> None:
-    while stack and stack[-1].ended:
-        stack[-1].guard.__exit__(None, None, None)
-        stack.pop()
-    first = next((i for i, begun in enumerate(stack) if begun.ended), None)
-    if first is not None:
-        call_outside(first, _nothing)
+def _enabled() -> _Devices:
+    return frozenset(torch_private.devices_in_autocast())
 
 
-def _nothing() -> None: ...
+def _enable(devices: _Devices) -> None:
+    """Enables torch.autocast for these device types and no others."""
+    enabled = _enabled()
+    for device in devices ^ enabled:
+        _set_enabled(device, device in devices)
 
 
-def depth() -> int:
-    """How many suspensions have not ended in this thread."""
-    return len(_this.stack) if _alive else 0
+def _take_out_ended() -> None:
+    stack = _this.suspensions
+    for position in range(len(stack) - 1, -1, -1):
+        if stack[position].ended:
+            _take_out(position)
 
 
-def call_outside(position: int, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """What `function` returns, called as if this thread's suspensions from `position` on, counted from the outermost, had not begun."""
-    stack = _this.stack
-    for begun in reversed(stack[position:]):
-        begun.guard.__exit__(None, None, None)
+def _take_out(position: int) -> None:
+    """Takes a suspension off this thread's stack. The regions that were entered inside it are then inside the one around it."""
+    stack = _this.suspensions
+    ended, around = stack[position], stack[position - 1] if position else None
+    devices: set[str] = set()  # of these regions
+    for each in _this.regions:
+        if each.inside is ended:
+            device = each.region.device
+            if device not in devices:
+                each.region.prev = device in ended.outside
+            devices.add(device)
+            each.inside = around
+    _this.regions = [each for each in _this.regions if each.inside is not None]
+    del stack[position]
+    if position == len(stack):
+        _enable((_enabled() & devices) | (ended.outside - devices))
+    else:
+        within = stack[position]
+        within.outside = (within.outside & devices) | (ended.outside - devices)
+
+
+def entered(region: Any) -> None:
+    """To be called when `region`, an object of torch.autocast's, was entered in this thread."""
+    if _alive and _this.suspensions:
+        _this.regions.append(_Region(region, _this.suspensions[-1]))
+
+
+def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+    """What `function`, which leaves `region`, returns: called as if the suspensions that began after the region was entered had not."""
+    stack = _this.suspensions
+    if not stack:
+        return function(*args, **kwargs)
+    _take_out_ended()
+    found = next((each for each in reversed(_this.regions) if each.region is region), None)
+    position = 0
+    if found is not None:
+        _this.regions.remove(found)
+        position = next((i + 1 for i, each in enumerate(stack) if each is found.inside), 0)
+    if position == len(stack):
+        return function(*args, **kwargs)
+    within, here = stack[position], _enabled()
+    _enable(within.outside)
     try:
         return function(*args, **kwargs)
     finally:
-        stack[position:] = [begun for begun in stack[position:] if not begun.ended]
-        for begun in stack[position:]:
-            begun.guard.__enter__()
+        within.outside = _enabled()
+        _enable(here)
 
 
 def suspend() -> Suspension | None:
     """A Suspension, to be ended where the policy that comes into force ends; None where this thread is in no region of torch.autocast."""
     if _alive or not _any_enabled():
-        _take_out_ended(_this.stack)  # what another thread has ended
-        if not _any_enabled() and not _this.stack:
+        _take_out_ended()  # what another thread has ended
+        if not _any_enabled() and not _this.suspensions:
             return None
     return Suspension()
 

@@ -71,7 +71,6 @@ class _Entered(NamedTuple):
     region: Any  # torch's object, which may be entered many times
     changed: EnteredRegion | None  # hmp's region, where the state inside is another one
     suspension: Suspension | None  # where the region counts as outside of the policy in force
-    depth: int  # how many suspensions there were around it
     place: str  # file and line of the code that entered it
 
 
@@ -256,14 +255,15 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         chosen = inside(current, self._enabled or self in _asked_to_enable)
         if caller.f_code is _BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
-        depth, suspension, place = suspensions.depth(), None, "{}:{}".format(*opener())
+        suspensions.entered(self)
+        suspension, place = None, "{}:{}".format(*opener())
         if self._enabled and chosen.policy is not None:
             if is_around_applied(self, frames(caller)):
                 suspension = suspensions.suspend()
             else:
                 _say_once(place)
         changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set((_Entered(self, changed, suspension, depth, place), *_entered.get()))
+        _entered.set((_Entered(self, changed, suspension, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
             try:
@@ -282,12 +282,12 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         # None where it was entered before hmp's patch, or in another context
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
-            return suspensions.call_outside(0, original, self, *exc_info)
-        _, changed, suspension, depth, _ = entered[index]
+            return suspensions.call_where_entered(self, original, self, *exc_info)
+        _, changed, suspension, _ = entered[index]
         try:
             if suspension is not None:
                 suspension.end()
-            return suspensions.call_outside(depth, original, self, *exc_info)
+            return suspensions.call_where_entered(self, original, self, *exc_info)
         finally:
             if changed is not None:
                 changed.now = None  # first, in case end() is interrupted
