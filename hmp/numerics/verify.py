@@ -65,7 +65,7 @@ def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:
 def _as_before(model: torch.nn.Module) -> Iterator[None]:
     """A stretch after which gradients, buffers and the random state are as they were."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    buffers = [(module, name, b, b.detach().clone()) for module in model.modules() for name, b in module.named_buffers(recurse=False)]
     for parameter, _ in gradients:
         parameter.grad = None
     try:
@@ -75,5 +75,6 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():
-            for buffer, values in buffers:
+            for module, name, buffer, values in buffers:
+                module._buffers[name] = buffer  # forward may have put another one there
                 buffer.copy_(values)

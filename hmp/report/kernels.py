@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from ..casting import Tensor, castable, each_castable
 from ..torch_private import TorchDispatchMode, tree_leaves
 
@@ -31,7 +33,7 @@ class Kernels(TorchDispatchMode):
         if name == "_to_copy":
             if isinstance(result, Tensor) and castable(result) and result.dtype is not first.dtype:
                 self.casts += 1
-                self.cast_bytes += first.nbytes
+                self.cast_bytes += nbytes_of(first)
         elif name not in _MOVES and not _is_view(func):
             self.dtypes[first.dtype] = None
         return result
@@ -40,6 +42,11 @@ class Kernels(TorchDispatchMode):
 def _is_view(func: Any) -> bool:
     aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
     return bool(aliases) and not any(alias.is_write for alias in aliases)
+
+
+def nbytes_of(tensor: Tensor) -> int:
+    """The bytes of the tensor's elements, of a sparse one of those that it stores."""
+    return int(tensor.nbytes if tensor.layout is torch.strided else tensor._nnz() * tensor.dtype.itemsize)
 
 
 def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

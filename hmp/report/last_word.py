@@ -11,6 +11,7 @@ import torch
 
 from .. import fork_safe
 from ..casting import each_tensor
+from ..context import CompiledPolicy, Off
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
 from ..lists import LISTS, Listed, Policy
@@ -35,6 +36,7 @@ class LastWord:
         self._lock = fork_safe.RLock()
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Listed]] = {}
+        self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
         self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
     def found(self) -> list[Violation]:
@@ -43,9 +45,12 @@ class LastWord:
             return together(replace(violation, calls=calls) for violation, calls in self._counts.items())
 
     def decided(
-        self, policy: Policy | None, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
+        self, here: CompiledPolicy | Off, rule: OpRule, got: str, lacked: bool, region: Overrider | None, given: Given, result: Any
     ) -> None:
         """A call of an op that hmp decided by `rule`, which computed in the dtypes `got`, in float32 where it `lacked` a kernel."""
+        policy, given_by_user = here.policy, here.user_policy
+        if given_by_user is not None and id(given_by_user) not in self._outside:
+            self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
         if policy is not None and (rule.kind in LISTS or rule.kind == "autocast"):
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
@@ -57,12 +62,17 @@ class LastWord:
     def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
         """A call where no casts are in force."""
         overrider = overriding.in_place_of_casts()
-        if overrider is not None and not (overrider.kind == "backward" and self._is_torchs()):
-            policy = overriding.overridden(self._modules.running)
-            if policy is None and overrider.kind == "backward" and len(self._listed) == 1:
-                ((policy, _),) = self._listed.values()  # backward is called outside of the model's calls
-            if policy is not None:
-                self._check(policy, op, got, overrider, given, result)
+        if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
+            return
+        policy = overriding.overridden(self._modules.running)
+        if policy is not None:
+            self._check(policy, op, got, overrider, given, result)
+        elif overrider.kind == "backward" and self._outside:
+            # backward is called outside of the model's calls, after them: of several policies it may have been any
+            found = [self._violated(outside, op, got, overrider, given, result) for _, outside in list(self._outside.values())]
+            violated = [each for each in found if each is not None]
+            if len(violated) == len(found):
+                self._note(op, *violated[0], got, overrider)
 
     def _is_torchs(self) -> bool:
         """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""
@@ -80,23 +90,29 @@ class LastWord:
             self._note("backward()", "", "the dtypes of forward", "those of torch's lists", region)
 
     def _check(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> None:
+        found = self._violated(policy, op, got, overrider, given, result)
+        if found is not None:
+            self._note(op, *found, got, overrider)
+
+    def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
+        """The line that the call did not follow, and the dtype that it asks for; None where there is none."""
         entry = self._lists_of(policy).entry(op)
         if entry is None or entry.cast == "promote" or not got:
-            return
+            return None
         wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
         dtypes = got.split(", ")
         if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
-            return  # torch.autocast decides inside the op
+            return None  # torch.autocast decides inside the op
         if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
-            return
+            return None
         tensors, results = list(each_tensor(given)), list(each_tensor((result,)))
         if any(tensor.dtype in _WIDE for tensor in tensors):
-            return  # left to torch
+            return None  # left to torch
         if any(each is tensor for each in results for tensor in tensors):
-            return  # in place and out=: the first input's dtype counts (R5, R6)
+            return None  # in place and out=: the first input's dtype counts (R5, R6)
         if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
-            return  # a look-up, whose table is not cast (R2), and what saturates (R12)
-        self._note(op, f"{entry.text} ({entry.place})" if entry.path else entry.text, dtype_name(wanted), got, overrider)
+            return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
+        return (f"{entry.text} ({entry.place})" if entry.path else entry.text), dtype_name(wanted)
 
     def _lists_of(self, policy: Policy) -> Listed:
         known = self._listed.get(id(policy))

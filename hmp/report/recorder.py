@@ -23,7 +23,7 @@ from ..ops import name_of, sites
 from ..session import Op, OpRule
 from ..torch_private import function_mode_stack, in_plain_autograd, is_profiled
 from .in_fp8 import Fp8Rows
-from .kernels import Kernels, call_key
+from .kernels import Kernels, call_key, nbytes_of
 from .last_word import LastWord
 from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
@@ -97,7 +97,7 @@ class Recorder:
             if casts_saved() == hits:
                 self.slices.add(f"cast {_short[tensor.dtype]} to {_short[dtype]}", "cast", started, seconds)
                 call.casts += 1
-                call.bytes += tensor.nbytes
+                call.bytes += nbytes_of(tensor)
             else:
                 call.saved += 1
             return copy
@@ -130,7 +130,8 @@ class Recorder:
         such arguments."""
         if _compiling() or not in_plain_autograd():
             result = wrapper(*args, **kwargs)
-            call.compute = ""  # not known
+            # what runs inside is not seen; the result of an op on a list tells what a region made of it
+            call.compute = "" if rule.kind == _AUTOCASTS or _compiling() else _dtypes((result,))
             return result
         key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
@@ -182,7 +183,7 @@ class Recorder:
                     call.compute = _computed((*args, *kwargs.values()), inputs, result)
                 self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
                 if not raised and not _compiling():
-                    self.last_word.decided(here.policy, rule, call.compute, bool(lacked), region, (*args, *kwargs.values()), result)
+                    self.last_word.decided(here, rule, call.compute, bool(lacked), region, (*args, *kwargs.values()), result)
                 if here.policy is not None:
                     self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 

@@ -136,6 +136,46 @@ def test_backward_inside_a_region_is_told():
     assert [(each.op, each.kind) for each in report.violations()] == [("backward()", "region")]
 
 
+def test_code_in_backward_follows_no_scoped_line():
+    """The lines for all modules are what it does not follow, also where others have a scope; of two policies either may be meant."""
+
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.lm_head = nn.Linear(4, 4), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return self.lm_head(Doubles.apply(self.body(x)))
+
+    lists = hmp.Policy(bf16={"linear", "mm"}, fp32={"mm @ lm_head"})
+    with pytest.raises(hmp.ViolationError, match=r"mm \(mm\) in .*: wanted bfloat16, got float32, once; by autograd's backward"):
+        hmp.verify(Model(), X, lists)
+    with hmp.record() as report:
+        with hmp.casts(policy(fp32={"mm"})):
+            torch.mm(X, X)
+        with hmp.casts(policy(bf16={"mm"})):
+            torch.mm(X, X)
+            loss = Doubles.apply(X.clone().requires_grad_()).sum()
+        loss.backward()
+    assert report.violations() == []
+
+
+def test_a_region_inside_vmap_is_told():
+    def in_region():
+        with autocast():
+            torch.vmap(lambda row: torch.bmm(row[None, None], X[None]))(X)
+
+    (found,) = violations(in_region)
+    assert (found.op, found.got, found.kind) == ("bmm", "bfloat16", "region")
+
+
+def test_sparse_operands_are_recorded():
+    with hmp.record() as report, hmp.casts(LISTS):
+        torch.mm(torch.eye(4).to_sparse(), X)
+    (row,) = (row for row in report.rows if row.op == "mm")
+    assert (row.compute, row.bytes) == ("bfloat16", 4 * 4 + X.nbytes)
+
+
 def test_none_is_reported_where_there_is_none():
     def step() -> None:
         hidden = LINEAR(X) * 2
@@ -190,6 +230,22 @@ def test_verify_gives_the_report_and_leaves_the_model_as_it_was(tmp_path):
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
     assert all(parameter.grad is None for parameter in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_verify_puts_back_buffers_that_forward_replaces():
+    class Counts(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 3)
+            self.register_buffer("calls", torch.zeros(1))
+
+        def forward(self, x):
+            self.calls = self.calls + 1
+            return super().forward(x)
+
+    model = Counts()
+    before = model.calls
+    hmp.verify(model, torch.randn(2, 3), policy(bf16={"linear"}))
+    assert model.calls is before and before.item() == 0
 
 
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
