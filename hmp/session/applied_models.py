@@ -32,13 +32,12 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    chosen = as_policy(policy)
-    unscripted(model, "apply()")
+    chosen, marked = as_policy(policy), module_calls.inside_compiled(unscripted(model, "apply()"))
     with lock:
-        compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
-        module_calls.unmark(model)
-        module_calls.mark(model, specialised(compiled))
-        _send_with_policy(model)
+        compiled = resolved(chosen, marked, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
+        module_calls.unmark(marked)
+        module_calls.mark(marked, specialised(compiled))
+        _send_with_policy(marked)
     if verbose:
         announce(chosen)
     return model
@@ -46,9 +45,9 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
 
 def remove(model: M) -> M:
     """`model`; no policy is applied to it any more. HmpError for what is no module."""
-    module_of(model, "remove()")
+    marked = module_calls.inside_compiled(module_of(model, "remove()"))
     with lock:
-        module_calls.unmark(model)
+        module_calls.unmark(marked)
     return model
 
 

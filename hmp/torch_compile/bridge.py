@@ -308,6 +308,8 @@ def _reach_dynamo() -> None:
         _fill_functions()
         patches.on_restore(functions.clear)
         dynamo_internals.install(sys.modules[__name__])
+        innermost = dynamo_names.part("eval_frame").innermost_fn
+        patches.swap(innermost, _innermost(patches.unpatched(innermost)))
         return
     warnings.warn(
         f"hmp does not know the torch.compile of torch {torch.__version__} ({missing[0]} is missing or has changed): while hmp is in "
@@ -317,6 +319,16 @@ def _reach_dynamo() -> None:
     )
     stance = torch.compiler.set_stance("force_eager")
     patches.on_restore(lambda: stance.__exit__(None, None, None))
+
+
+def _innermost(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What torch.compile compiles for what was compiled before: the model where one is applied, not its `forward`, which has no policy."""
+
+    def innermost_fn(fn: Any, *rest: Any) -> Any:
+        model = module_calls.inside_compiled(fn)
+        return model if model is not fn and module_calls.is_applied(model) else original(fn, *rest)
+
+    return innermost_fn
 
 
 def _reach_export() -> None:

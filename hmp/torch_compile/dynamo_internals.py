@@ -126,19 +126,18 @@ def trace_of(tx: Any) -> Any:
     return tx.symbolic_torch_function_state.hmp
 
 
-@contextlib.contextmanager
-def without_autocast(tx: Any) -> Iterator[None]:
-    """A context manager: what is traced inside runs without the regions of torch.autocast that are enabled at this point of the trace.
+def without_autocast(tx: Any) -> contextlib.ExitStack:
+    """What is traced until the end of this context runs without the regions of torch.autocast that are enabled at this point of the trace.
 
-    While Dynamo traces, torch's own state is that of the traced program."""
+    While Dynamo traces, torch's own state is that of the traced program. A trace that Dynamo gives up never ends the context."""
     autocast, cached = variables().Autocast, torch.is_autocast_cache_enabled()
-    with contextlib.ExitStack() as regions:
-        for device in devices_in_autocast():
-            region = autocast([device, torch.get_autocast_dtype(device), False, cached])
-            region.enter(tx)
-            regions.callback(region.exit, tx)
-            tx.output.hmp_backward_is_outside = True
-        yield
+    regions = contextlib.ExitStack()
+    for device in devices_in_autocast():
+        region = autocast([device, torch.get_autocast_dtype(device), False, cached])
+        region.enter(tx)
+        regions.callback(region.exit, tx)
+        tx.output.hmp_backward_is_outside = True
+    return regions
 
 
 def is_same_policy(tx: Any, here: Any) -> bool:

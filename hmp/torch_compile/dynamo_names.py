@@ -19,6 +19,7 @@ _EXPECTED = """
 convert_frame.CatchErrorsWrapper.__call__ self frame
 convert_frame.ConvertFrameReturn
 convert_frame.trace_frame code globals locals
+eval_frame.innermost_fn fn
 exc.TorchRuntimeError
 guards.GuardBuilder.EQUALS_MATCH
 guards.install_guard

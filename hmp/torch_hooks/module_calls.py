@@ -5,7 +5,6 @@ Replicas and copies of a module have its mark too. A pickle has none, so that it
 
 from __future__ import annotations
 
-import copy
 import functools
 import itertools
 import types
@@ -19,7 +18,7 @@ import torch
 from ..context import CompiledPolicy, Off, state, suspensions
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import is_any_autocast_enabled
+from ..torch_private import dynamo, is_any_autocast_enabled
 
 _KEY = "_hmp_applied"
 
@@ -113,20 +112,11 @@ def _follow_marks(module: torch.nn.Module) -> None:
 
 
 def _take_marks_along(cls: Any) -> None:
-    """Has copies of the class's modules carry their marks where its own code makes them: of an fx.GraphModule, of a compiled module."""
-    made_of_parts = cls.__reduce__ is not object.__reduce__ and not hasattr(cls, "__deepcopy__")
-    for name, of_parts in (("__copy__", _copied), ("__deepcopy__", _deep_copied)):
-        own = of_parts if made_of_parts else getattr(cls, name, None)
+    """Has copies of the class's modules carry their marks where its own code makes them, as that of an fx.GraphModule does."""
+    for name in ("__copy__", "__deepcopy__"):
+        own = getattr(cls, name, None)
         if own is not None:
             patches.rebind(cls, name, _marking_copies(own))
-
-
-def _copied(module: Any) -> Any:
-    return copy._reconstruct(module, None, *module.__reduce_ex__(4))  # type: ignore[attr-defined]  # what copy.copy() does
-
-
-def _deep_copied(module: Any, memo: dict[int, Any]) -> Any:
-    return copy._reconstruct(module, memo, *module.__reduce_ex__(4))  # type: ignore[attr-defined]  # and copy.deepcopy()
 
 
 def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
@@ -154,9 +144,18 @@ def drop_lost_marks(model: torch.nn.Module) -> None:
             del module.__dict__[_KEY]
 
 
+def inside_compiled(module: Any) -> Any:
+    """The model that torch.compile made `module` of, else `module` itself. It is marked in the place of `module`: torch.compile calls it
+    directly where `module` is called in compiled code or compiled again."""
+    imported = dynamo()
+    while imported is not None and isinstance(module, imported.OptimizedModule):
+        module = module._orig_mod
+    return module
+
+
 def applied_policy(module: torch.nn.Module) -> Any:
     """The policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
-    found = module.__dict__.get(_KEY)
+    found = inside_compiled(module).__dict__.get(_KEY)
     return None if found is None or found.applied is None else found.applied.user_policy
 
 

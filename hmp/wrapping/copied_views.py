@@ -114,15 +114,17 @@ def _strongly(value: Any) -> Any:
 
 def shares_memory(result: Any, values: Iterable[Any]) -> bool:
     """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor."""
-    return type(result) is not Tensor or any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
+    return (
+        type(result) is not Tensor
+        or _is_functorchs(result)
+        or any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
+    )
 
 
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
     """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
     if type(result) is Tensor:
-        if not shares_memory(result, copies):
-            return result
-        if _is_functorchs(result) or _in_make_fx():
+        if _is_functorchs(result) or not shares_memory(result, copies) or _in_make_fx():
             return result  # a subclass would lose the level of vmap or grad; make_fx raises on subclasses that it does not know
         with _plainly():
             marked = _as_subclass(result, CopiedView)

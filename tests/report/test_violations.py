@@ -173,7 +173,7 @@ def test_sparse_operands_are_recorded():
     with hmp.record() as report, hmp.casts(LISTS):
         torch.mm(torch.eye(4).to_sparse(), X)
     (row,) = (row for row in report.rows if row.op == "mm")
-    assert (row.compute, row.bytes) == ("bfloat16", 4 * 4 + X.nbytes)
+    assert (row.compute, row.cast_bytes) == ("bfloat16", 4 * 4 + X.nbytes)
 
 
 def test_none_is_reported_where_there_is_none():

@@ -55,7 +55,7 @@ def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compi
     monkeypatch.setattr(torch.fx.graph_module._CodeOnlyModule, "forward", None, raising=False)
     model = hmp.apply(make(), hmp.Policy(bf16={"linear"}))
     arrived = sent(model)  # a lazy one before its first call, too
-    for made in (model, arrived, sent(model), sent(arrived), copy.deepcopy(model), copy.copy(model)):
+    for made in (model, arrived, sent(model), sent(arrived), copy.deepcopy(model), copy.copy(copy.deepcopy(model))):
         assert made(X).dtype is BF16
         assert hmp.remove(made)(X).dtype is F32
     assert sent(model)(X).dtype is F32  # removed

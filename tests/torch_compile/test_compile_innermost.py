@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BF16, BRIDGED, EACH_BACKEND
+from compile_kit import BF16, BRIDGED, EACH_BACKEND, F32
 from innermost_kit import Head, X, assert_by_the_lists, autocast, closing_over, write_lists
 
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), BRIDGED]
@@ -61,3 +61,19 @@ def test_r17_compiled_code_after_a_graph_break_knows_whose_region_it_is(lists, b
     assert_by_the_lists(model, torch.compile(closing_over(model), backend=backend))
     model.forward = autocast()(model.forward)
     assert_by_the_lists(model, torch.compile(model, backend=backend))
+
+
+@EACH_BACKEND
+@pytest.mark.parametrize("applied", ["before", "behind"])
+def test_what_is_compiled_again_follows_the_lists(lists, backend, applied):
+    """torch.compile calls a model that is compiled already past its own call."""
+    compiled = functools.partial(torch.compile, backend=backend)
+    model = Head()
+    if applied == "before":
+        hmp.apply(model, lists)
+    once = compiled(model)
+    if applied == "behind":
+        assert hmp.apply(once, lists) is once
+    for call in (once, compiled(lambda x: once(x) * 1), compiled(torch.nn.Sequential(once)), compiled(once)):
+        assert_by_the_lists(model, call)
+    assert hmp.remove(once)(X).dtype is F32
