@@ -6,12 +6,14 @@ import torch
 
 # What wrappers call the module that they wrap: DDP, DataParallel and DeepSpeed; torch.compile; Fabric; FSDP.
 _NAMES = ("module", "_orig_mod", "_forward_module", "_fsdp_wrapped_module")
+# Whose they are: a module of the user's that has one child of such a name is no wrapper.
+_LIBRARIES = frozenset(("torch", "lightning", "lightning_fabric", "pytorch_lightning", "deepspeed", "accelerate"))
 
 
 def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
     """The module inside the wrappers around it, and its path in `model`, which are "" and `model` where there is no wrapper.
 
-    A wrapper has neither parameters of its own nor children besides what it wraps.
+    A wrapper's `forward` is a library's, and it has neither parameters of its own nor children besides what it wraps.
     """
     chain = [("", model)]
     while (found := _inner(chain[-1][1])) is not None and all(found[1] is not module for _, module in chain):
@@ -23,4 +25,6 @@ def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
 
 
 def _inner(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
+    if type(module).forward.__module__.partition(".")[0] not in _LIBRARIES:
+        return None
     return next(((name, inner) for name in _NAMES if (inner := module._modules.get(name)) is not None), None)

@@ -32,9 +32,10 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    chosen, marked = as_policy(policy), module_calls.inside_compiled(unscripted(model, "apply()"))
+    chosen = as_policy(policy)
+    marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     with lock:
-        compiled = resolved(chosen, marked, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
+        compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(marked)
         module_calls.mark(marked, specialised(compiled))
         _send_with_policy(marked)

@@ -255,7 +255,7 @@ def resolved(policy: Policy, model: torch.nn.Module, outside: Policy | None, is_
 
     Marks those modules with compiled policies of their own."""
     policies = scopes.resolve(policy, model)
-    outside = outside or policies[model]
+    outside = outside or policies[module_calls.inside_compiled(model)]
     scope_id = module_calls.new_scope_id()
     by_policy: dict[int, CompiledPolicy] = {}
     for each in (outside, *policies.values()):

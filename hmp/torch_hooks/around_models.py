@@ -18,6 +18,7 @@ from ..lists import unwrapped
 from . import module_calls
 
 _MOST_LOOKED_AT = 64
+_TORCHS = torch.nn.modules.module.__file__  # where a call of every module passes
 # What torch.compile calls the code that goes on after a graph break in a function of that name.
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
@@ -66,12 +67,10 @@ _DECORATED: types.CodeType = next(
 
 
 def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) -> bool:
-    """Whether the module's own forward opened the region: its code is among `passed`, which lies between the call and the region, or it is
-    decorated with the region."""
-    own: Any = type(module).forward
-    replaced = vars(module).get("forward")
-    forwards = [own] if replaced is None or _leads_to(replaced, own, module) else [own, replaced]
-    for function in forwards:
+    """Whether the module's own code opened the region: a method of its class is among `passed`, the code between the call and the region,
+    or is decorated with the region."""
+    functions = [*_methods(type(module), passed), *([] if (replaced := _rewritten_forward(module)) is None else [replaced])]
+    for function in functions:
         for each in _with_wrapped(function):
             code = getattr(getattr(each, "__func__", each), "__code__", None)
             if code is None:
@@ -79,9 +78,23 @@ def _is_own(region: Any, module: torch.nn.Module, passed: list[types.CodeType]) 
             if code is _DECORATED:
                 if (region is None and code in passed) or any(cell.cell_contents is region for cell in each.__closure__ or ()):
                     return True
-            elif any(_runs(one, code) for one in passed):
+            elif code.co_filename != _TORCHS and any(_runs(one, code) for one in passed):
                 return True
     return False
+
+
+def _methods(cls: type, passed: list[types.CodeType]) -> list[Any]:
+    """The class's `forward`, and those of its methods that have the name of code in `passed` or are decorated with a region."""
+    names = {"forward"}
+    names.update(resumed[1] if (resumed := _RESUMED.fullmatch(code.co_name)) else code.co_name for code in passed)
+    own = [each for base in cls.__mro__ if base not in (torch.nn.Module, object) for each in vars(base).items()]
+    return [value for name, value in own if name in names or getattr(value, "__code__", None) is _DECORATED]
+
+
+def _rewritten_forward(module: torch.nn.Module) -> Any:
+    """What stands in the place of the module's `forward` and does not call it: the module's own code, by somebody who rewrote it."""
+    replaced = vars(module).get("forward")
+    return None if replaced is None or _leads_to(replaced, type(module).forward, module) else replaced
 
 
 def _with_wrapped(function: Any) -> Iterator[Any]:
@@ -94,8 +107,7 @@ def _with_wrapped(function: Any) -> Iterator[Any]:
 
 
 def _leads_to(replaced: Any, own: Any, module: torch.nn.Module) -> bool:
-    """Whether the function that stands in the place of a module's forward calls that, as far as its closure and attributes tell: else it
-    is the module's own code, by somebody who rewrote it."""
+    """Whether the function that stands in the place of a module's forward calls that, as far as its closure and attributes tell."""
     targets = {id(function) for function in _with_wrapped(own)}
     kept = [value for name, value in vars(module).items() if name != "forward"]  # the old one, under another name
     code = getattr(getattr(replaced, "__func__", replaced), "__code__", None)

@@ -94,19 +94,19 @@ def _follow_marks(module: torch.nn.Module) -> None:
     cls = type(module)
     # a lazy module's class changes at its first call
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):
-        patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
         patches.rebind(each, "extra_repr", _telling_mark(each.extra_repr))
         _take_marks_along(each)
         owner = next(base for base in each.__mro__ if "__call__" in vars(base))
         own_call = vars(owner)["__call__"]
         if getattr(own_call, "__module__", "").startswith("torch."):
             # torch's own `__call__` methods call _call_impl, or what module.compile() made of it, maybe before it was patched
+            patches.rebind(each, "_call_impl", _following_marks(each._call_impl))
             if module._compiled_call_impl is not None:
                 patches.rebind(each, "__call__", _following_marks(each.__call__))
-            continue
-        if not isinstance(own_call, types.FunctionType):
+        elif isinstance(own_call, types.FunctionType):
+            patches.rebind(owner, "__call__", _following_marks(own_call))
+        else:
             raise HmpError(f"apply() cannot follow {owner.__name__}.__call__, a {type(own_call).__name__}; make it a plain method")
-        patches.rebind(owner, "__call__", _following_marks(own_call))
     set_state = torch.nn.Module.__setstate__
     patches.swap(set_state, _without_loaded_mark(patches.unpatched(set_state)))
 

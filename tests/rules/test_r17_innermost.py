@@ -153,6 +153,54 @@ def test_r17_a_forward_that_somebody_rewrote_is_the_models_own(lists):
     assert hmp.apply(model, lists)(X).dtype is BF16
 
 
+class OwnCall(Head):
+    def __call__(self, x):
+        with autocast():
+            return super().__call__(x)
+
+
+class OwnStep(Head):
+    """A step that is the model's own code, to which Lightning redirects `forward` for DDP's sake."""
+
+    def __init__(self) -> None:
+        super().__init__()
+
+        def redirected(x):
+            del self.forward
+            return self.training_step(x)
+
+        self.forward = redirected
+
+    def training_step(self, x):
+        with autocast():
+            return self.lm_head(self.body(x))
+
+
+class OwnDecoratedStep(OwnStep):
+    @autocast()
+    def training_step(self, x):
+        return super().training_step(x)
+
+
+class OwnChild(nn.Module):
+    """The user's own, though a wrapper of DDP's or Fabric's looks the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = nn.Linear(3, 3)
+
+    def forward(self, x):
+        with autocast():
+            return self.module(x)
+
+
+@pytest.mark.parametrize("own", [OwnCall, OwnStep, OwnDecoratedStep, OwnChild])
+def test_r17_a_region_of_the_models_own_code_has_the_last_word_wherever_it_stands(own):
+    with hmp.record() as report:
+        assert hmp.apply(own(), policy(fp32=["linear"]))(X).dtype is BF16
+    assert {each.kind for each in report.violations()} == {"region"}
+
+
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_r17_a_checkpoint_runs_again_as_it_ran(lists, use_reentrant):
     again = functools.partial(checkpoint, use_reentrant=use_reentrant)
