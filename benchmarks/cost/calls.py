@@ -100,7 +100,7 @@ def _on(side: str) -> Iterator[None]:
         if side == "floor":
             stack.enter_context(floor.in_place())
         elif side == "autocast":
-            stack.enter_context(torch.autocast("cpu", dtype=LOW))
+            stack.enter_context(_region())
         elif side != "plain":
             stack.enter_context(converted(POLICY))
             if side == "hmp off":
@@ -154,6 +154,34 @@ def hits(rounds: int, calls: int) -> Estimate:
     return paired_difference(found[kept], found[nothing_to_cast])
 
 
+def applied(rounds: int, calls: int) -> dict[str, Estimate]:
+    """Nanoseconds that hmp.apply() adds to a call of a module which computes nothing, outside and inside of a region of torch.autocast."""
+    plain, marked = torch.nn.Identity(), hmp.apply(torch.nn.Identity(), POLICY)
+    x = torch.randn(8, 8)
+
+    def call_of(module: torch.nn.Module) -> Loop:
+        def loop(calls: range) -> None:
+            for _ in calls:
+                module(x)
+
+        return loop
+
+    loops, regions = {"plain": call_of(plain), "applied": call_of(marked)}, {"outside": contextlib.nullcontext, "inside": _region}
+    found: dict[str, dict[str, list[float]]] = {where: {side: [] for side in loops} for where in regions}
+    with one_thread(), torch.no_grad(), no_garbage_collection():
+        for number in range(rounds):
+            for where in rotated(list(regions), number):
+                with regions[where]():
+                    for side in rotated(list(loops), number):
+                        found[where][side].append(_nanoseconds(loops[side], calls))
+    hmp.revert()
+    return {where: paired_difference(sides["applied"], sides["plain"]) for where, sides in found.items()}
+
+
+def _region() -> torch.autocast:
+    return torch.autocast("cpu", dtype=LOW)
+
+
 def _places() -> list[Any]:
     names = ("linear", "layer_norm", "softmax"), ("matmul", "bmm", "addmm", "add"), ("matmul", "__matmul__", "bmm", "addmm", "add")
     owners = F, torch, Tensor
@@ -195,6 +223,9 @@ def run(rounds: int, calls: int) -> Found:
     result = f"worst {off[worst].text(0)} ns ({worst})"
     found.rows.append(at_most("call inside disable_casts(), time added", OFF_TARGET, off[worst], result, " ns"))
     found.rows.append(Row("a weight's copy used again, time added to linear", "-", f"{hits(rounds, calls).text(0)} ns", None))
+    added = applied(rounds, calls)
+    result = f"{added['outside'].text(0)} ns; inside a region of torch.autocast, which is off meanwhile (R17), {added['inside'].text(0)} ns"
+    found.rows.append(Row("call of a model with hmp.apply(), time added", "-", result, None))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

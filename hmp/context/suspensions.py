@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .. import torch_private
-from .state import CompiledPolicy, Off, call_under, current_state
+from .state import CompiledPolicy, Off, call_in, current_state
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -159,12 +159,10 @@ def call_innermost(state: CompiledPolicy | Off, function: Callable[P, R], /, *ar
 
     Not off where `state` is what the policy in force here gives other modules, by its scoped lines: no policy comes into force then.
     """
-    if not _alive and not _any_enabled():
-        return call_under(state, function, *args, **kwargs)
-    suspension = None if is_same_policy(state) else suspend()
+    suspension = None if (not _alive and not _any_enabled()) or is_same_policy(state) else suspend()
     if suspension is None:
-        return call_under(state, function, *args, **kwargs)
+        return call_in(state, None, function, args, kwargs)
     try:
-        return call_under(state, function, *args, **kwargs)
+        return call_in(state, None, function, args, kwargs)
     finally:
         suspension.end()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.masked import masked_tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -78,6 +79,11 @@ def in_backward() -> None:
     Doubles.apply(X.clone().requires_grad_()).sum().backward()
 
 
+def left_to_torch() -> None:
+    masked = masked_tensor(X, X > 0)  # a class that knows no bfloat16
+    torch.add(masked, masked)
+
+
 KINDS = {
     in_region: ("bmm", "float32", "bfloat16", "region", f"torch.autocast, enabled at {line_of(in_region, 1)}", line_of(in_region, 2)),
     in_island: ("linear", "bfloat16", "float32", "island", f"(enabled=False) at {line_of(in_island, 1)}", line_of(in_island, 2)),
@@ -85,10 +91,16 @@ KINDS = {
     decorated: ("linear", "bfloat16", "float32", "disable_casts", "disable_casts()", line_of(decorated.__wrapped__, 2)),
     without_a_kernel: ("linalg.inv", "bfloat16", "float32", "no kernel", "no bfloat16 kernel", line_of(without_a_kernel, 1)),
     past: ("mm", "bfloat16", "float32", "past hmp", "a name that was taken before", line_of(past, 1)),
+    left_to_torch: ("add", "bfloat16", "float32", "torch", "torch itself", line_of(left_to_torch, 2)),
     in_backward: ("mm", "bfloat16", "float32", "backward", "autograd's backward", line_of(Doubles.backward, 2)),
 }  # fmt: skip
 
 
+def test_every_kind_is_pinned():
+    assert {kind for _, _, _, kind, _, _ in KINDS.values()} == REMEDIES.keys()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize("call", KINDS, ids=lambda call: call.__name__)
 def test_each_kind_says_what_ran_where_and_who_had_the_last_word(call):
     op, wanted, got, kind, by, place = KINDS[call]
