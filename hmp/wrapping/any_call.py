@@ -122,4 +122,7 @@ def refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tu
     copies = [new for new, _ in copied]
     if not shares_memory(result, copies):
         return result
-    return refuse_writes(result, ruled.rule.op, copies, Original(ruled.op, *call, copied[0][1].dtype))
+    original = Original(ruled.op, *call, copied[0][1].dtype)
+    if ruled.rule.op in op_facts.GIVING_BACK:
+        original.forget_if_freed(old for _, old in copied)  # residual code writes into what dropout gave: in eval, too
+    return refuse_writes(result, ruled.rule.op, copies, original)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from ..casting import Tensor, cast, each_tensor
@@ -43,12 +44,13 @@ class CopiedView(Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
         written = _written(func, args, kwargs)
-        if isinstance(written, CopiedView):
+        if isinstance(written, CopiedView) and (written._hmp_original is None or written._hmp_original.is_alive()):
             raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
         with _plainly():
             result = func(*args, **kwargs)
             sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
-            original = next((Original(func, args, kwargs, s._hmp_original.dtype) for s in sources if s._hmp_original is not None), None)
+            first = next((s._hmp_original for s in sources if s._hmp_original is not None), None)
+            original = None if first is None else Original(func, args, kwargs, first.dtype).of(first)
             return _refusing_like(result, sources, original)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -72,12 +74,26 @@ class Original:
         self.part = part
         self._op = op
         self._call = _weakly((tuple(args), dict(kwargs)))
+        self._memory: list[StorageWeakRef | None] | None = None
 
     def of_part(self, part: int) -> Original:
         """The same call, for item `part` of the tuple that it returns."""
         one = Original(self._op, (), {}, self.dtype, part)
-        one._call = self._call
+        one._call, one._memory = self._call, self._memory
         return one
+
+    def forget_if_freed(self, inputs: Iterable[Tensor]) -> None:
+        """Has `is_alive()` be False once nothing holds the memory of `inputs` any more."""
+        self._memory = [_weak_storage(tensor) for tensor in inputs]
+
+    def is_alive(self) -> bool:
+        """Whether a write may be missed in the real input."""
+        return self._memory is None or any(memory is None or not memory.expired() for memory in self._memory)
+
+    def of(self, view: Original) -> Original:
+        """Itself, for a call that was given what `view` made: a write is missed here where it is missed there."""
+        self._memory = view._memory
+        return self
 
     def view(self) -> Any:
         """The view of the real input; None where that is freed or has another shape by now."""
@@ -87,6 +103,13 @@ class Original:
         except (ReferenceError, RuntimeError, IndexError, TypeError, ValueError):
             return None
         return result if self.part is None else result[self.part]
+
+
+def _weak_storage(tensor: Tensor) -> StorageWeakRef | None:
+    try:
+        return StorageWeakRef(_storage(tensor))
+    except (NotImplementedError, RuntimeError):
+        return None  # a tensor without a storage
 
 
 def _weakly(value: Any) -> Any:

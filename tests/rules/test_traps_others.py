@@ -19,13 +19,18 @@ from trap_kit import policy, same
 LOW = torch.bfloat16
 
 
-def test_a6_dropout_in_eval_may_be_written_to():
-    """Residual code writes into what dropout gave; in eval too that must work, whether it is a copy or x itself."""
-    x = torch.ones(3)
+def test_a6_dropout_in_eval_may_be_written_to_where_nobody_has_its_input():
+    """Residual code writes into what dropout gave; in plain torch the write is seen in x too, if anybody still has x."""
+    x, base = torch.ones(3), torch.ones(2, 3)
     with hmp.casts("habana"):
-        y = F.dropout(x, 0.5, training=False)
+        y = F.dropout(x.clone(), 0.5, training=False)
         y += 1
-    assert y.tolist() == [2.0] * 3
+        y[0] = 5
+        for kept in (x, base[0]):
+            with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
+                F.dropout(kept, 0.5, training=False).__iadd__(1)
+    assert y.tolist() == [5.0, 2.0, 2.0] and y.dtype is LOW
+    assert (x == 1).all() and (base == 1).all()
 
 
 def test_k1_integers_stay_integers():
