@@ -123,6 +123,6 @@ def refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tu
     if not shares_memory(result, copies):
         return result
     original = Original(ruled.op, *call, copied[0][1].dtype)
-    if ruled.rule.op in op_facts.GIVING_BACK:
+    if ruled.rule.op in op_facts.GIVING_BACK and type(result) is Tensor:
         original.forget_if_freed(old for _, old in copied)  # residual code writes into what dropout gave: in eval, too
     return refuse_writes(result, ruled.rule.op, copies, original)

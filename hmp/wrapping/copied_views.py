@@ -136,19 +136,20 @@ def _strongly(value: Any) -> Any:
 
 
 def shares_memory(result: Any, values: Iterable[Any]) -> bool:
-    """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor."""
-    return (
-        type(result) is not Tensor
-        or _is_functorchs(result)
-        or any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
-    )
+    """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor.
+
+    False under vmap and grad, and in a trace of torch.compile: a CopiedView would lose their level.
+    """
+    if type(result) is not Tensor:
+        return True
+    return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
 
 
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
     """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
     if type(result) is Tensor:
-        if _is_functorchs(result) or not shares_memory(result, copies) or _in_make_fx():
-            return result  # a subclass would lose the level of vmap or grad; make_fx raises on subclasses that it does not know
+        if not shares_memory(result, copies) or _in_make_fx():
+            return result  # make_fx raises on subclasses that it does not know
         with _plainly():
             marked = _as_subclass(result, CopiedView)
         marked._hmp_op, marked._hmp_original = op, original
