@@ -72,7 +72,8 @@ NAMES: dict[str, Any] = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "bool_": torch.bool, "int64": torch.int64,
     "__name__": __name__, "SIGNATURES": _SIGNATURES,
     "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast, "WITHIN": tensor_casts.within,
-    "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "shared_cast": shared_cast, "TO": tensor_casts.TO,
+    "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "CAST_WEIGHTS": cast_cache.cast_weights,
+    "shared_cast": shared_cast, "TO": tensor_casts.TO,
     "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
 }  # fmt: skip
 

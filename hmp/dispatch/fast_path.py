@@ -24,7 +24,7 @@ class FastPath(NamedTuple):
 
     condition: Condition
     dtype: torch.dtype | None = None
-    casts: Literal["", "CAST", "CAST_PRODUCT_INPUT"] = ""
+    casts: Literal["", "CAST", "CAST_WEIGHTS", "CAST_PRODUCT_INPUT"] = ""
 
 
 PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
@@ -48,10 +48,16 @@ def fast_path_of(rule: OpRule) -> FastPath:
         return FastPath("written")
     if dtype is not None:
         care = rule.keep or rule.view or rule.score_taker or rule.mask_taker or rule.saturates
-        return FastPath("dtype", dtype, "" if care else "CAST_PRODUCT_INPUT" if rule.op in op_facts.PRODUCTS else "CAST")
+        return FastPath("dtype", dtype, "" if care else _cast_name(rule.op))
     if rule.kind in ("promote", "first") and not rule.asks_for_kernels and not rule.saturates:
         return FastPath("same")
     return NO_FAST_PATH
+
+
+def _cast_name(op: str) -> Literal["CAST", "CAST_WEIGHTS", "CAST_PRODUCT_INPUT"]:
+    if op in op_facts.PRODUCTS:
+        return "CAST_PRODUCT_INPUT"
+    return "CAST_WEIGHTS" if op in op_facts.RECURRENT else "CAST"
 
 
 def condition_of(signature: Signature, fast_path: FastPath) -> str:

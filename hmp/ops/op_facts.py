@@ -270,7 +270,8 @@ PRODUCTS = _names(
     bilinear scaled_dot_product_attention
     """
 )
-RECURRENT = _names("lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+CELLS = _names("lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell")
+RECURRENT = CELLS | _names("lstm gru rnn_tanh rnn_relu")
 
 # --- kernels --------------------------------------------------------------------------------------------------------------
 

@@ -136,8 +136,11 @@ class Recorder:
         key = (rule.op, rule.low, torch.is_grad_enabled(), overriding.over_casts(), *call_key(args, kwargs))
         seen = self._kernels.get(key)
         if seen is None:
+            own, own_bytes = call.casts, call.bytes
             with Kernels() as seen:
                 result = wrapper(*args, **kwargs)
+            seen.casts -= call.casts - own  # those that hmp makes itself are counted where they are made
+            seen.cast_bytes -= call.bytes - own_bytes
             if len(self._kernels) < _MOST_KERNELS:
                 self._kernels[key] = seen
         else:

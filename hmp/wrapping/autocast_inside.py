@@ -13,10 +13,13 @@ from typing import Any
 
 import torch
 
+from ..casting import Caster
+from ..ops import op_facts
 from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
 from .op_rule import Op, OpRule, survey
 
+Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
 _is_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 _enable: Callable[[str, bool], None] = torch.set_autocast_enabled
@@ -88,14 +91,18 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     return called
 
 
-def wrapper(op: Op, unlisted: Op, rule: OpRule) -> Op:
+def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     """`op`, called with torch.autocast enabled.
+
+    A cell, which is called again and again, is given its weights in the low dtype by `caster`: torch.autocast would cast them each time.
 
     `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
     not support. In an autocast region of the user's `op` itself is called (R17).
     """
     # under torch.autocast too a scalar beyond the low dtype saturates (R12)
     inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
+
+    takes_cast_weights = rule.op in op_facts.CELLS
 
     def with_autocast(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
@@ -107,9 +114,12 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule) -> Op:
         if _is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
+        given = args
+        if takes_cast_weights and make is Region:
+            given = tuple(caster(each, rule.low) if type(each) is Parameter else each for each in args)
         try:
             with make(device, rule.low):
-                return inside(*args, **kwargs)
+                return inside(*given, **kwargs)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
                 raise

@@ -52,7 +52,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
         wrapper = fp8_product_wrapper(inner, product if observer is None else observer.calling(product, rule), rule, caster)
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
-        wrapper = autocast_inside.wrapper(inner, unlisted, rule)
+        wrapper = autocast_inside.wrapper(inner, unlisted, rule, caster)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
         wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule.op, rule.order, chooser(rule), caster)
     else:

@@ -1,0 +1,106 @@
+"""Cells in a loop: their weights are cast once and kept once for backward, and each use has a gradient of its own (R18, R21)."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+
+STEPS, WIDTH = 12, 128
+CELLS = {
+    "gru": lambda: nn.GRUCell(WIDTH, WIDTH),
+    "lstm": lambda: nn.LSTMCell(WIDTH, WIDTH),
+    "tanh": lambda: nn.RNNCell(WIDTH, WIDTH),
+    "relu": lambda: nn.RNNCell(WIDTH, WIDTH, nonlinearity="relu"),
+}
+LISTED = hmp.Policy("listed", bf16={"lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell"})
+
+
+def made(name: str) -> tuple[nn.Module, torch.Tensor]:
+    torch.manual_seed(0)
+    return CELLS[name](), torch.randn(STEPS, 8, WIDTH)
+
+
+def run(cell: nn.Module, xs: torch.Tensor, cast: Any = lambda tensor: tensor) -> torch.Tensor:
+    """The sum of the last step's state; `cast` is called on weights and states at every use."""
+    state: Any = torch.zeros(xs.shape[1], WIDTH)
+    state = (state, state) if isinstance(cell, nn.LSTMCell) else state
+    for x in xs:
+        used = {name: cast(weight) for name, weight in cell.named_parameters()}
+        given = tuple(map(cast, state)) if isinstance(state, tuple) else cast(state)
+        state = torch.func.functional_call(cell, used, (cast(x), given)) if cast(x) is not x else cell(x, state)
+    return (state[0] if isinstance(state, tuple) else state).float().sum()
+
+
+def kept(function: Any) -> tuple[int, torch.Tensor]:
+    """The bytes that are kept for backward, and the result."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage()._cdata] = tensor.untyped_storage()
+        return tensor.detach()  # an output that its own node holds would never be freed
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        result = function()
+    return sum(storage.nbytes() for storage in storages.values()), result
+
+
+def gradients(cell: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
+    return list(torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["region", "process"])
+@pytest.mark.parametrize("name", CELLS)
+def test_r21_no_more_is_kept_than_by_autocast_and_gradients_are_those_of_a_cast_for_each_use(name, whole):
+    cell, xs = made(name)
+    with torch.autocast("cpu", torch.bfloat16):
+        theirs, _ = kept(lambda: run(cell, xs))
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        loss = run(cell, xs)
+    wanted = loss.detach(), gradients(cell, loss)
+    with hmp.convert(policy="torch-cpu") if whole else hmp.casts("torch-cpu"):
+        ours, loss = kept(lambda: run(cell, xs))
+        later = run(cell, xs)
+    assert ours <= 1.01 * theirs
+    for _ in range(2):  # the graph is retained
+        torch.testing.assert_close((loss.detach(), gradients(cell, loss)), wanted, rtol=0, atol=0)
+    torch.testing.assert_close(gradients(cell, later), wanted[1], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_r21_a_listed_cell_has_the_gradients_of_a_cast_for_each_use(name):
+    cell, xs = made(name)
+    loss = run(cell, xs, lambda tensor: tensor.bfloat16())
+    wanted = loss.detach(), gradients(cell, loss)
+    copies: dict[int, torch.Tensor] = {}
+    once, _ = kept(
+        lambda: run(cell, xs, lambda t: copies.setdefault(id(t), t.bfloat16()) if t.is_leaf and t.requires_grad else t.bfloat16())
+    )
+    with hmp.convert(policy=LISTED):
+        ours, loss = kept(lambda: run(cell, xs))
+    torch.testing.assert_close((loss.detach(), gradients(cell, loss)), wanted, rtol=0, atol=0)
+    assert ours <= 1.01 * once
+
+
+@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("policy", ["torch-cpu", LISTED], ids=["autocast decides", "listed"])
+def test_r18_a_write_between_two_uses_is_seen(name, policy):
+    cell, xs = made(name)
+    other, _ = made(name)
+    grad: Any = contextlib.nullcontext
+    for within in (torch.no_grad, grad):
+        with within(), hmp.casts(policy):
+            for _ in range(3):
+                run(cell, xs)
+            with torch.no_grad():
+                for weight, copied in zip(cell.parameters(), other.parameters(), strict=True):
+                    weight.data.mul_(0.5)
+                    copied.copy_(weight)
+            got = run(cell, xs).detach()
+        with hmp.casts(policy):
+            assert torch.equal(got, run(other, xs).detach())
