@@ -166,6 +166,7 @@ holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")
+base_of: Any = _required("torch.Tensor._base")
 # The layout (`Tensor.layout`) of oneDNN's tensors.
 MKLDNN: Any = _required("torch._mkldnn")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -59,7 +60,13 @@ def _send_with_policy(model: torch.nn.Module) -> None:
     for each in (cls, getattr(cls, "cls_to_become", None) or cls):  # a lazy module's class changes at its first call
         if each not in reducers:
             ForkingPickler.register(each, _sent)
-            patches.on_restore(lambda each=each: reducers.pop(each, None))  # type: ignore[misc]
+            patches.on_restore(functools.partial(_send_as_before, each))
+
+
+def _send_as_before(cls: type) -> None:
+    reducers: dict[type, Any] = ForkingPickler._extra_reducers  # type: ignore[attr-defined]
+    if reducers.get(cls) is _sent:  # else the user has registered another one since
+        del reducers[cls]
 
 
 def _sent(model: torch.nn.Module) -> Any:

@@ -15,6 +15,7 @@ from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
 from ..torch_private import storage_of as _storage
@@ -22,6 +23,7 @@ from ..torch_private import without_torch_function_of_classes as _plainly
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass
+_get_base = _base.__get__
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
@@ -48,6 +50,8 @@ class CopiedView(Tensor):
             raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
         with _plainly():
             result = func(*args, **kwargs)
+            if func == _get_base:
+                return result  # the copy itself: as a CopiedView it would have a base again, and so without end
             sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
             first = next((s._hmp_original for s in sources if s._hmp_original is not None), None)
             original = None if first is None else Original(func, args, kwargs, first.dtype).of(first)
@@ -107,9 +111,10 @@ class Original:
 
 def _weak_storage(tensor: Tensor) -> StorageWeakRef | None:
     try:
-        return StorageWeakRef(_storage(tensor))
+        storage = _storage(tensor)
     except (NotImplementedError, RuntimeError):
         return None  # a tensor without a storage
+    return StorageWeakRef(storage) if storage.resizable() else None  # numpy and dlpack hold their memory past torch
 
 
 def _weakly(value: Any) -> Any:
@@ -215,7 +220,7 @@ def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any
     writes = (name.partition(".")[0].endswith("_") and not name.endswith("__") and name not in _METADATA) or name in _WRITERS
     if not writes and not flag:
         return None
-    target = args[0] if args else kwargs.get("input", kwargs.get("self"))
+    target = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("tensor")))  # nn.init says tensor=
     return next((t for t in target if isinstance(t, CopiedView)), None) if isinstance(target, (list, tuple)) else target
 
 

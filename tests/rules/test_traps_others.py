@@ -29,6 +29,12 @@ def test_a6_dropout_in_eval_may_be_written_to_where_nobody_has_its_input():
         for kept in (x, base[0]):
             with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
                 F.dropout(kept, 0.5, training=False).__iadd__(1)
+        array = np.ones(3, "float32")
+        with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
+            F.dropout(torch.from_numpy(array), 0.5, training=False).add_(1)
+        for fill in (torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.kaiming_uniform_):
+            with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
+                fill(F.dropout(base, 0.5, training=False))
     assert y.tolist() == [5.0, 2.0, 2.0] and y.dtype is LOW
     assert (x == 1).all() and (base == 1).all()
 
