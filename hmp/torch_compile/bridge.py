@@ -233,7 +233,10 @@ def _call_innermost(tx: Any, args: list[Any], kwargs: dict[str, Any], source: An
 
 
 def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
-    casts = module_calls.policy_of_call(dynamo_names.value_of(args[0]), dynamo_internals.trace_of(tx).here)
+    module = dynamo_names.value_of(args[0])
+    # the code may run for another module of the class, with another mark
+    dynamo_names.guard_on(args[0].realize().source, module_calls.MARK, "key" if module_calls.MARK in vars(module) else None)
+    casts = module_calls.policy_of_call(module, dynamo_internals.trace_of(tx).here)
     return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Object(casts)
 
 

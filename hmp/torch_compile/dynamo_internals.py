@@ -100,6 +100,7 @@ def _region() -> type:
             inside = _bridge.state_inside(self.value, trace.here)
             self.off = without_autocast(tx) if self.value.brings_casts else contextlib.nullcontext()
             self.off.__enter__()
+            vars(tx.output).setdefault("hmp_regions", []).append(self.value)  # a region's marks must be there when guards are made
             trace.enter(inside)
             _update_tables()  # the first region of a policy may put dispatchers in place of more functions
             return Constant.create(None)

@@ -22,6 +22,7 @@ convert_frame.trace_frame code globals locals
 eval_frame.innermost_fn fn
 exc.TorchRuntimeError
 guards.GuardBuilder.EQUALS_MATCH
+guards.GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT
 guards.install_guard
 output_graph.OutputGraph.call_user_compiler self gm example_inputs
 output_graph.OutputGraph.install_global_by_id self prefix value
@@ -89,6 +90,21 @@ def constant(tx: Any, value: Any, source: Any = None, attribute: str = "") -> An
     """The variable of a Python value; with a guard where it is the attribute of an object that Dynamo found at `source`."""
     found_at = None if source is None else part("source").AttrSource(source, attribute)
     return part("variables.base").VariableTracker.build(tx, value, found_at)
+
+
+def guard_on(source: Any, name: str, attribute: str | None) -> None:
+    """Guards on the equality of `attribute` of what an object has as `name` in its `__dict__`; without one, on its having nothing there.
+
+    `source` is where Dynamo found the object; None for one that the traced code has made.
+    """
+    if source is None:
+        return
+    guards, attr_source = part("guards"), part("source").AttrSource
+    if attribute is None:
+        guard = source.make_guard(functools.partial(guards.GuardBuilder.NOT_PRESENT_IN_GENERIC_DICT, attr=name))
+    else:
+        guard = attr_source(attr_source(source, name), attribute).make_guard(guards.GuardBuilder.EQUALS_MATCH)
+    guards.install_guard(guard)
 
 
 def plain_function(value: types.FunctionType) -> Any:

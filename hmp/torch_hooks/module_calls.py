@@ -20,7 +20,7 @@ from ..errors import HmpError
 from ..patching import patches
 from ..torch_private import dynamo, is_any_autocast_enabled
 
-_KEY = "_hmp_applied"
+MARK = "_hmp_applied"
 
 
 class Mark:
@@ -31,11 +31,13 @@ class Mark:
     its scope id.
     """
 
-    __slots__ = ("__weakref__", "applied", "module", "scoped")
+    __slots__ = ("__weakref__", "applied", "key", "module", "scoped")
 
     def __init__(self, module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy]) -> None:
         self.applied = applied
         self.scoped = scoped
+        # what code of torch.compile's is guarded on: modules with equal keys put the same policies in force
+        self.key = (_number(applied), *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))))
         self.module = weakref.ref(module)
         _marks.add(self)
 
@@ -55,9 +57,15 @@ class Mark:
 
 
 _marks: weakref.WeakSet[Mark] = weakref.WeakSet()
+_numbers: weakref.WeakKeyDictionary[CompiledPolicy, int] = weakref.WeakKeyDictionary()  # of the policies of marks, from 1
+_next_number = functools.partial(next, itertools.count(1))
 _changes = 0
 # Returns a new scope id; each model for which a policy's scoped lines are resolved has one.
 new_scope_id = functools.partial(next, itertools.count(1))
+
+
+def _number(compiled: CompiledPolicy | None) -> int:
+    return 0 if compiled is None else _numbers.setdefault(compiled, _next_number())
 
 
 def _count_change() -> None:
@@ -68,14 +76,14 @@ def _count_change() -> None:
 def mark(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     """Marks `module`: `compiled` is in force during every call of it and of its deep copies."""
     _follow_marks(module)
-    found: Mark | None = vars(module).get(_KEY)
+    found: Mark | None = vars(module).get(MARK)
     _put(module, compiled, {} if found is None else found.scoped)
 
 
 def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     """Marks `module`: `compiled` is in force during those calls of it that are made where a policy of the same scope id is in force."""
     _follow_marks(module)
-    found: Mark | None = vars(module).get(_KEY)
+    found: Mark | None = vars(module).get(MARK)
     scoped = {} if found is None else found.scoped
     _put(module, None if found is None else found.applied, {**scoped, compiled.scope_id: compiled})
 
@@ -83,9 +91,9 @@ def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
 def _put(module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy]) -> None:
     # a new Mark: a replica may share the old one
     if applied is None and not scoped:
-        vars(module).pop(_KEY, None)
+        vars(module).pop(MARK, None)
     else:
-        vars(module)[_KEY] = Mark(module, applied, scoped)
+        vars(module)[MARK] = Mark(module, applied, scoped)
     _count_change()
 
 
@@ -123,8 +131,8 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(copied)
     def copying(self: torch.nn.Module, *args: Any) -> Any:
         made = copied(self, *args)
-        found: Mark | None = self.__dict__.get(_KEY)
-        if found is not None and made is not self and _KEY not in made.__dict__:
+        found: Mark | None = self.__dict__.get(MARK)
+        if found is not None and made is not self and MARK not in made.__dict__:
             _follow_marks(made)
             _put(made, found.applied, found.scoped)
         return made
@@ -134,14 +142,14 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
 
 def without_mark(value: Any) -> Any:
     """`value`; of the `__dict__` of a marked module a copy without the mark."""
-    return {name: item for name, item in value.items() if name != _KEY} if type(value) is dict and _KEY in value else value
+    return {name: item for name, item in value.items() if name != MARK} if type(value) is dict and MARK in value else value
 
 
 def drop_lost_marks(model: torch.nn.Module) -> None:
     """Takes away what marks have become in a pickle, from modules that were loaded while nothing was patched."""
     for module in model.modules():
-        if module.__dict__.get(_KEY, module) is None:
-            del module.__dict__[_KEY]
+        if module.__dict__.get(MARK, module) is None:
+            del module.__dict__[MARK]
 
 
 def inside_compiled(module: Any) -> Any:
@@ -155,19 +163,19 @@ def inside_compiled(module: Any) -> Any:
 
 def applied_policy(module: torch.nn.Module) -> Any:
     """The policy that the user gave to `apply(module, policy)`; None for a module that is not applied to."""
-    found = inside_compiled(module).__dict__.get(_KEY)
+    found = inside_compiled(module).__dict__.get(MARK)
     return None if found is None or found.applied is None else found.applied.user_policy
 
 
 def is_applied(module: Any) -> bool:
     """Whether `module` is one that a policy is applied to."""
-    found = vars(module).get(_KEY) if isinstance(module, torch.nn.Module) else None
+    found = vars(module).get(MARK) if isinstance(module, torch.nn.Module) else None
     return found is not None and found.applied is not None
 
 
 def unmark(model: torch.nn.Module) -> None:
     """Undoes `mark` for `model`, and `mark_scoped` for its submodules of the same scope id; does nothing where there is no mark."""
-    found: Mark | None = vars(model).get(_KEY)
+    found: Mark | None = vars(model).get(MARK)
     if found is None or found.applied is None:
         return
     _put(model, None, found.scoped)
@@ -181,7 +189,7 @@ def unmark(model: torch.nn.Module) -> None:
 def _modules_of_marked_models(scope_id: int) -> set[torch.nn.Module]:
     """The modules of all models that `apply()` has marked with this scope id: a shallow copy of a model shares its submodules."""
     marks = [each for each in list(_marks) if each.applied is not None and each.applied.scope_id == scope_id]
-    models = [model for each in marks if (model := each.module()) is not None and vars(model).get(_KEY) is each]
+    models = [model for each in marks if (model := each.module()) is not None and vars(model).get(MARK) is each]
     return {module for model in models for module in model.modules()}
 
 
@@ -194,7 +202,7 @@ def unmark_scope(scope_id: int) -> None:
 
 
 def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
-    found: Mark | None = vars(module).get(_KEY)
+    found: Mark | None = vars(module).get(MARK)
     if found is not None and scope_id in found.scoped:
         _put(module, found.applied, {number: compiled for number, compiled in found.scoped.items() if number != scope_id})
 
@@ -204,7 +212,7 @@ def unmark_all() -> None:
     for each in list(_marks):
         module = each.module()
         if module is not None:
-            vars(module).pop(_KEY, None)
+            vars(module).pop(MARK, None)
     _marks.clear()
     _count_change()
 
@@ -216,12 +224,12 @@ def any_marked() -> bool:
 
 def policy_of_call_now(module: torch.nn.Module) -> CompiledPolicy | None:
     """The policy that a call of `module` in this thread or task puts in force; None where it changes nothing."""
-    return policy_of_call(module, state.current_state()) if _KEY in module.__dict__ else None
+    return policy_of_call(module, state.current_state()) if MARK in module.__dict__ else None
 
 
 def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> CompiledPolicy | None:
     """The policy that a call of `module` puts in force where `current` is in force; None where it changes nothing."""
-    found: Mark | None = module.__dict__.get(_KEY)
+    found: Mark | None = module.__dict__.get(MARK)
     if found is None or current.disabled:  # disable_casts() around the call wins: inside it torch is exactly torch
         return None
     compiled = found.applied or found.scoped.get(current.scope_id)
@@ -240,7 +248,7 @@ def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any
     compiled = off.on
     is_around = compiled.policy is None  # off began outside of all policies
     for module in running:
-        found: Mark | None = module.__dict__.get(_KEY)
+        found: Mark | None = module.__dict__.get(MARK)
         if found is not None:
             compiled = (found.applied if is_around else None) or found.scoped.get(compiled.scope_id) or compiled
     return compiled.policy
@@ -282,7 +290,7 @@ def _telling_mark(extra_repr: Callable[[torch.nn.Module], str]) -> Callable[[tor
     @functools.wraps(extra_repr)
     def telling(self: torch.nn.Module) -> str:
         own_text = extra_repr(self)
-        found: Mark | None = self.__dict__.get(_KEY)
+        found: Mark | None = self.__dict__.get(MARK)
         if found is None:
             return own_text
         if found.applied is not None:
@@ -304,10 +312,10 @@ def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
 
     def __setstate__(self: torch.nn.Module, values: dict[str, Any]) -> None:
         set_state(self, values)
-        found = self.__dict__.get(_KEY, self)
+        found = self.__dict__.get(MARK, self)
         if found is None:  # what a mark becomes in a pickle
-            del self.__dict__[_KEY]
+            del self.__dict__[MARK]
         elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
-            self.__dict__[_KEY] = Mark(self, found.applied, found.scoped)
+            self.__dict__[MARK] = Mark(self, found.applied, found.scoped)
 
     return __setstate__

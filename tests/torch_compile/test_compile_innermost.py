@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BF16, BRIDGED, EACH_BACKEND, F32
+from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32
 from innermost_kit import Head, X, assert_by_the_lists, autocast, closing_over, write_lists
 
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), BRIDGED]
@@ -88,3 +88,40 @@ def test_code_that_is_compiled_by_itself_takes_what_dropout_gave_back(backend):
     body, head = model[1].body, model[1].lm_head
     wanted = torch.nn.functional.linear(X.to(BF16), body.weight.to(BF16), body.bias.to(BF16))
     assert torch.equal(model(X), torch.nn.functional.linear(wanted, head.weight.to(BF16), head.bias.to(BF16)))
+
+
+class Block(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.up(x)
+
+
+@EACH_BACKEND
+def test_modules_of_one_class_share_compiled_code_where_their_lists_are_the_same(backend):
+    """Blocks compiled one by one, one function for several models, a child that is replaced: the code is guarded on the module's mark."""
+    blocks = torch.nn.ModuleList(Block() for _ in range(3))
+    model = torch.nn.Sequential(*blocks)
+    for block in blocks:
+        block.compile(backend=backend)
+    hmp.apply(model, hmp.Policy(bf16={"linear"}, fp32={"linear @ 2.*"}))
+    seen = []
+    for block in blocks:
+        block.register_forward_hook(lambda module, args, out: seen.append(out.dtype))
+    for _ in range(2):
+        model(X)
+    assert seen == [BF16, BF16, F32] * 2
+    low, half, plain = (torch.nn.Linear(3, 3) for _ in range(3))
+    hmp.apply(low, hmp.Policy(bf16={"linear"}))
+    hmp.apply(half, hmp.Policy(bf16={"linear"}, dtype="float16"))
+    call = torch.compile(lambda model, x: model(x), backend=backend)
+    for _ in range(2):
+        assert [call(each, X).dtype for each in (low, plain, half)] == [BF16, F32, F16]
+    assert [torch.compile(each, backend=backend)(X).dtype for each in (low, plain)] == [BF16, F32]
+    holder = torch.nn.Sequential(low)
+    compiled = torch.compile(holder, backend=backend)
+    assert compiled(X).dtype is BF16
+    holder[0] = plain
+    assert compiled(X).dtype is F32
