@@ -20,7 +20,10 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _any_enabled: Callable[[], bool] = torch_private.is_any_autocast_enabled
-_set_enabled: Any = torch.set_autocast_enabled  # torch's own
+# torch's own
+_set_enabled: Any = torch.set_autocast_enabled
+_nest: Callable[[], int] = torch.autocast_increment_nesting
+_unnest: Callable[[], int] = torch.autocast_decrement_nesting
 _Devices = frozenset[str]  # device types that torch.autocast is enabled for
 
 
@@ -56,7 +59,11 @@ class Suspension:
         self.outside: _Devices = _enabled()
         _alive.append(None)
         self.stack.append(self)
-        _enable(frozenset())
+        try:
+            _enable(frozenset())
+        except BaseException:  # an interrupt
+            self.end()
+            raise
 
     def end(self) -> None:
         """Has torch.autocast as it would be without this suspension; a second call does nothing.
@@ -141,12 +148,22 @@ def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, 
 
 
 def suspend() -> Suspension | None:
-    """A Suspension, to be ended where the policy that comes into force ends; None where this thread is in no region of torch.autocast."""
+    """A Suspension, to be ended where the policy that comes into force ends; None where this thread is in no region of torch.autocast.
+
+    In a disabled region there is nothing to switch off yet, but the policy may outlive it.
+    """
     if _alive or not _any_enabled():
         _take_out_ended()  # what another thread has ended
-        if not _any_enabled() and not _this.suspensions:
+        if not _any_enabled() and not _this.suspensions and not _is_in_region():
             return None
     return Suspension()
+
+
+def _is_in_region() -> bool:
+    """Whether this thread is in a region of torch.autocast, enabled or not."""
+    inside = _nest() > 1
+    _unnest()
+    return inside
 
 
 def is_same_policy(state: CompiledPolicy | Off) -> bool:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import hmp
@@ -22,33 +23,34 @@ STEPS = st.lists(st.tuples(st.sampled_from(["region", "island", "leave", "begin"
 
 
 @given(STEPS)
+@example([("region", 0), ("island", 0), ("begin", 0), ("leave", 0)])
 def test_r17_any_order_of_ends_leaves_what_is_open(steps):
     """Regions end innermost first, as `with` has it; generators inside `casts()` end in any order."""
-    opened: list[tuple[str, object]] = []  # in order; the innermost one that is open decides
-    for step, number in steps:
-        if step in ("region", "island"):
-            region = torch.autocast("cpu", dtype=torch.bfloat16, enabled=step == "region")
-            region.__enter__()
-            opened.append((step, region))
-        elif step == "begin":
-            generator = in_casts()
-            next(generator)
-            opened.append(("casts", generator))
-        elif step == "leave":
-            found = next((each for each in reversed(opened) if each[0] != "casts"), None)
-            if found is not None:
-                opened.remove(found)
-                found[1].__exit__(None, None, None)
-        else:
-            generators = [each for each in opened if each[0] == "casts"]
-            if generators:
-                ending = generators[number % len(generators)]
-                opened.remove(ending)
-                ending[1].close()
-        assert real_state()[0][0] is bool(opened and opened[-1][0] == "region"), steps
-    for kind, each in reversed(opened):
-        each.close() if kind == "casts" else each.__exit__(None, None, None)
+    opened: list[tuple[str, Any]] = []  # in order; the innermost one that is open decides
+    try:
+        for step, number in steps:
+            if step in ("region", "island"):
+                region = torch.autocast("cpu", dtype=torch.bfloat16, enabled=step == "region")
+                region.__enter__()
+                opened.append((step, region))
+            elif step == "begin":
+                generator = in_casts()
+                next(generator)
+                opened.append(("casts", generator))
+            else:
+                kinds = [each for each in opened if (each[0] == "casts") is (step == "end")]
+                if kinds:
+                    end(ending := kinds[number % len(kinds) if step == "end" else -1])
+                    opened.remove(ending)
+            assert real_state()[0][0] is bool(opened and opened[-1][0] == "region")
+    finally:
+        for each in reversed(opened):
+            end(each)
     assert real_state() == OFF
+
+
+def end(opened: tuple[str, Any]) -> None:
+    opened[1].close() if opened[0] == "casts" else opened[1].__exit__(None, None, None)
 
 
 def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_region():
