@@ -27,10 +27,22 @@ _unnest: Callable[[], int] = torch.autocast_decrement_nesting
 _Devices = frozenset[str]  # device types that torch.autocast is enabled for
 
 
+class _Begun:
+    """What a thread keeps of a suspension. It does not refer to the Suspension, which ends when nobody does."""
+
+    __slots__ = ("ended", "in_region", "outside")
+
+    def __init__(self) -> None:
+        self.ended = False
+        self.outside: _Devices = _enabled()
+        self.in_region = _is_in_region()  # of torch.autocast, enabled or not
+
+
 class _Thread(threading.local):
     def __init__(self) -> None:
-        self.suspensions: list[Suspension] = []  # that have not ended, outermost first
+        self.begun: list[_Begun] = []  # suspensions that have not ended, outermost first
         self.regions: list[_Region] = []  # that were entered inside one of them and not left, outermost first
+        self.takes_out = False
 
 
 class _Region:
@@ -38,28 +50,25 @@ class _Region:
 
     __slots__ = ("inside", "region")
 
-    def __init__(self, region: Any, inside: Suspension) -> None:
+    def __init__(self, region: Any, inside: _Begun) -> None:
         self.region = region  # torch's object: `device` is its device type, `prev` whether that was enabled before
-        self.inside: Suspension | None = inside
+        self.inside: _Begun | None = inside
 
 
 _this = _Thread()
-# One item for each suspension, of any thread, that has not ended. Only whether it is empty is read.
-_alive: list[None] = []
+_alive: set[_Begun] = set()  # of any thread, that have not ended
 
 
 class Suspension:
     """torch.autocast is off in this thread from the making of this until `end()`, or until nothing refers to this any more."""
 
-    __slots__ = ("ended", "outside", "stack")
+    __slots__ = ("_begun", "_stack")
 
     def __init__(self) -> None:
-        self.ended = False
-        self.stack = _this.suspensions
-        self.outside: _Devices = _enabled()
-        _alive.append(None)
-        self.stack.append(self)
+        self._stack, self._begun = _this.begun, _Begun()
+        _alive.add(self._begun)
         try:
+            self._stack.append(self._begun)
             _enable(frozenset())
         except BaseException:  # an interrupt
             self.end()
@@ -70,11 +79,9 @@ class Suspension:
 
         In another thread than it began in it ends once that thread comes past hmp's code again: its state is not to be reached from here.
         """
-        if self.ended:
-            return
-        self.ended = True
-        _alive.pop()
-        if self.stack is _this.suspensions:
+        self._begun.ended = True
+        _alive.discard(self._begun)
+        if self._stack is _this.begun:
             _take_out_ended()
 
     __del__ = end
@@ -92,42 +99,57 @@ def _enable(devices: _Devices) -> None:
 
 
 def _take_out_ended() -> None:
-    stack = _this.suspensions
-    for position in range(len(stack) - 1, -1, -1):
-        if stack[position].ended:
-            _take_out(position)
+    if _this.takes_out:  # garbage collection ended a Suspension meanwhile, which the loop below finds
+        return
+    stack = _this.begun
+    try:
+        _this.takes_out = True
+        while ended := [position for position, each in enumerate(stack) if each.ended]:
+            _take_out(ended[-1])
+    finally:
+        _this.takes_out = False
 
 
 def _take_out(position: int) -> None:
     """Takes a suspension off this thread's stack. The regions that were entered inside it are then inside the one around it."""
-    stack = _this.suspensions
+    stack = _this.begun
     ended, around = stack[position], stack[position - 1] if position else None
+    # the regions around it may have ended unseen: after hmp.revert()
+    outside = ended.outside if _is_in_region() or not ended.in_region else frozenset()
     devices: set[str] = set()  # of these regions
     for each in _this.regions:
         if each.inside is ended:
             device = each.region.device
             if device not in devices:
-                each.region.prev = device in ended.outside
+                each.region.prev = device in outside
             devices.add(device)
             each.inside = around
     _this.regions = [each for each in _this.regions if each.inside is not None]
-    del stack[position]
-    if position == len(stack):
-        _enable((_enabled() & devices) | (ended.outside - devices))
+    if position == len(stack) - 1:
+        _enable((_enabled() & devices) | (outside - devices))
     else:
-        within = stack[position]
-        within.outside = (within.outside & devices) | (ended.outside - devices)
+        within = stack[position + 1]
+        within.outside = (within.outside & devices) | (outside - devices)
+    del stack[position]  # last: an interrupt may come before
+
+
+def end_all() -> None:
+    """Ends every suspension, because no policy is in force any more; those of other threads once they come past hmp's code."""
+    for each in list(_alive):
+        each.ended = True
+    _alive.clear()
+    _take_out_ended()
 
 
 def entered(region: Any) -> None:
     """To be called when `region`, an object of torch.autocast's, was entered in this thread."""
-    if _alive and _this.suspensions:
-        _this.regions.append(_Region(region, _this.suspensions[-1]))
+    if _alive and _this.begun:
+        _this.regions.append(_Region(region, _this.begun[-1]))
 
 
 def call_where_entered(region: Any, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
     """What `function`, which leaves `region`, returns: called as if the suspensions that began after the region was entered had not."""
-    stack = _this.suspensions
+    stack = _this.begun
     if not stack:
         return function(*args, **kwargs)
     _take_out_ended()
@@ -152,18 +174,19 @@ def suspend() -> Suspension | None:
 
     In a disabled region there is nothing to switch off yet, but the policy may outlive it.
     """
-    if _alive or not _any_enabled():
+    if _this.begun:
         _take_out_ended()  # what another thread has ended
-        if not _any_enabled() and not _this.suspensions and not _is_in_region():
-            return None
+    if not _any_enabled() and not _this.begun and not _is_in_region():
+        return None
     return Suspension()
 
 
 def _is_in_region() -> bool:
     """Whether this thread is in a region of torch.autocast, enabled or not."""
-    inside = _nest() > 1
-    _unnest()
-    return inside
+    try:
+        return _nest() > 1
+    finally:
+        _unnest()
 
 
 def is_same_policy(state: CompiledPolicy | Off) -> bool:

@@ -135,6 +135,7 @@ def install() -> None:
         return
     _installation = object()
     patches.on_restore(_forget)
+    patches.on_restore(suspensions.end_all)
     for name in _QUESTIONS:
         _answer(name, _enabled)
     for name, device_type in _DTYPES.items():

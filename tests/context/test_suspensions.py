@@ -63,3 +63,32 @@ def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_reg
             other.join()
         assert real_state()[0][0]
     assert real_state() == OFF
+
+
+def test_r16_revert_ends_what_a_generator_has_begun_and_its_end_changes_nothing():
+    with autocast():
+        generator = in_casts()
+        next(generator)
+        hmp.revert()
+        assert real_state()[0][0]
+    generator.close()
+    assert real_state() == OFF
+
+
+def test_r17_a_policy_in_a_thread_that_another_one_reverted_does_not_bring_a_region_back():
+    states = []
+
+    def run() -> None:
+        with autocast():
+            generator = in_casts()
+            next(generator)
+            other = threading.Thread(target=hmp.revert)
+            other.start()
+            other.join()
+        generator.close()  # the region's end was not seen
+        states.append(real_state())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert states == [OFF]
