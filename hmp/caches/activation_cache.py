@@ -18,7 +18,7 @@ from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import in_plain_autograd
 from . import shared_cast
-from .shared_cast import count_hit, shared
+from .shared_cast import count_hit, node_of
 from .write_marks import cache_entry, is_marked, mark, view_key
 
 # torch's own, taken before anything is patched
@@ -88,7 +88,7 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
             count_hit()
             _unshared[entry.origin] = 0
             if grad and tensor.requires_grad:
-                return shared(tensor, _detach(low))
+                return node_of(tensor, _detach(low))
             return _detach(low) if low.requires_grad else low  # the activation needed a gradient when the copy was made
     return _cast_to_share(tensor, dtype, version, grad)
 

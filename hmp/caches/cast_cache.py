@@ -8,6 +8,8 @@ import torch
 
 from ..casting import Tensor, cast
 from ..errors import HmpError
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd
 from . import activation_cache, shared_cast, weight_cache, write_marks
 from .activation_cache import low_activation
 from .weight_cache import low_weight
@@ -16,6 +18,10 @@ for _reader in (cast, low_weight, low_activation, shared_cast.count_hit):
     write_marks.reads_only(_reader.__code__)
 
 Parameter = torch.nn.Parameter
+# torch's own, taken before anything is patched
+_grad_enabled = torch.is_grad_enabled
+_compiling = torch.compiler.is_dynamo_compiling
+_detach = Tensor.detach
 
 
 class CacheInfo(NamedTuple):
@@ -46,7 +52,18 @@ def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`tensor` in `dtype`, from a cache where it is a Parameter: for an op whose result may share memory with its other inputs."""
-    return cast_product_input(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
+    return low_weight(tensor, dtype) if type(tensor) is Parameter else cast(tensor, dtype)
+
+
+def cast_recurrent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """As `cast_weights`, for an op that uses its weights at every step: the gradients of the steps are summed in float32 (R21)."""
+    low = cast_weights(tensor, dtype)
+    if tensor.dtype is not torch.float32 or not (_grad_enabled() and tensor.requires_grad):
+        return low
+    plain = type(low) is Tensor and tensor.layout is torch.strided
+    if not plain or _compiling() or _dispatch_modes() or not in_plain_autograd():
+        return low
+    return shared_cast.node_of(tensor, _detach(low))
 
 
 def clear_cache() -> None:
@@ -81,14 +98,17 @@ def set_cache_limit(limit: int | None) -> None:
 
 
 def set_sharing(least: int | None) -> None:
-    """Lets products share the cast of a tensor that needs a gradient and has at least `least` bytes; None is the default, 32 KiB.
+    """Lets products share the cast of a tensor that needs a gradient and has at least `least` bytes. None is the default: 32 KiB for
+    activations, 1 KiB for weights.
 
-    What several products take, such as the input of query, key and value, is then cast once and kept once for backward. Each use costs a
-    node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value saves time where
-    activations are small, 0 the most memory. Results and gradients are the same bits. Raises HmpError for any other value.
+    What several products take, such as the input of query, key and value, is then cast once and kept once for backward. Each use of an
+    activation costs a node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value
+    saves time where activations are small, 0 the most memory. Results are the same bits, and gradients are summed in the tensor's own dtype
+    as if each use had cast anew. Raises HmpError for any other value.
     """
     _check_bytes("set_sharing", least)
     shared_cast.least = shared_cast.DEFAULT_LEAST if least is None else least
+    shared_cast.least_weight = shared_cast.DEFAULT_LEAST_WEIGHT if least is None else least
 
 
 def _check_bytes(function: str, value: object) -> None:

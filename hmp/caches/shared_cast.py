@@ -1,4 +1,4 @@
-"""Several uses of one cast, which share its memory but each have a gradient of their own."""
+"""Several uses of one cast, which share its memory, and whose gradients are summed in the dtype of what was cast (R21)."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from threading import get_ident
 from ..casting import Tensor
 from ..torch_private import unsafe_view as _unsafe_view
 
-_view_as = Tensor.view_as  # torch's own, taken before anything is patched
-
 # Bytes of an activation from which, where no gradient is needed, its copy is quicker found again than made again: below, marking the memory
 # takes longer than the casts that are saved. Measured in inference: from 32 KiB on it took 2 to 4 % of small models' time, at 260 KiB to
 # 1 MiB nothing. Not numel(), an op in a trace.
 WORTH_KEEPING = 2**20
-# The same where one is needed, which hmp.set_sharing() changes, of activations and weights: there a use costs a node of the graph. Measured
-# in training steps: at 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the
+# The same where one is needed, which hmp.set_sharing() changes: there a use of an activation costs a node of the graph. Measured in
+# training steps: at 128 KiB sharing takes longer than casting, at 260 and 384 KiB it does not. It saves memory at every size, so the
 # default is small.
 DEFAULT_LEAST = 2**15
 least = DEFAULT_LEAST
+# The same of weights, whose uses have one node together: below, a cast takes no longer than the question whether there is a copy.
+DEFAULT_LEAST_WEIGHT = 2**10
+least_weight = DEFAULT_LEAST_WEIGHT
 
 # Casts that a copy saved, by thread: no count is lost between threads, and a recording asks what the call that it sees was saved.
 _hits: dict[int, int] = {}
@@ -44,12 +45,13 @@ def forget_hits() -> None:
     _hits.clear()
 
 
-def shared(source: Tensor, copy: Tensor) -> Tensor:
-    """`copy`, a cast of `source` made before, as a new node of the graph: its gradient flows to `source`, in the dtype of `source`.
+def node_of(source: Tensor, copy: Tensor) -> Tensor:
+    """`copy`, a cast of `source` made before, as a new node of the graph, for any number of uses: their gradients flow to `source`, cast to
+    the dtype of `source` and then summed.
 
-    The node is that of a view of `source` whose memory is then exchanged for the copy's. Autograd itself casts the gradient, because the
-    node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long.
+    The node is that of a view of `source` whose memory is then exchanged for the copy's. Autograd itself casts each use's gradient, because
+    the node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long.
     """
-    use: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
-    use.data = copy
-    return _view_as(use, use)  # whose node sums the gradients of one use in the copy's dtype, as a cast does: a recurrent op makes many
+    node: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
+    node.data = copy
+    return node

@@ -4,8 +4,8 @@ After a write to the weight its copy is wrong. So the copy is an attribute of th
 access clears the mark (write_marks, R18). The copy is used again while the memory is marked and the weight is the same view of it. Where
 memory cannot be marked no copy is kept, and each use casts.
 
-Where a gradient is needed, the uses share the copy's memory but each has a gradient of its own (shared_cast): gradients are summed in the
-weight's dtype, bit for bit as if each use had cast anew.
+Where a gradient is needed, the uses share the copy's memory and one node of the graph (shared_cast): gradients are summed in the weight's
+dtype, as if each use had cast anew.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ..torch_private import graph_task as _graph_task
 from ..torch_private import in_plain_autograd
 from ..torch_private import trace_here as _tracing
 from . import shared_cast
-from .shared_cast import count_hit, shared
+from .shared_cast import count_hit, node_of
 from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
 
 # torch's own, taken before anything is patched
@@ -43,6 +43,10 @@ _limit: int | None = None
 _epoch = 0  # entries of an earlier epoch are never used
 
 
+def _nothing() -> None:
+    """Stands for a weak reference to a tensor that does not exist yet."""
+
+
 class _Entry:
     """The copy `low` of the weight in one storage, None where none is kept, and what must be true of the weight for it to be used again.
 
@@ -51,12 +55,16 @@ class _Entry:
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "offset", "pays", "reused", "same_view", "uses_to_skip",
-        "version", "view",
+        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "reused", "same_view", "uses_to_skip",
+        "version", "view", "weight",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
         self.low: Tensor | None = None
+        # The copy as a node of the graph, which graphs keep alive, and the address of the weight that its gradients flow to: the node keeps
+        # the weight alive, and a weak reference to it would forbid torch.utils.swap_tensors().
+        self.node: Callable[[], Tensor | None] = _nothing
+        self.weight = 0
         self.dtype: torch.dtype | None = None
         self.view: tuple[Any, ...] = ()  # the weight's view_key() when the copy was made
         self.same_view: Callable[[Tensor], bool]
@@ -70,7 +78,7 @@ class _Entry:
         """Frees the copy, and records in `pays` whether it was used again."""
         if self.low is not None:
             self.pays[self.for_training] = self.reused
-            self.low = None
+            self.low, self.node = None, _nothing
             _nbytes.pop(id(self), None)
 
 
@@ -110,7 +118,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         count_hit()
         entry.reused = True
         if trains:
-            return shared(weight, low)
+            return _node_of(weight, low, entry)
         return _detach(low) if grad and low.requires_grad else low
     return _cast_and_maybe_keep(weight, dtype, trains, entry)
 
@@ -124,15 +132,17 @@ def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
 
 
 def _is_small(weight: Tensor) -> bool:
-    """Whether a cast is quicker than sharing one, which adds a node to the graph for each use."""
-    return weight.layout is not torch.strided or weight.nbytes < shared_cast.least
+    """Whether a cast is quicker than sharing one."""
+    return weight.layout is not torch.strided or weight.nbytes < shared_cast.least_weight
 
 
-def _for_use(weight: Tensor, low: Tensor, trains: bool) -> Tensor:
-    """`low`, the copy of `weight`, as this use needs it: with a gradient of its own where the weight trains, else with none."""
-    if trains:
-        return shared(weight, low)
-    return _detach(low) if low.requires_grad and _grad_enabled() else low
+def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
+    """`low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses."""
+    node = entry.node()
+    if node is None or entry.weight != weight._cdata:
+        node = node_of(weight, low)
+        entry.node, entry.weight = weakref.ref(node), weight._cdata
+    return node
 
 
 def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry | None) -> Tensor:
@@ -156,14 +166,16 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
     if entry.uses_to_skip:
         entry.uses_to_skip -= 1
     elif likely and not _in_checkpoint(weight, trains):
-        low = _make_copy(weight, dtype, trains, entry)
-        if low is not None:
-            return _for_use(weight, low, trains)
+        new = _make_copy(weight, dtype, trains, entry)
+        if new is not None and (low := new.low) is not None:
+            if trains:
+                return _node_of(weight, low, new)
+            return _detach(low) if low.requires_grad and _grad_enabled() else low
     return cast(weight, dtype)
 
 
-def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> Tensor | None:
-    """A new copy of `weight`, kept in an entry that replaces `entry`; None, counted in `refused`, where no copy may be kept."""
+def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
+    """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     nbytes = weight.numel() * dtype.itemsize
     if bytes_kept() + nbytes > limit():
         refused["limit"] += 1
@@ -185,7 +197,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     _alive[key] = weakref.ref(new, functools.partial(_died, key))
     _nbytes[key] = nbytes
     new.low = low
-    return low
+    return new
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -73,6 +73,7 @@ NAMES: dict[str, Any] = {
     "__name__": __name__, "SIGNATURES": _SIGNATURES,
     "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast, "WITHIN": tensor_casts.within,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "CAST_WEIGHTS": cast_cache.cast_weights,
+    "CAST_RECURRENT": cast_cache.cast_recurrent,
     "shared_cast": shared_cast, "TO": tensor_casts.TO,
     "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
 }  # fmt: skip
@@ -260,7 +261,10 @@ def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
     if fast_path.casts != "CAST_PRODUCT_INPUT":
         return [indent + cast]
     # what the caches would not keep is cast here: asking them takes as long as the cast
-    small = f"{name}.layout is strided and (size := {name}.nbytes) < shared_cast.least"
+    # no product keeps its bias for backward
+    of_weights = "least" if name == "bias" else "least_weight"
+    least = f"(shared_cast.least if kind is Tensor else shared_cast.{of_weights})"
+    small = f"{name}.layout is strided and (size := {name}.nbytes) < {least}"
     unshared = f"{name}.requires_grad and grad_enabled() or kind is Tensor and size < shared_cast.WORTH_KEEPING"
     # in a trace always: torch.jit compares the lines of a trace that was made with gradients with those of one made without
     uncached = f"{small} and ({unshared} or trace_here() is not None)"

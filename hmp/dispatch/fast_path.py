@@ -16,6 +16,9 @@ from ..wrapping import OpRule
 Condition = Literal["", "plain", "dtype", "same", "number", "wide", "written", "norm", "attention"]
 
 
+CastName = Literal["", "CAST", "CAST_WEIGHTS", "CAST_RECURRENT", "CAST_PRODUCT_INPUT"]
+
+
 class FastPath(NamedTuple):
     """How a dispatcher sees that a call has nothing to cast: `condition` says by what, `dtype` is the one that the rule casts to.
 
@@ -24,7 +27,7 @@ class FastPath(NamedTuple):
 
     condition: Condition
     dtype: torch.dtype | None = None
-    casts: Literal["", "CAST", "CAST_WEIGHTS", "CAST_PRODUCT_INPUT"] = ""
+    casts: CastName = ""
 
 
 PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
@@ -54,10 +57,12 @@ def fast_path_of(rule: OpRule) -> FastPath:
     return NO_FAST_PATH
 
 
-def _cast_name(op: str) -> Literal["CAST", "CAST_WEIGHTS", "CAST_PRODUCT_INPUT"]:
+def _cast_name(op: str) -> CastName:
     if op in op_facts.PRODUCTS:
         return "CAST_PRODUCT_INPUT"
-    return "CAST_WEIGHTS" if op in op_facts.RECURRENT else "CAST"
+    if op in op_facts.CELLS:
+        return "CAST_WEIGHTS"
+    return "CAST_RECURRENT" if op in op_facts.RECURRENT else "CAST"
 
 
 def condition_of(signature: Signature, fast_path: FastPath) -> str:

@@ -19,7 +19,6 @@ from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
 from .op_rule import Op, OpRule, survey
 
-Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
 _is_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 _enable: Callable[[str, bool], None] = torch.set_autocast_enabled
@@ -94,7 +93,8 @@ def outside(function: Callable[..., Any]) -> Callable[..., Any]:
 def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     """`op`, called with torch.autocast enabled.
 
-    A cell, which is called again and again, is given its weights in the low dtype by `caster`: torch.autocast would cast them each time.
+    The weights of a recurrent op are given to it in the low dtype by `caster`: torch.autocast would cast those of a cell at each call, and
+    sum their gradients in the low dtype (R21).
 
     `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
     not support. In an autocast region of the user's `op` itself is called (R17).
@@ -102,7 +102,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     # under torch.autocast too a scalar beyond the low dtype saturates (R12)
     inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
 
-    takes_cast_weights = rule.op in op_facts.CELLS
+    is_recurrent = rule.op in op_facts.RECURRENT
 
     def with_autocast(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
@@ -114,9 +114,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         if _is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
-        given = args
-        if takes_cast_weights and make is Region:
-            given = tuple(caster(each, rule.low) if type(each) is Parameter else each for each in args)
+        given = _with_low_weights(args, rule, caster) if is_recurrent and make is Region else args
         try:
             with make(device, rule.low):
                 return inside(*given, **kwargs)
@@ -127,6 +125,20 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         return unlisted(*args, **kwargs)
 
     return with_autocast
+
+
+def _with_low_weights(args: tuple[Any, ...], rule: OpRule, caster: Caster) -> tuple[Any, ...]:
+    """The positional arguments of a recurrent op with its weights cast: all behind a cell's state, the last list of other ops."""
+    if rule.op in op_facts.CELLS:
+        return *args[:2], *(_cast(each, rule.low, caster) for each in args[2:])
+    at = max((i for i, each in enumerate(args) if isinstance(each, (list, tuple))), default=None)
+    if at is None:
+        return args
+    return *args[:at], [_cast(each, rule.low, caster) for each in args[at]], *args[at + 1 :]
+
+
+def _cast(value: Any, dtype: torch.dtype, caster: Caster) -> Any:
+    return caster(value, dtype) if isinstance(value, torch.Tensor) and value.dtype is torch.float32 else value
 
 
 class Traced:

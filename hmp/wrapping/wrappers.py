@@ -66,8 +66,10 @@ def _caster(rule: OpRule) -> Caster:
         return lost_writes.watched_cast
     if rule.op in op_facts.PRODUCTS:
         return cast_cache.cast_product_input
-    if rule.op in op_facts.RECURRENT:
+    if rule.op in op_facts.CELLS:
         return cast_cache.cast_weights
+    if rule.op in op_facts.RECURRENT:
+        return cast_cache.cast_recurrent
     if rule.score_taker:
         return tensor_casts.cast_finite
     if rule.mask_taker:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from typing import Any
 
 import pytest
@@ -104,3 +105,28 @@ def test_r18_a_write_between_two_uses_is_seen(name, policy):
             got = run(cell, xs).detach()
         with hmp.casts(policy):
             assert torch.equal(got, run(other, xs).detach())
+
+
+@pytest.mark.parametrize("policy", ["torch-cpu", hmp.Policy("listed", bf16={"gru", "rnn_tanh"})], ids=["autocast decides", "listed"])
+@pytest.mark.parametrize("make", [nn.GRU, nn.RNN])
+def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):
+    torch.manual_seed(0)
+    net, x, toward = make(32, 64), torch.randn(200, 8, 32), torch.linspace(0, 1, 200 * 8 * 64).view(200, 8, 64)
+
+    def gradients_of(net: nn.Module, x: torch.Tensor, region: Any) -> torch.Tensor:
+        with region:
+            result = net(x)[0]
+        found = torch.autograd.grad((result.to(x.dtype) * toward.to(x.dtype)).mean(), list(net.parameters()))
+        return torch.cat([each.double().flatten() for each in found])
+
+    exact = gradients_of(copy.deepcopy(net).double(), x.double(), contextlib.nullcontext())
+    errors = {
+        name: float((gradients_of(net, x, region) - exact).norm() / exact.norm())
+        for name, region in {
+            "hmp": hmp.casts(policy),
+            "once": torch.autocast("cpu", torch.bfloat16),
+            "each": torch.autocast("cpu", torch.bfloat16, cache_enabled=False),
+        }.items()
+    }
+    assert errors["once"] > 3 * errors["each"]
+    assert errors["hmp"] <= (1.1 if policy == "torch-cpu" else 2) * errors["each"]  # listed, the gates are bfloat16 too

@@ -31,6 +31,7 @@ def caches(on: bool, *, share_above: int = 1) -> Iterator[None]:
         if on:
             patch.setattr(shared_cast, "WORTH_KEEPING", share_above)
             patch.setattr(shared_cast, "least", share_above)
+            patch.setattr(shared_cast, "least_weight", share_above)
             patch.setattr(activation_cache, "WORTH_A_SLOW_MARK", share_above)  # whoever runs the tests may have threads
             hmp.set_cache_limit(None)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 from typing import Any
 
@@ -86,8 +87,9 @@ def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
 @pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
 def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_there(make: type[nn.Module], outer: Any) -> None:
     """torch empties its cache of cast weights at the end of the outermost region only, whatever that region is for."""
-    want = _trained(make, contextlib.nullcontext, lambda: torch.autocast("cpu", dtype=BF16))
-    assert len(set(want)) == 4
+    found = _trained(make, contextlib.nullcontext, lambda: torch.autocast("cpu", dtype=BF16))
+    assert min(a - b for a, b in itertools.pairwise(found)) > 0.02  # by far more than rounding
+    want = pytest.approx(found, rel=1e-2)  # torch.autocast sums the steps' gradients in bfloat16
     assert _trained(make, outer, lambda: hmp.casts("torch-cpu")) == want
     with hmp.convert(policy="torch-cpu"):
         assert _trained(make, OUTER["another device's"], contextlib.nullcontext) == want
