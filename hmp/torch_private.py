@@ -186,6 +186,28 @@ class CopyOnWrite(NamedTuple):
 # None where this torch lacks one of the three: then no memory is marked and no cast is cached (R18).
 _parts = [_optional(f"torch._C.{name}", None) for name in ("_is_cow_tensor", "_VariableFunctions._lazy_clone", "_jit_interpret_graph")]
 copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
+# How often torch has written to a tensor that it makes functional, as it does those of XLA; None where this torch does not tell.
+# `carry_out` has the tensor take what was written through others, which it else does when it is first read.
+_written_count_parts = [_optional(f"torch.{name}", None) for name in ("_is_functional_tensor", "_functionalize_mutation_counter", "_sync")]
+is_functional, write_count, carry_out = (None, None, None) if None in _written_count_parts else _written_count_parts
+foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
+_raw_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
+
+
+def stream_of(tensor: Tensor) -> int | None:
+    """The stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
+    if tensor.is_cpu:
+        return None
+    if tensor.is_cuda:
+        return int(_raw_stream(tensor.device.index))
+    if tensor.device.type == "xla":
+        return None
+    try:
+        return int(torch.accelerator.current_stream(tensor.device).stream_id)
+    except (RuntimeError, AttributeError, ValueError):  # another device is torch.accelerator's, or this one has none
+        return None
+
+
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
@@ -233,6 +255,11 @@ has_storage: Callable[[Tensor], bool] = _required("torch._C._has_storage")
 def in_plain_autograd() -> bool:
     """Whether this thread is in no torch.jit trace, no function transform and no forward-mode differentiation."""
     return trace_here() is None and functorch_level() is None and _forward_ad._current_level < 0
+
+
+def in_no_transform() -> bool:
+    """Whether this thread is in no function transform and no forward-mode differentiation."""
+    return functorch_level() is None and _forward_ad._current_level < 0
 
 
 def is_profiled() -> bool:

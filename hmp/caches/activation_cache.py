@@ -17,9 +17,10 @@ import torch
 from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import in_plain_autograd
+from ..torch_private import stream_of as _stream_of
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .write_marks import cache_entry, is_marked, mark, view_key
+from .write_marks import cache_entry, is_unwritten, mark, view_key, writes_to
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -43,13 +44,15 @@ def _no_copy() -> None:
 class _Entry:
     """The copy of the activation in one storage, and what must be true of the activation for the copy to be used again."""
 
-    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "view")
+    __slots__ = ("__weakref__", "dtype", "epoch", "low", "low_version", "origin", "stream", "view", "writes")
 
     def __init__(self, tensor: Tensor, dtype: torch.dtype, version: int, origin: _Origin) -> None:
         self.dtype = dtype
         self.origin = origin
         self.view = view_key(tensor, version)
         self.epoch = _epoch
+        self.writes: tuple[int, int] | None = None
+        self.stream: int | None = None
         self.low: Callable[[], Tensor | None] = _no_copy
         self.low_version = -1
 
@@ -78,10 +81,11 @@ def low_activation(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     version = 0 if inference else tensor._version
     if (
         type(entry) is _Entry
-        and is_marked(tensor)
+        and is_unwritten(tensor, entry.writes)
         and entry.dtype is dtype
         and entry.epoch == _epoch
         and entry.view == view_key(tensor, version)
+        and (entry.stream is None or entry.stream == _stream_of(tensor))
     ):
         low = entry.low()
         if low is not None and _version(low) == entry.low_version and not (grad and low.is_inference()):
@@ -106,6 +110,7 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
     # marked before the cast: a write during the cast clears the mark
     if mark(tensor, entry, beside_others=tensor.nbytes >= WORTH_A_SLOW_MARK):
         return cast(tensor, dtype)
+    entry.writes, entry.stream = writes_to(tensor), _stream_of(tensor)
     low = cast(tensor, dtype)
     if type(low) is Tensor:
         misses += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 import torch
@@ -24,14 +25,24 @@ _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
 
-class CacheInfo(NamedTuple):
-    """The state of the cast caches. `entries`, `bytes` and `limit` are of copies of weights: how many, their bytes, the most bytes allowed.
-    `hits` and `misses` count the casts of weights and activations that a copy saved, and those that a copy could have saved. `refused`
-    counts by reason the times that a weight's copy could not be kept.
+class DeviceCache(NamedTuple):
+    """Of one device: how many copies of weights are kept, their bytes, the most bytes allowed, and by reason how often none was kept."""
 
-    The reasons: "device" (only memory of the CPU can be watched for writes), "foreign memory" (numpy's, a file's, another process's), "held
-    elsewhere" (a view, a dlpack capsule or a graph holds the memory too), "process group" (one is initialised, and its threads may write),
-    "other threads" (one was inside a call that may write) and "limit" (set_cache_limit()).
+    entries: int
+    bytes: int
+    limit: int
+    refused: dict[str, int]
+
+
+class CacheInfo(NamedTuple):
+    """The state of the cast caches. `entries` and `bytes` are of copies of weights, on all devices; `limit` is the most bytes allowed on
+    the CPU. `hits` and `misses` count the casts of weights and activations that a copy saved, and those that a copy could have saved.
+    `refused` counts by reason the times that a weight's copy could not be kept. `devices` tells each device's part by its name.
+
+    The reasons: "device" (its memory cannot be watched for writes: it was tried), "captured graph" (one was captured, whose replays write
+    unseen), "foreign memory" (numpy's, a file's, another process's), "held elsewhere" (a view, a dlpack capsule or a graph holds the memory
+    too), "process group" (one is initialised, and its threads may write), "other threads" (one was inside a call that may write) and
+    "limit" (set_cache_limit()).
     """
 
     entries: int
@@ -40,6 +51,7 @@ class CacheInfo(NamedTuple):
     hits: int
     misses: int
     refused: dict[str, int]
+    devices: dict[str, DeviceCache]
 
 
 def cast_product_input(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -83,12 +95,24 @@ def revert() -> None:
 def cache_info() -> CacheInfo:
     """The state of the cast caches, with the counts since hmp patched torch (revert() sets them to 0)."""
     misses = weight_cache.misses + activation_cache.misses
-    copies = weight_cache.entries(), weight_cache.bytes_kept(), weight_cache.limit()
-    return CacheInfo(*copies, shared_cast.hits(), misses, dict(weight_cache.refused))
+    entries, refused = weight_cache.entries(), weight_cache.refused.copy()
+    names = sorted({str(device) for device, _ in entries} | {name for name, _ in refused})
+    devices = {name: _of_device(torch.device(name), entries, refused) for name in names}
+    reasons: Counter[str] = Counter()
+    for (_, reason), count in refused.items():
+        reasons[reason] += count
+    limit = weight_cache.limit(torch.device("cpu"))
+    return CacheInfo(len(entries), sum(n for _, n in entries), limit, shared_cast.hits(), misses, dict(reasons), devices)
+
+
+def _of_device(device: torch.device, entries: list[tuple[torch.device, int]], refused: Counter[tuple[str, str]]) -> DeviceCache:
+    sizes = [nbytes for of, nbytes in entries if of == device]
+    reasons = {reason: count for (name, reason), count in refused.items() if name == str(device)}
+    return DeviceCache(len(sizes), sum(sizes), weight_cache.limit(device), reasons)
 
 
 def set_cache_limit(limit: int | None) -> None:
-    """Lets cached copies of weights take at most `limit` bytes. 0 keeps none; None is the default, a quarter of the machine's memory.
+    """Lets cached copies of weights take at most `limit` bytes of each device. 0 keeps none; None is the default, a quarter of its memory.
 
     The copy of a float32 weight has half its size, so a model with copies of all weights takes 1.5 times its weights. The default allows
     that for models that fill up to half of the memory; what does not fit is cast at each use. Raises HmpError for any other limit.
@@ -99,7 +123,7 @@ def set_cache_limit(limit: int | None) -> None:
 
 def set_sharing(least: int | None) -> None:
     """Lets products share the cast of a tensor that needs a gradient and has at least `least` bytes. None is the default: 32 KiB for
-    activations, 1 KiB for weights.
+    activations, 0 for weights.
 
     What several products take, such as the input of query, key and value, is then cast once and kept once for backward. Each use of an
     activation costs a node of autograd's graph, which takes longer than the cast of a tensor of 128 KiB does on a CPU. So a greater value

@@ -16,8 +16,8 @@ WORTH_KEEPING = 2**20
 # default is small.
 DEFAULT_LEAST = 2**15
 least = DEFAULT_LEAST
-# The same of weights, whose uses have one node together: below, a cast takes no longer than the question whether there is a copy.
-DEFAULT_LEAST_WEIGHT = 2**10
+# The same of weights, whose uses have one node together.
+DEFAULT_LEAST_WEIGHT = 0
 least_weight = DEFAULT_LEAST_WEIGHT
 
 # Casts that a copy saved, by thread: no count is lost between threads, and a recording asks what the call that it sees was saved.

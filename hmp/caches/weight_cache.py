@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +23,13 @@ import torch
 from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
+from ..torch_private import in_no_transform as _in_no_transform
 from ..torch_private import in_plain_autograd
+from ..torch_private import stream_of as _stream_of
 from ..torch_private import trace_here as _tracing
 from . import shared_cast
 from .shared_cast import count_hit, node_of
-from .write_marks import cache_entry, is_marked, mark, same_view_check, set_cache_entry, storage_of, view_key
+from .write_marks import cache_entry, is_marked, is_unwritten, mark, same_view_check, set_cache_entry, storage_of, view_key, writes_to
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
@@ -35,10 +37,21 @@ _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
+# A graph that saves a weight for backward keeps its node. Of small weights the last few nodes are kept until the next backward in any case:
+# to make one takes as long as a cast of 64 KiB. A node keeps its weight.
+_KEPT_BELOW = 2**20
+_recent: deque[Tensor] = deque(maxlen=64)
+
+# By id(): small weights that were written between their last two uses with a gradient, as most are that train. The dispatchers cast those
+# without asking here, until so many backwards have begun.
+used_once: set[int] = set()
+_LOOK_AGAIN = 32
+_backwards = 0
+
 _MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a copy of it
 
 misses = 0
-refused: Counter[str] = Counter()
+refused: Counter[tuple[str, str]] = Counter()  # by device and reason
 _limit: int | None = None
 _epoch = 0  # entries of an earlier epoch are never used
 
@@ -55,8 +68,8 @@ class _Entry:
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "reused", "same_view", "uses_to_skip",
-        "version", "view", "weight",
+        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "reused", "same_view", "stream",
+        "uses_to_skip", "version", "view", "weight", "writes",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
@@ -69,6 +82,8 @@ class _Entry:
         self.view: tuple[Any, ...] = ()  # the weight's view_key() when the copy was made
         self.same_view: Callable[[Tensor], bool]
         self.version = self.offset = -1
+        self.writes: tuple[int, int] | None = None  # write_marks.writes_to() when the copy was made
+        self.stream: int | None = None  # that the copy was made on
         self.for_training = self.reused = False
         self.epoch = _epoch
         self.pays = pays
@@ -82,9 +97,9 @@ class _Entry:
             _nbytes.pop(id(self), None)
 
 
-# By id(): the entries that have, or had, a copy, and the bytes of the copies that are kept. Each update is atomic, so needs no lock.
+# By id(): the entries that have, or had, a copy, and device and bytes of the copies that are kept. Each update is atomic, so needs no lock.
 _alive: dict[int, weakref.ref[_Entry]] = {}
-_nbytes: dict[int, int] = {}
+_nbytes: dict[int, tuple[torch.device, int]] = {}
 
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -101,8 +116,9 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return cast(weight, dtype)
     if trains and type(entry) is _Entry and entry.low is None and entry.version != weight._version and not entry.pays[True]:
         entry.version = weight._version  # written after each use, as most weights that train are: nothing more is to be asked
+        used_once.add(id(weight))
         return cast(weight, dtype)
-    if _dispatch_modes() or (trains and (_is_small(weight) or not in_plain_autograd())):
+    if _dispatch_modes() or (trains and not _in_no_transform()):
         return cast(weight, dtype)
     if type(entry) is not _Entry:
         return _cast_and_maybe_keep(weight, dtype, trains, None)
@@ -110,11 +126,13 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
     if (
         low is not None
         and entry.dtype is dtype
-        and is_marked(weight)
+        and (is_marked(weight) if entry.writes is None else is_unwritten(weight, entry.writes))
         and weight._version == entry.version
         and weight.storage_offset() == entry.offset
         and (entry.same_view(weight) or _has_same_view(weight, entry))
     ):
+        if entry.stream is not None and entry.stream != _stream_of(weight):
+            return cast(weight, dtype)  # the stream that makes the copy may be behind this one
         count_hit()
         entry.reused = True
         if trains:
@@ -133,7 +151,7 @@ def _has_same_view(weight: Tensor, entry: _Entry) -> bool:
 
 def _is_small(weight: Tensor) -> bool:
     """Whether a cast is quicker than sharing one."""
-    return weight.layout is not torch.strided or weight.nbytes < shared_cast.least_weight
+    return weight.nbytes < shared_cast.least_weight
 
 
 def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
@@ -142,13 +160,24 @@ def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
     if node is None or entry.weight != weight._cdata:
         node = node_of(weight, low)
         entry.node, entry.weight = weakref.ref(node), weight._cdata
+        if weight.nbytes < _KEPT_BELOW:
+            _recent.append(node)
     return node
+
+
+def forget_nodes() -> None:
+    """Keeps no node any longer than graphs do; to be called when a backward begins."""
+    global _backwards
+    _recent.clear()
+    _backwards += 1
+    if not _backwards % _LOOK_AGAIN:
+        used_once.clear()
 
 
 def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry | None) -> Tensor:
     """`weight` in `dtype`, cast now. The cast is kept where the weight is likely to be used again before it is written."""
     global misses
-    if weight.layout is not torch.strided or weight.is_inference() or not in_plain_autograd():
+    if weight.layout is not torch.strided or weight.is_inference() or not in_plain_autograd() or (trains and _is_small(weight)):
         return cast(weight, dtype)
     version = weight._version
     if entry is None or entry.epoch != _epoch:
@@ -176,17 +205,18 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
 
 def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
     """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
-    nbytes = weight.numel() * dtype.itemsize
-    if bytes_kept() + nbytes > limit():
-        refused["limit"] += 1
+    nbytes, device = weight.numel() * dtype.itemsize, weight.device
+    if bytes_kept(device) + nbytes > limit(device):
+        refused[str(device), "limit"] += 1
         return None
     new = _Entry(entry.pays)
     refusal = mark(weight, new)  # marked before the cast: a write during the cast clears the mark
     if refusal:
-        refused[refusal] += 1
+        refused[str(device), refusal] += 1
         new.version, new.failures, new.uses_to_skip = entry.version, entry.failures + 1, min(2**entry.failures, _MOST_SKIPPED)
         return None
     new.dtype, new.version, new.for_training = dtype, weight._version, trains
+    new.writes, new.stream = writes_to(weight), _stream_of(weight)
     new.view, new.offset, new.same_view = view_key(weight, new.version), int(weight.storage_offset()), same_view_check(weight)
     low = _cast_to_keep(weight, dtype)
     if type(low) is not Tensor:
@@ -195,7 +225,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     low.requires_grad_(weight.requires_grad)
     key = id(new)
     _alive[key] = weakref.ref(new, functools.partial(_died, key))
-    _nbytes[key] = nbytes
+    _nbytes[key] = device, nbytes
     new.low = low
     return new
 
@@ -240,14 +270,14 @@ def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
 # --- how much is kept ------------------------------------------------------------------------------------------------------
 
 
-def bytes_kept() -> int:
-    """The bytes of all copies that are kept."""
-    return sum(_nbytes.values())
+def bytes_kept(device: torch.device) -> int:
+    """The bytes of the copies that are kept on a device."""
+    return sum(nbytes for of, nbytes in list(_nbytes.values()) if of == device)
 
 
-def entries() -> int:
-    """How many copies are kept."""
-    return len(_nbytes)
+def entries() -> list[tuple[torch.device, int]]:
+    """Device and bytes of each copy that is kept."""
+    return list(_nbytes.values())
 
 
 def let_go(weight: Tensor) -> None:
@@ -265,6 +295,8 @@ def clear() -> None:
     """Frees all copies, and makes every entry invalid with what it recorded of its weight's uses."""
     global _epoch
     _epoch += 1
+    _recent.clear()
+    used_once.clear()
     for reference in list(_alive.values()):
         entry = reference()
         if entry is not None:
@@ -272,22 +304,23 @@ def clear() -> None:
 
 
 def set_limit(most: int | None) -> None:
-    """Lets copies of weights take at most `most` bytes; None is the default limit. Frees all copies where they take more now."""
+    """Lets copies of weights take at most `most` bytes of a device; None is the default limit. Frees all copies where they take more."""
     global _limit
     _limit = most
-    if bytes_kept() > limit():
+    if any(bytes_kept(device) > limit(device) for device in {of for of, _ in entries()}):
         clear()
 
 
-def limit() -> int:
-    """The most bytes that copies of weights may take."""
-    return _default_limit() if _limit is None else _limit
+def limit(device: torch.device) -> int:
+    """The most bytes that copies of weights may take on a device."""
+    return _default_limit(device) if _limit is None else _limit
 
 
 @functools.cache
-def _default_limit() -> int:
-    """In bytes: a quarter of the machine's memory. Only weights in it have copies: no other device's memory can be marked."""
-    return _memory() // 4
+def _default_limit(device: torch.device) -> int:
+    """In bytes: a quarter of the device's memory, of the machine's where the device does not tell its own."""
+    tell = getattr(getattr(torch, device.type, None), "mem_get_info", None)
+    return (_memory() if tell is None else int(tell(device)[1])) // 4
 
 
 def _memory() -> int:

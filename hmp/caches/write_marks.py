@@ -27,14 +27,18 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from .. import torch_private
+from . import mark_proof
 
 Tensor = torch.Tensor
-Refusal = Literal["", "device", "foreign memory", "held elsewhere", "process group", "other threads"]
+Refusal = Literal["", "device", "captured graph", "foreign memory", "held elsewhere", "process group", "other threads"]
 
 # torch's own, taken before anything is patched
 storage_of = torch_private.storage_of
 _copy_on_write = torch_private.copy_on_write
 is_marked: Callable[[Tensor], bool] = (lambda tensor: False) if _copy_on_write is None else _copy_on_write.is_pending
+_is_functional = torch_private.is_functional
+_write_count = torch_private.write_count
+_carry_out = torch_private.carry_out
 _modes = torch_private.function_modes
 _use_count = torch_private.owners_of_storage
 _holders = torch_private.holders_of_tensor
@@ -81,8 +85,12 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     """
     storage = storage_of(tensor)
     storage._hmp_cache_entry = entry
-    if not tensor.is_cpu or _copy_on_write is None or not _has_gil():
-        return "device"  # or this torch lacks the mark, or this Python the GIL
+    if not tensor.is_cpu and tensor.device.type == "xla":
+        return _refusal_of_xla(tensor)  # it has no memory to mark, but counts
+    if _copy_on_write is None or not _has_gil():
+        return "device"  # this torch lacks the mark, or this Python the GIL
+    if not tensor.is_cpu and (refusal := mark_proof.refusal(tensor.device)):
+        return refusal
     if not storage.resizable():
         return "foreign memory"  # numpy shares it
     # counted in this frame: where Dynamo evaluates frames, it holds one more reference to each argument of a call
@@ -100,9 +108,34 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     return ""
 
 
+def writes_to(tensor: Tensor) -> tuple[int, int] | None:
+    """What every write to a tensor of XLA's changes: how many there were, and which of XLA's own tensors it is; None for other tensors.
+
+    It stands for the mark: the memory was not written where it is what it was. Two things are not seen: a collective in place of several
+    replicas, where no copy is kept, and a write through dlpack in the memory of another device.
+    """
+    if tensor.is_cpu or _write_count is None or tensor.device.type != "xla":
+        return None
+    xla = sys.modules.get("_XLAC")
+    return _write_count(tensor), 0 if xla is None else xla._xla_get_tensor_id(tensor)
+
+
+def is_unwritten(tensor: Tensor, writes: tuple[int, int] | None) -> bool:
+    """Whether nobody has written since `mark()` returned "", behind which `writes_to(tensor)` was `writes`."""
+    return is_marked(tensor) if writes is None else writes_to(tensor) == writes
+
+
+def _refusal_of_xla(tensor: Tensor) -> Refusal:
+    if _is_functional is None or _carry_out is None or not _is_functional(tensor):
+        return "device"
+    _carry_out(tensor)
+    runtime: Any = sys.modules.get("torch_xla.runtime")
+    return "process group" if runtime is not None and runtime.world_size() > 1 else ""
+
+
 def unmark(storage: Any) -> None:
     """Clears the mark of the memory, if there is one, as a write does."""
-    if hasattr(storage, "_hmp_cache_entry"):
+    if hasattr(storage, "_hmp_cache_entry") and storage.device.type != "xla":
         storage.data_ptr()
 
 

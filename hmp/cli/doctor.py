@@ -81,7 +81,9 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
-        "devices": {str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device)} for device in devices},
+        "devices": {
+            str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device), "copies": _copies(device)} for device in devices
+        },
     }
     try:
         found["autocast"] = hmp.Policy.load("autocast").name
@@ -118,6 +120,13 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
     return found
 
 
+def _copies(device: Any) -> str:
+    """Why no copies of casts are kept on a device, "" where they are."""
+    from ..caches import mark_proof
+
+    return mark_proof.what_fails(device)
+
+
 def _instructions() -> list[str]:
     """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
     try:
@@ -147,7 +156,8 @@ def _say(found: dict[str, Any]) -> None:
     print(f"hmp {found['hmp']} in {found['folder']}, Python {found['python']}, torch {found['torch'] or 'missing'}")
     for device, told in found.get("devices", {}).items():
         kernels = ", ".join(f"{name} {'yes' if runs else 'no'}" for name, runs in told["kernels"].items())
-        print(f"  {device}: {told['name']}; products in {kernels}")
+        copies = f"no copies are kept: {told['copies']}" if told["copies"] else "copies are kept"
+        print(f"  {device}: {told['name']}; products in {kernels}; {copies}")
     if "threads" in found:
         print(f"  threads: {found['threads']}")
     print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from ..caches import cast_cache, shared_cast
+from ..caches import cast_cache, shared_cast, weight_cache
 from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature
@@ -74,7 +74,7 @@ NAMES: dict[str, Any] = {
     "SPECIALISED_FOR": state.PROCESS, "LIMIT": FINITE_MAX[torch.float16], "CAST": tensor_casts.cast, "WITHIN": tensor_casts.within,
     "CAST_PRODUCT_INPUT": cast_cache.cast_product_input, "CAST_WEIGHTS": cast_cache.cast_weights,
     "CAST_RECURRENT": cast_cache.cast_recurrent,
-    "shared_cast": shared_cast, "TO": tensor_casts.TO,
+    "used_once": weight_cache.used_once, "shared_cast": shared_cast, "TO": tensor_casts.TO,
     "strided": torch.strided, "grad_enabled": torch.is_grad_enabled, "trace_here": trace_here,
 }  # fmt: skip
 
@@ -261,11 +261,9 @@ def _cast_of(name: str, fast_path: FastPath, indent: str) -> list[str]:
     if fast_path.casts != "CAST_PRODUCT_INPUT":
         return [indent + cast]
     # what the caches would not keep is cast here: asking them takes as long as the cast
-    # no product keeps its bias for backward
-    of_weights = "least" if name == "bias" else "least_weight"
-    least = f"(shared_cast.least if kind is Tensor else shared_cast.{of_weights})"
-    small = f"{name}.layout is strided and (size := {name}.nbytes) < {least}"
-    unshared = f"{name}.requires_grad and grad_enabled() or kind is Tensor and size < shared_cast.WORTH_KEEPING"
+    small = f"{name}.layout is strided and (size := {name}.nbytes) < shared_cast.least"
+    used_once = f"(kind is Tensor or id({name}) in used_once)"
+    unshared = f"{name}.requires_grad and grad_enabled() and {used_once} or kind is Tensor and size < shared_cast.WORTH_KEEPING"
     # in a trace always: torch.jit compares the lines of a trace that was made with gradients with those of one made without
     uncached = f"{small} and ({unshared} or trace_here() is not None)"
     return [f"{indent}if {uncached}:", f"{indent}    {name}_cast = TO[{to}]({name})", f"{indent}else:", f"{indent}    {cast}"]

@@ -21,6 +21,7 @@ from ..torch_compile import bridge
 from ..torch_hooks import (
     autocast,
     backward,
+    captures,
     checkpoint,
     dispatch_modes,
     module_construction,
@@ -121,7 +122,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
-    resizing,
+    resizing, captures,
 )  # fmt: skip
 
 

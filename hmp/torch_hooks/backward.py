@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .. import torch_private
+from ..caches import weight_cache
 from ..context import UnderCapturedState, call_without_casts, state, without_casts
 from ..patching import patches
 from ..wrapping import outside
@@ -63,6 +64,7 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
+        weight_cache.forget_nodes()
         return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -13,6 +13,7 @@ from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
 from ..lists import ListName
 
 Op = Callable[..., Any]
+Parameter = torch.nn.Parameter
 Choose = Callable[[list[Tensor]], torch.dtype]
 Kind = Literal[
     "fp8", "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
@@ -159,6 +160,12 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
 
 def _collect(value: Any, found: list[Tensor]) -> bool:
     """Adds the castable tensors in `value` to `found`; False where `value` has a float64 or complex tensor."""
+    kind = type(value)
+    if kind is Tensor or kind is Parameter:  # as below, in a third of the time
+        dtype = value.dtype
+        if dtype in tensor_casts.CASTABLE and value.layout is not tensor_casts.MKLDNN:
+            found.append(value)
+        return dtype not in tensor_casts.LEFT_TO_TORCH
     if not isinstance(value, (Tensor, list, tuple, dict)):
         return True
     for tensor in each_tensor((value,)):

@@ -17,12 +17,17 @@ from dataclasses import dataclass
 import torch
 
 import hmp
+from hmp.caches import mark_proof
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
+if DEVICE == "pretend":
+    import pretend_device
+
+    pretend_device.set_up()
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
-PARTS = ("rules", "threads", "caches", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "compile", "tools")
+PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "compile", "tools")
 
 # what the checks of `threads` import beside torch; the others need torch alone
 OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")
@@ -124,6 +129,11 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
     return values.to(DEVICE, dtype).requires_grad_(grad)
 
 
+def preset() -> str:
+    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator."""
+    return "torch-cuda" if DEVICE == "pretend" else f"torch-{DEVICE}"
+
+
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:
     """A policy that holds just these names."""
     lists = (frozenset(names.split()) for names in (bf16, fp32, promote))
@@ -151,4 +161,6 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
 
 def keeps_copies() -> bool:
     """Whether hmp keeps copies of weights in this device's memory: then the checks of the caches must save casts."""
-    return ON_CPU
+    if ON_CPU or DEVICE == "pretend":
+        return True
+    return not mark_proof.what_fails(torch.device(DEVICE)) and "captured graph" not in hmp.cache_info().refused

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, F32, policy, tensor
+from device_kit import BF16, DEVICE, F32, policy, tensor
 
 WIDTH, OUT, ROWS = 256, 64, 32
 
@@ -21,9 +21,9 @@ class Net(torch.nn.Module):
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
-        self.first = torch.nn.Linear(WIDTH, WIDTH)
-        self.second = torch.nn.Linear(WIDTH, OUT)
-        self.beside = torch.nn.Linear(WIDTH, OUT)
+        self.first = torch.nn.Linear(WIDTH, WIDTH, device=DEVICE)
+        self.second = torch.nn.Linear(WIDTH, OUT, device=DEVICE)
+        self.beside = torch.nn.Linear(WIDTH, OUT, device=DEVICE)
         for number, each in enumerate(self.parameters()):
             each.data = tensor(*each.shape, seed=100 * seed + number) / 16
 

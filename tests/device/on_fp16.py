@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 import hmp
-from device_kit import DEVICE, F16, F32, Checks, NotRun, all_same
+from device_kit import DEVICE, F16, F32, Checks, NotRun, all_same, preset
 from networks_kit import Net, PlainHalf, batch, lists, loss_of, parameters
 
 check = Checks()
@@ -76,7 +76,7 @@ def it_does_so_with_a_fused_optimizer() -> str:
 @check
 def apply_in_float16_equals_torch_autocast() -> str:
     """A model under torch.autocast's own lists in float16, forward and GradScaler, bit for bit."""
-    policy = hmp.Policy.load(f"torch-{DEVICE}").replace(dtype=F16)
+    policy = hmp.Policy.load(preset()).replace(dtype=F16)
     want, wanted_scales, _ = train(Net(), region=lambda: torch.autocast(DEVICE, dtype=F16))
     with torch.autocast(DEVICE, dtype=F16):
         if loss_of(Net(), *batch()).dtype is not F32:

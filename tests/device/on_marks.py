@@ -92,7 +92,7 @@ def _by_a_graph(tensor: torch.Tensor, value: float) -> None:
 
 def _broadcast(tensor: torch.Tensor, value: float) -> None:
     """A collective of one process, which copies what another tensor holds."""
-    if not dist.is_available():
+    if not dist.is_available() or not (ON_CPU or ON_CUDA):  # no backend of the device's
         return tensor.data.fill_(value)
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
@@ -149,6 +149,9 @@ if ON_CUDA:
         "on another stream": _on_a_stream,
         "in a graph": _by_a_graph,
     }
+
+if DEVICE == "pretend":
+    del WRITERS["dlpack"]  # Tensor.__dlpack_device__ knows no device of this type
 
 
 def each_writer(look: Callable[[str, Writer], None]) -> str:

@@ -40,9 +40,9 @@ OTHERS = (
     ("`out=`", "the op runs as without autocast", "runs under its list, and the result arrives in `out`'s dtype", "R6: one op, one rule"),
     ("an op that writes into a low-dtype tensor, with float32 operands", "raises, where torch does", "runs in that tensor's dtype", "R5"),
     ("a weight or an activation that several calls use", "is cast once in a region; the gradients of its uses are summed in the low dtype",
-     "each use has a gradient of its own, summed in float32", "such sums lose bits; within one recurrent layer both sum alike, and over "
-     "1,024 steps of a GRU or RNN the weights' gradients are 3 to 15 % off float32's under both, 0.3 % under torch.autocast without its "
-     "cache"),
+     "is cast once; the gradients of its uses, those of the steps of one recurrent layer too, are summed in float32 (R21)",
+     "such sums lose bits: over 500 steps of `nn.GRU` (32 to 64, on the CPU) the gradients are 0.84 % off float64's under torch.autocast, "
+     "0.27 % under hmp and under torch.autocast without its cache; of a `GRUCell` 2.16 %, 0.23 % and 0.23 %"),
     ("`torch.ops.aten.*`, and ops that a C++ extension calls", "are cast", "are left to torch", "hmp stands at torch's Python names"),
     ("`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in eval, without gradients",
      "run a fused kernel, which leaves zeros at padded positions",
@@ -152,7 +152,8 @@ def page(counts: Mapping[str, int]) -> str:
         *rows,
         "",
         "Recurrent modules (LSTM, GRU, RNN and their cells; layers, directions, projections, packed sequences, states, training,",
-        f"gradients: {len(RECURRENT)} configurations) have the same results, dtypes and gradients, bit for bit.",
+        f"gradients: {len(RECURRENT)} configurations) have the same results, dtypes and gradients of inputs, bit for bit; gradients of "
+        "weights as with `cache_enabled=False`.",
         "",
         "## What op_db does not show",
         "",

@@ -1,4 +1,5 @@
-"""Recurrent modules under `torch-cpu` have what they have under torch.autocast("cpu"): results, dtypes and gradients, bit for bit."""
+"""Recurrent modules under `torch-cpu` have what they have under torch.autocast("cpu"), bit for bit: results, dtypes and the gradients
+of inputs; those of weights as with a cast for each use, `cache_enabled=False`, which are summed in float32 (R21)."""
 
 from __future__ import annotations
 
@@ -109,16 +110,30 @@ def _data(part: Any) -> list[torch.Tensor]:
 def differing(configs: list[Config]) -> list[str]:
     found = []
     for config in configs:
-        want = run(config, torch.autocast("cpu", dtype=BF16))
+        results, once = run(config, torch.autocast("cpu", dtype=BF16))
+        _, each = run(config, torch.autocast("cpu", dtype=BF16, cache_enabled=False))
         got = run(config, hmp.casts("torch-cpu"))
-        for what, ours, theirs in (("results", got[0], want[0]), ("gradients", got[1], want[1])):
-            if len(ours) != len(theirs) or not all(map(_same, ours, theirs)):
+        inputs = len(once) - len(list(made(config).parameters())) if once else 0
+        # oneDNN gives the gradients of an LSTM's weights in float32, which torch.autocast rounds and hmp does not
+        alike = _near if config.kind == "LSTM" else _same
+        for what, ours, theirs, check in (
+            ("results", got[0], results, _same),
+            ("gradients of inputs", got[1][:inputs], once[:inputs], _same),
+            ("gradients of weights", got[1][inputs:], each[inputs:], alike),
+        ):
+            if len(ours) != len(theirs) or not all(map(check, ours, theirs)):
                 found.append(f"{what} of {config}")
     return found
 
 
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one is other if one is None or other is None else one.dtype is other.dtype and torch.equal(one, other)
+
+
+def _near(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
+    if one is None or other is None:
+        return one is other
+    return one.dtype is other.dtype and bool((one - other).norm() <= 2 * torch.finfo(BF16).eps * other.norm())
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(config.kind for config in ALL))
@@ -138,14 +153,15 @@ def test_every_configuration_has_autocasts_bits(part: int) -> None:
     assert not differ, f"{len(differ)} differ:\n" + "\n".join(differ[:20])
 
 
-def test_a_weight_that_two_steps_share_gathers_its_gradient_as_in_autocast() -> None:
-    """Inside one call a weight is cast once, as torch.autocast does it: the gradients of the steps meet in bfloat16."""
+def test_r21_the_gradients_of_the_steps_of_one_call_meet_in_float32() -> None:
     config = Config("GRU", False, False, 1, False, False, True, True, True, F32, None)
     module = made(config)
     x = torch.randn(64, BATCH, INPUT)
+    once, each = torch.autocast("cpu", dtype=BF16), torch.autocast("cpu", dtype=BF16, cache_enabled=False)
     grads = []
-    for region in (torch.autocast("cpu", dtype=BF16), hmp.casts("torch-cpu")):
+    for region in (once, each, hmp.casts("torch-cpu")):
         with region:
             loss = module(x)[0].float().square().sum()
         grads.append(torch.autograd.grad(loss, list(module.parameters())))
-    assert all(map(torch.equal, *grads))
+    assert all(map(torch.equal, grads[2], grads[1]))
+    assert not all(map(torch.equal, grads[2], grads[0]))

@@ -23,7 +23,7 @@ CORE = """errors fork_safe torch_private formatting observing patching context c
 EMPTIED = """
 caches.activation_cache: _last _unshared misses
 caches.shared_cast: _hits
-caches.weight_cache: _nbytes misses refused
+caches.weight_cache: _nbytes _recent misses refused used_once
 context.state: regions_open
 context.suspensions: _alive
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
@@ -42,6 +42,9 @@ torch_hooks.module_calls: _marks
 # What stays, and why it may.
 STAYS = {
     "caches.activation_cache._epoch": "counts: what was cast in another epoch is not used again",
+    "caches.mark_proof._captured": "types of devices; a graph that was captured may be replayed whenever",
+    "caches.mark_proof._found": "what was found out about each type of device",
+    "caches.weight_cache._backwards": "counts",
     "caches.weight_cache._alive": "weak: entries of weights that are alive",
     "caches.weight_cache._epoch": "counts: what was cast in another epoch is not used again",
     "caches.weight_cache._here": "a thread's own, put back by whoever set it",
@@ -73,9 +76,11 @@ STAYS = {
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
     "torch_hooks.module_calls._numbers": "weak: numbers of policies that are alive",
     "torch_private._parts": "filled at import",
+    "torch_private._written_count_parts": "filled at import",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",
 }
 _CONTAINERS = {
+    "deque",
     "dict",
     "list",
     "set",

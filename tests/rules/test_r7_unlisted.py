@@ -239,7 +239,10 @@ def test_r7_recurrent_nets_run_in_their_inputs_dtype_with_float32_weights(name: 
         assert torch.equal(one, other)
     for leaf, one, other in zip([x.build(), *module.parameters()], got.grads, expected.grads, strict=True):
         assert one.dtype is leaf.dtype
-        torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)
+        if leaf.dtype is dtype or name.endswith("Cell"):
+            torch.testing.assert_close(one, other.to(one.dtype), rtol=0, atol=0)
+        else:  # the steps' gradients are summed in float32 (R21), those of `narrow` in its own dtype
+            assert (one - other).norm() <= 4 * torch.finfo(dtype).eps * other.norm()
 
 
 @pytest.mark.parametrize("name", ["LSTM", "GRU", "LSTMCell"])
