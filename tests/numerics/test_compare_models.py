@@ -33,7 +33,11 @@ def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
     assert comparison.loss_value == loss.item()
     for name, gradient in wanted.items():
         assert (gradient is None) == (name not in found)
-        assert gradient is None or torch.equal(gradient, found[name]), name
+        if gradient is not None and ".lstm." in name:
+            # a comparison watches by a dispatch mode, under which the steps of a recurrent op are not summed in float32 (R21)
+            assert (gradient - found[name]).norm() <= 2 * torch.finfo(torch.bfloat16).eps * gradient.norm(), name
+        else:
+            assert gradient is None or torch.equal(gradient, found[name]), name
     assert all(r.isolated is not None for r in comparison.rows if r.aten != "mkldnn_rnn_layer_backward")
     assert bool(comparison.advice) == (model.name not in BEYOND_LISTS) and comparison.gradient > 0
     if model.name in BEYOND_LISTS:
