@@ -28,6 +28,7 @@ PARTS = (
     "inference",
     "optimizers",
     "memory",
+    "reused",
     "gradients",
     "startup",
     "caches",
@@ -36,7 +37,7 @@ PARTS = (
     "recording",
     "fp8",
 )
-WITHOUT_MODELS = ("calls", "optimizers", "startup", "depth", "compiled", "recording", "fp8")
+WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -86,6 +87,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             rounds=rounds,
             seeds=count,
             optimizer_rounds=count,
+            reused_rounds=count,
             processes=count,
             depth_rounds=count,
             compiled_rounds=count,
@@ -115,7 +117,7 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from .cost import caches, calls, compiled, depth, gradients, in_fp8, interleaved, memory, optimizers, recording, startup, steps
+    from .cost import caches, calls, compiled, depth, gradients, in_fp8, interleaved, memory, optimizers, recording, reused, startup, steps
 
     much = chosen_scale(options)
     names, hint = available(options.models)
@@ -129,6 +131,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "steps": lambda: steps.run(names, tasks, much, device),
         "optimizers": lambda: optimizers.run(much.optimizer_rounds, much.seconds, device),
         "memory": lambda: memory.run(names, sizes, device),
+        "reused": lambda: reused.run(much.reused_rounds, much.seconds, device, options.smallest),
         "gradients": lambda: gradients.run(names, list(much.gradient_sizes), much.seeds, device),
         "startup": lambda: startup.run(much.processes),
         "caches": lambda: caches.run(much.cache_steps, device),

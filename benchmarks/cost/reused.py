@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +16,9 @@ from ..harness.results import Found, Row
 from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp
 from ..harness.stats import Estimate, geometric_mean, paired_ratio
 from ..harness.timing import step_seconds, steps_for
-from ..workloads.reused import Reused, cases
+from ..workloads.reused import Reused, cases, over_steps
 
+NETS, STEPS = ("GRUCell", "nn.GRU"), (10, 20, 50, 100, 200, 500, 1000)  # of the curve
 BYTES, BYTES_OF_CELLS, TIME, TIME_OF_EACH, ERROR = 1.00, 1.02, 1.05, 1.10, 1.10
 
 
@@ -58,6 +60,24 @@ def _gradients(case: Reused, side: Side) -> torch.Tensor:
     return vector
 
 
+def errors_of(case: Reused, among: Iterable[Side]) -> dict[str, float]:
+    """How far each side's gradients are from float64's, as a share of their norm."""
+    exact = _gradients(case.exact(), Side("float64"))
+    return {side.name: float((_gradients(case, side) - exact).norm() / exact.norm()) for side in among}
+
+
+def curve(device: str, steps: Iterable[int] = STEPS) -> dict[str, dict[str, dict[str, float]]]:
+    """The gradients' error of recurrent nets, by net, number of steps and side."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for net in NETS:
+        for count in steps:
+            case = over_steps(net.removeprefix("nn."), count)
+            case.model.train().to(device)
+            case.batch = {name: value.to(device) for name, value in case.batch.items()}
+            found.setdefault(net, {})[str(count)] = errors_of(case, sides(device))
+    return found
+
+
 def saved_bytes(case: Reused, side: Side) -> int:
     """What a forward pass in the middle of training keeps."""
     with side.visit():
@@ -83,8 +103,7 @@ def measure(case: Reused, device: str, rounds: int, seconds: float) -> Figures:
     case.model.train()
     three = sides(device)
     hmp_side, theirs, _ = three
-    exact = _gradients(case.exact(), Side("float64"))
-    errors = {side.name: float((_gradients(case, side) - exact).norm() / exact.norm()) for side in three}
+    errors = errors_of(case, three)
     casts = {side.name: casts_of_weights(case, side) for side in three}
     kept = saved_bytes(case, hmp_side) / saved_bytes(case, theirs)
     samples: dict[str, list[float]] = {side.name: [] for side in (hmp_side, theirs)}
@@ -125,7 +144,27 @@ def run(rounds: int, seconds: float, device: str, smallest: bool = False) -> Fou
             if smallest and len(measured) == 2:
                 break
     found.rows = _rows(measured, cells)
+    over = found.samples["errors over steps"] = curve(device, STEPS[:2] if smallest else STEPS)
+    found.details += ["", f"{'error of the gradients over steps':40} {'hmp':>9} {'autocast':>9} {'each use':>9}"]
+    for net, by_steps in over.items():
+        for count, errors in by_steps.items():
+            each_side = f"{errors['hmp']:9.4f} {errors['autocast']:9.4f} {errors['each']:9.4f}"
+            found.details.append(f"{f'{net} 32 to 64, {count} steps':40} {each_side}")
+    found.opening["reused"] = _opening(measured, over)
     return found
+
+
+def _opening(measured: dict[str, Figures], over: dict[str, dict[str, dict[str, float]]]) -> str:
+    """What RESULTS.md first says of it."""
+    times, most = [of.time.value for of in measured.values()], max(of.bytes for of in measured.values())
+    (net, by_steps) = next(iter(over.items()))
+    longest = list(by_steps)[-1]
+    errors = by_steps[longest]
+    return (
+        f"of {len(measured)} training steps none keeps more than {most:.3f} of torch.autocast's bytes for backward, and they take"
+        f" {geometric_mean(times):.3f} of its time, {min(times):.3f} to {max(times):.3f}. After {longest} steps of a {net} whose steps all"
+        f" pull one way the gradients are {100 * errors['hmp']:.2f} % off float64's, under torch.autocast {100 * errors['autocast']:.2f} %."
+    )
 
 
 def _rows(measured: dict[str, Figures], cells: set[str]) -> list[Row]:

@@ -23,6 +23,7 @@ class Scale:
     choice_of: int  # lists at most
     loss_steps: int
     optimizer_rounds: int
+    reused_rounds: int
     cache_steps: int
     processes: int
     depths: tuple[int, ...]
@@ -47,6 +48,7 @@ SMALLEST = Scale(
     choice_of=4,
     loss_steps=2,
     optimizer_rounds=1,
+    reused_rounds=1,
     cache_steps=20,
     processes=1,
     depths=(2, 4),
@@ -70,6 +72,7 @@ QUICK = Scale(
     choice_of=100,
     loss_steps=4,
     optimizer_rounds=7,
+    reused_rounds=7,
     cache_steps=200,
     processes=5,
     depths=(2, 8, 32, 96),
@@ -93,6 +96,7 @@ FULL = Scale(
     choice_of=100,
     loss_steps=20,
     optimizer_rounds=21,
+    reused_rounds=15,
     cache_steps=5000,
     processes=15,
     depths=(2, 4, 8, 16, 32, 64, 96),

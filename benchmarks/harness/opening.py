@@ -1,4 +1,4 @@
-"""What RESULTS.md opens with: five sentences for a user, each written by the part that measured it."""
+"""What RESULTS.md opens with: six sentences for a user, each written by the part that measured it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ TOPICS = {
     "inference": "Inference, torch.autocast's lists",
     "pure": "Beside a model that is bfloat16 throughout, torch.autocast's lists",
     "memory": "Memory, torch.autocast's lists",
+    "reused": "Weights used many times in a step, torch.autocast's lists",
 }
 
 
@@ -25,5 +26,5 @@ def claim(ratio: Estimate, other: str) -> str:
 
 
 def lines(said: dict[str, str]) -> list[str]:
-    """The five lines, of what the parts said by topic."""
+    """The six lines, of what the parts said by topic."""
     return [f"- **{title}**: {said.get(topic, 'not measured in this run.')}" for topic, title in TOPICS.items()]

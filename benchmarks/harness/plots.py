@@ -1,4 +1,5 @@
-"""The figures: a training step in every precision, for every model, and overhead per op over depth and parameters."""
+"""The figures: a training step in every precision, for every model, overhead per op over depth and parameters, and the error of the
+gradients of weights that are used again over the number of uses."""
 
 from __future__ import annotations
 
@@ -32,6 +33,8 @@ def draw(found: list[Found], folder: Path) -> list[Path]:
         drawn.append(_steps(trained, folder / "steps.png"))
     if samples.get("depth", {}).get("points"):
         drawn.append(_depth(samples["depth"]["points"], folder / "depth.png"))
+    if over := samples.get("reused", {}).get("errors over steps"):
+        drawn.append(_errors(over, folder / "reused.png"))
     return drawn
 
 
@@ -96,6 +99,28 @@ def _depth(points: list[dict[str, Any]], path: Path) -> Path:
         axes.set_title(title, fontsize=10)
         axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
         axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def _errors(over: dict[str, dict[str, dict[str, float]]], path: Path) -> Path:
+    """A panel for each recurrent net: how far its weights' gradients are from float64's, over the number of steps."""
+    import matplotlib.pyplot as plt
+
+    looks = {
+        "autocast": ("torch.autocast", _COLOURS["autocast"], "o-"),
+        "each": ("torch.autocast(cache_enabled=False)", _COLOURS["float32"], "s-"),
+        "hmp": ("hmp", _COLOURS["hmp"], "x--"),
+    }
+    figure, panels = plt.subplots(1, len(over), figsize=(9, 3.6), layout="constrained", sharey=True, squeeze=False)
+    for axes, (net, by_steps) in zip(panels[0], over.items(), strict=True):
+        steps = [int(count) for count in by_steps]
+        for side, (label, colour, style) in looks.items():
+            axes.plot(steps, [100 * errors[side] for errors in by_steps.values()], style, label=label, color=colour)
+        axes.set(xscale="log", yscale="log", xlabel="steps", title=f"{net}, 32 to 64")
+        axes.set_xticks(steps, [str(count) for count in steps])
+        axes.minorticks_off()
+    panels[0][0].set_ylabel("error of the gradients, %")
+    panels[0][-1].legend(frameon=False, fontsize=9)
     return _save(figure, path)
 
 

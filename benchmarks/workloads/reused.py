@@ -202,6 +202,15 @@ _CASES: tuple[Callable[[], Reused], ...] = (
 )
 
 
+def over_steps(kind: str, steps: int, seed: int = 0) -> Reused:
+    """A small recurrent net, a cell in a loop or one op, whose states are drawn to 0.5: every step pulls a weight the same way, as a trend
+    does, so that a sum over many steps shows what it loses."""
+    torch.manual_seed(seed)
+    case = (_cell if kind.endswith("Cell") else _recurrent)(kind, 32, 64, steps)
+    case.batch["target"].fill_(0.5)
+    return case
+
+
 def cases(seed: int = 0) -> Iterator[Reused]:
     """Each workload, with weights and a batch of this seed."""
     for make in _CASES:

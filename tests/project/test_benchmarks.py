@@ -63,13 +63,13 @@ TARGETS = {
 }
 
 
-def opens_with_five_sentences_and_the_picture(report: str) -> bool:
+def opens_with_six_sentences_and_the_picture(report: str) -> bool:
     """Whether these stand first, in this order, and nothing between them."""
     lines = [line for line in report.splitlines() if line]
     titles = [f"- **{title}**: " for title in opening.TOPICS.values()]
     sentences = [line for line, title in zip(lines[1:], titles, strict=False) if line.startswith(title) and line.endswith(".")]
-    drawn = importlib.util.find_spec("matplotlib") is None or lines[6] == "![steps](steps.png)"
-    return len(titles) == 5 and lines[0] == "# Results" and sentences == lines[1:6] and drawn
+    drawn = importlib.util.find_spec("matplotlib") is None or lines[7] == "![steps](steps.png)"
+    return len(titles) == 6 and lines[0] == "# Results" and sentences == lines[1:7] and drawn
 
 
 @pytest.mark.slow
@@ -95,7 +95,7 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     targets = {row["what"]: row["target"] for row in json.loads((tmp_path / "results.json").read_text(encoding="utf-8"))["rows"]}
     for beginning, target in TARGETS.items():
         assert {said for what, said in targets.items() if what.startswith(beginning)} == {target}, beginning
-    assert opens_with_five_sentences_and_the_picture(report)
+    assert opens_with_six_sentences_and_the_picture(report)
     # A machine without FP8 arithmetic measures no step in FP8
     unmeasured = [line for line in report.splitlines() if "not measured" in line]
     assert all(line.startswith("| training step, linear in FP8") for line in unmeasured), unmeasured
@@ -112,7 +112,7 @@ def test_parts_of_it_run_alone(tmp_path: Path) -> None:
     chosen = ("--only", "calls,training,memory", "--models", "mlp,lstm", "--before", "the commit before", str(before))
     output, report, samples = smallest(tmp_path, *chosen)
     assert "## Beside the commit before\n" in report
-    assert opens_with_five_sentences_and_the_picture(report)
+    assert opens_with_six_sentences_and_the_picture(report)
     assert "- **Inference, torch.autocast's lists**: not measured in this run." in report
     assert "\n| after revert() | other objects | the same objects |\n" in report
     assert list(samples) == ["calls", "steps", "memory"]
