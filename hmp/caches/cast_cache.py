@@ -69,13 +69,12 @@ def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def cast_recurrent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As `cast_weights`, for an op that uses its weights at every step: the gradients of the steps are summed in float32 (R21)."""
-    low = cast_weights(tensor, dtype)
-    if tensor.dtype is not torch.float32 or not (_grad_enabled() and tensor.requires_grad):
-        return low
-    plain = type(low) is Tensor and tensor.layout is torch.strided
-    if not plain or _compiling() or _dispatch_modes() or not in_plain_autograd():
-        return low
-    return shared_cast.node_of(tensor, _detach(low))
+    plain = (type(tensor) is Parameter or type(tensor) is Tensor) and tensor.dtype is torch.float32 and tensor.layout is torch.strided
+    if not (plain and _grad_enabled() and tensor.requires_grad) or _compiling() or _dispatch_modes() or not in_plain_autograd():
+        return cast_weights(tensor, dtype)
+    # of a weight that no other call uses between two writes there is no copy to be found
+    low = cast(_detach(tensor), dtype) if id(tensor) in weight_cache.used_once else _detach(cast_weights(tensor, dtype))
+    return shared_cast.node_of(tensor, low)
 
 
 def clear_cache() -> None:
