@@ -43,6 +43,7 @@ _modes = torch_private.function_modes
 _use_count = torch_private.owners_of_storage
 _holders = torch_private.holders_of_tensor
 _frames = sys._current_frames
+_inference_mode = torch.is_inference_mode_enabled
 _c10d: Any = sys.modules.get("torch.distributed.distributed_c10d")  # None where torch was built without it
 _guards = torch_private.tensor_guards
 _has_gil: Callable[[], bool] = getattr(sys, "_is_gil_enabled", lambda: True)
@@ -112,9 +113,10 @@ def writes_to(tensor: Tensor) -> tuple[int, int] | None:
     """What every write to a tensor of XLA's changes: how many there were, and which of XLA's own tensors it is; None for other tensors.
 
     It stands for the mark: the memory was not written where it is what it was. Two things are not seen: a collective in place of several
-    replicas, where no copy is kept, and a write through dlpack in the memory of another device.
+    replicas, where no copy is kept, and a write through dlpack in the memory of another device. None in inference mode too, where XLA
+    refuses tensors that were made outside of it.
     """
-    if tensor.is_cpu or _write_count is None or tensor.device.type != "xla":
+    if tensor.is_cpu or _write_count is None or tensor.device.type != "xla" or _inference_mode():
         return None
     xla = sys.modules.get("_XLAC")
     return _write_count(tensor), 0 if xla is None else xla._xla_get_tensor_id(tensor)
@@ -126,7 +128,7 @@ def is_unwritten(tensor: Tensor, writes: tuple[int, int] | None) -> bool:
 
 
 def _refusal_of_xla(tensor: Tensor) -> Refusal:
-    if _is_functional is None or _carry_out is None or not _is_functional(tensor):
+    if _is_functional is None or _carry_out is None or not _is_functional(tensor) or _inference_mode():
         return "device"
     _carry_out(tensor)
     runtime: Any = sys.modules.get("torch_xla.runtime")

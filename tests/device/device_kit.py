@@ -24,6 +24,10 @@ if DEVICE == "pretend":
     import pretend_device
 
     pretend_device.set_up()
+if DEVICE == "xla":
+    import torch_xla
+
+    torch_xla.device()  # before the first backward: torch makes autograd's threads then, one for each device that there is
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
@@ -111,7 +115,9 @@ def result(name: str, function: Check) -> Result:
 
 def synchronize() -> None:
     """Waits for what the device still has to do."""
-    if not ON_CPU:
+    if DEVICE == "xla":
+        torch_xla.sync(wait=True)
+    elif not ON_CPU:
         getattr(torch, DEVICE).synchronize()
 
 
@@ -130,8 +136,8 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 
 def preset() -> str:
-    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator."""
-    return "torch-cuda" if DEVICE == "pretend" else f"torch-{DEVICE}"
+    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
+    return {"pretend": "torch-cuda", "xla": "torch-cpu"}.get(DEVICE, f"torch-{DEVICE}")
 
 
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:
@@ -161,6 +167,6 @@ def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> No
 
 def keeps_copies() -> bool:
     """Whether hmp keeps copies of weights in this device's memory: then the checks of the caches must save casts."""
-    if ON_CPU or DEVICE == "pretend":
+    if ON_CPU or DEVICE in ("pretend", "xla"):
         return True
     return not mark_proof.what_fails(torch.device(DEVICE)) and "captured graph" not in hmp.cache_info().refused

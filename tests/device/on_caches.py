@@ -75,6 +75,7 @@ def _train(net: torch.nn.Module, name: str, **options: object) -> list[torch.Ten
         seen.extend(gradients(net))
         optimizer.step()
         optimizer.zero_grad()
+        synchronize()  # XLA compiles what has piled up: the same graph for each step
         with torch.no_grad():
             seen.extend(net(batch(3)[0]).to(F32) for _ in range(2))
     return seen + parameters(net)
@@ -92,6 +93,8 @@ def training_equals_explicit_casts_under_every_kind_of_optimizer() -> str:
     if not ON_CPU:  # a capturable step is for devices that capture
         kinds.append(("AdamW", {"capturable": True}))
         kinds.append(("AdamW", {"capturable": True, "fused": True}))
+    if DEVICE == "xla":  # torch has no fused step for it, and it captures nothing
+        kinds = [(name, options) for name, options in kinds if not {"fused", "capturable"} & options.keys()]
     said = ""
     for name, options in kinds:
         want = _train(Plain(), name, **options)
