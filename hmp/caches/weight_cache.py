@@ -156,6 +156,8 @@ def _is_small(weight: Tensor) -> bool:
 
 def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
     """`low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses."""
+    if not weight.is_leaf:
+        return node_of(weight, low)  # detach_() would leave a node that is kept with the graph from before
     node = entry.node()
     if node is None or entry.weight != weight._cdata:
         node = node_of(weight, low)

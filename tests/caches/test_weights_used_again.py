@@ -211,6 +211,18 @@ def swapped_for_another_tensor(model: Loop) -> Any:
     return before, x.grad, model.grads
 
 
+def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
+    """detach_() is no write, and changes where gradients flow to."""
+    x, old = model.batch().detach(), [torch.ones_like(weight, requires_grad=True) for weight in model.weights]
+    for weight, factor in zip(model.weights, old, strict=True):
+        weight.requires_grad_(False).mul_(factor)
+    model(x)
+    for weight in model.weights:
+        weight.detach_().requires_grad_(True)
+    model.loss(x).backward()
+    return model.grads, [factor.grad for factor in old]
+
+
 def backward_in_another_thread(model: Loop) -> Any:
     value = model.loss(model.batch())
     thread = threading.Thread(target=value.backward)

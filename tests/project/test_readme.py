@@ -52,7 +52,7 @@ def test_its_parts_stand_in_the_order_of_a_new_users_questions() -> None:
         "Licence",
     ]
     parts = {part.partition("\n")[0]: part for part in README.split("\n## ")}
-    assert parts["Why not just torch.autocast?"].count("\n- ") == 3
+    assert parts["Why not just torch.autocast?"].count("\n- ") == 4
     assert parts["Limits"].count("\n- ") == 5
     assert parts["Commands"].count("\n| `hmp ") == 10
 
