@@ -15,6 +15,8 @@ import torch
 
 from ..casting import Caster
 from ..ops import op_facts
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd
 from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
 from .op_rule import Op, OpRule, survey
@@ -46,16 +48,17 @@ class Region:
     the user's around a whole training loop, for another device or disabled. So it is emptied before the op and after it (R18).
     """
 
-    def __init__(self, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, device: str, dtype: torch.dtype, cached: bool = True) -> None:
         self._device = device
         self._dtype = dtype
+        self._cached = cached  # False: a weight that the op uses many times is cast, and has a gradient, for each (R21)
 
     def __enter__(self) -> None:
         self._around, _here.region = _here.region, self
         self._before = _is_enabled(self._device), _get_dtype(self._device), _is_cached()
         if _nest() > 1:
             _clear()
-        self._put(True, self._dtype, True)
+        self._put(True, self._dtype, self._cached)
 
     def __exit__(self, *exc_info: object) -> None:
         _unnest()
@@ -75,7 +78,7 @@ class Region:
         try:
             return function(*args, **kwargs)
         finally:
-            self._put(True, self._dtype, True)
+            self._put(True, self._dtype, self._cached)
             _here.region = self
 
 
@@ -114,9 +117,14 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         if _is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
-        given = _with_low_weights(args, rule, caster) if is_recurrent and make is Region else args
+        given, region = args, make(device, rule.low)
+        if is_recurrent and make is Region:
+            if rule.op in op_facts.CELLS or (not _dispatch_modes() and in_plain_autograd()):
+                given = _with_low_weights(args, rule, caster)
+            else:  # no node of the graph that sums in float32 can be made here
+                region = Region(device, rule.low, cached=False)
         try:
-            with make(device, rule.low):
+            with region:
                 return inside(*given, **kwargs)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
 
@@ -130,3 +131,23 @@ def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):
     }
     assert errors["once"] > 3 * errors["each"]
     assert errors["hmp"] <= (1.1 if policy == "torch-cpu" else 2) * errors["each"]  # listed, the gates are bfloat16 too
+
+
+@pytest.mark.parametrize(
+    "watch", [hmp.record, hmp.detect_nonfinite, lambda: FlopCounterMode(display=False)], ids=["record", "nan", "flops"]
+)
+@pytest.mark.parametrize("make", [nn.GRU, nn.RNN])
+def test_r21_a_step_that_is_watched_has_the_gradients_of_a_cast_for_each_use(make, watch):
+    torch.manual_seed(0)
+    net, x = make(32, 64), torch.randn(200, 8, 32)
+
+    def gradients_of(*regions: Any) -> list[torch.Tensor]:
+        with contextlib.ExitStack() as stack:
+            for region in regions:
+                stack.enter_context(region)
+            loss = (net(x)[0].float() - 0.5).square().mean()  # every step pulls one way
+            return list(torch.autograd.grad(loss, list(net.parameters())))
+
+    wanted = gradients_of(torch.autocast("cpu", torch.bfloat16, cache_enabled=False))
+    for found, each in zip(gradients_of(hmp.casts("torch-cpu"), watch()), wanted, strict=True):
+        assert (found - each).norm() <= 2**-10 * each.norm()
