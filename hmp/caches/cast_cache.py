@@ -9,8 +9,6 @@ import torch
 
 from ..casting import Tensor, cast
 from ..errors import HmpError
-from ..torch_private import dispatch_modes as _dispatch_modes
-from ..torch_private import in_plain_autograd
 from . import activation_cache, shared_cast, weight_cache, write_marks
 from .activation_cache import low_activation
 from .weight_cache import low_weight
@@ -21,7 +19,6 @@ for _reader in (cast, low_weight, low_activation, shared_cast.count_hit):
 Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
-_compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
 
@@ -70,7 +67,7 @@ def cast_weights(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def cast_recurrent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """As `cast_weights`, for an op that uses its weights at every step: the gradients of the steps are summed in float32 (R21)."""
     plain = (type(tensor) is Parameter or type(tensor) is Tensor) and tensor.dtype is torch.float32 and tensor.layout is torch.strided
-    if not (plain and _grad_enabled() and tensor.requires_grad) or _compiling() or _dispatch_modes() or not in_plain_autograd():
+    if not (plain and _grad_enabled() and tensor.requires_grad and shared_cast.can_make_nodes()):
         return cast_weights(tensor, dtype)
     # of a weight that no other call uses between two writes there is no copy to be found
     low = cast(_detach(tensor), dtype) if id(tensor) in weight_cache.used_once else _detach(cast_weights(tensor, dtype))

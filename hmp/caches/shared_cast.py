@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from threading import get_ident
 
+import torch
+
 from ..casting import Tensor
+from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd
 from ..torch_private import unsafe_view as _unsafe_view
+
+_compiling = torch.compiler.is_dynamo_compiling  # torch's own, taken before anything is patched
 
 # Bytes of an activation from which, where no gradient is needed, its copy is quicker found again than made again: below, marking the memory
 # takes longer than the casts that are saved. Measured in inference: from 32 KiB on it took 2 to 4 % of small models' time, at 260 KiB to
@@ -43,6 +49,11 @@ def hits() -> int:
 def forget_hits() -> None:
     """Sets the counts to 0."""
     _hits.clear()
+
+
+def can_make_nodes() -> bool:
+    """Whether node_of() may be called here: outside of traces, dispatch modes and transforms."""
+    return not _compiling() and not _dispatch_modes() and in_plain_autograd()
 
 
 def node_of(source: Tensor, copy: Tensor) -> Tensor:

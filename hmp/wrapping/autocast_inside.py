@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
+from ..caches import shared_cast
 from ..casting import Caster
 from ..ops import op_facts
-from ..torch_private import dispatch_modes as _dispatch_modes
-from ..torch_private import in_plain_autograd
 from ..torch_private import is_autocast_available as _is_available
 from . import jit_trace, refusals
 from .op_rule import Op, OpRule, survey
@@ -105,7 +104,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     # under torch.autocast too a scalar beyond the low dtype saturates (R12)
     inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
 
-    is_recurrent = rule.op in op_facts.RECURRENT
+    is_recurrent, is_cell = rule.op in op_facts.RECURRENT, rule.op in op_facts.CELLS
 
     def with_autocast(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
@@ -117,14 +116,13 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         if _is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
-        given, region = args, make(device, rule.low)
+        given, cached = args, True
         if is_recurrent and make is Region:
-            if rule.op in op_facts.CELLS or (not _dispatch_modes() and in_plain_autograd()):
-                given = _with_low_weights(args, rule, caster)
-            else:  # no node of the graph that sums in float32 can be made here
-                region = Region(device, rule.low, cached=False)
+            # where no node that sums in float32 can be made, torch.autocast casts the weights for each step
+            cached = is_cell or shared_cast.can_make_nodes()
+            given = _with_low_weights(args, rule, caster) if cached else args
         try:
-            with region:
+            with make(device, rule.low) if cached else Region(device, rule.low, cached=False):
                 return inside(*given, **kwargs)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
