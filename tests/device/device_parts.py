@@ -59,6 +59,8 @@ def environment(device: str, results: Path) -> dict[str, str]:
     own = {"HMP_TEST_DEVICE": device, "HMP_DEVICE_RESULTS": str(results), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
     if device == "cpu":
         own["CUDA_VISIBLE_DEVICES"] = ""  # "the device in use" is then the CPU for hmp too
+    if device == "xla":  # on the machine's own processor; XLA would else leave out casts to bfloat16 and back, and bits are compared
+        own |= {"PJRT_DEVICE": "CPU", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"}
     # cuBLAS may else choose another algorithm for the same product, and bits are compared
     return {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own}
 

@@ -10,10 +10,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import device_parts
 import pretend_checks
 
 
@@ -38,9 +40,6 @@ def test_on_the_pretend_device(name: str, failures: dict[str, str]) -> None:
 @pytest.mark.parametrize("part", ["caches", "marks", pytest.param("counts", marks=pytest.mark.slow), "rules"])
 def test_hmp_on_the_pretend_device(part: str, failures: dict[str, str]) -> None:
     """The checks of an accelerator: copies are kept in its memory and are never stale, and no weight is cast more often than need be."""
-    script = Path(__file__).with_name("device_part.py")
-    paths = os.pathsep.join(map(str, (script.parents[2], script.parent, Path(pretend_checks.__file__).parent)))
-    environment = {**os.environ, "PYTHONPATH": paths, "HMP_TEST_DEVICE": "pretend"}
-    run = subprocess.run([sys.executable, str(script), part], capture_output=True, text=True, timeout=550, env=environment)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert "  passed  " in run.stdout
+    outcome = device_parts.checks(part)(SimpleNamespace(device="pretend"), 550)
+    assert not outcome.failed, outcome.checks
+    assert outcome.counts("passed")
