@@ -71,9 +71,7 @@ def curve(device: str, steps: Iterable[int] = STEPS) -> dict[str, dict[str, dict
     found: dict[str, dict[str, dict[str, float]]] = {}
     for net in NETS:
         for count in steps:
-            case = over_steps(net.removeprefix("nn."), count)
-            case.model.train().to(device)
-            case.batch = {name: value.to(device) for name, value in case.batch.items()}
+            case = over_steps(net.removeprefix("nn."), count).to(device)
             found.setdefault(net, {})[str(count)] = errors_of(case, sides(device))
     return found
 
@@ -100,7 +98,7 @@ def casts_of_weights(case: Reused, side: Side) -> int:
 
 def measure(case: Reused, device: str, rounds: int, seconds: float) -> Figures:
     """The figures of one workload."""
-    case.model.train()
+    case.to(device).model.train()
     three = sides(device)
     hmp_side, theirs, _ = three
     errors = errors_of(case, three)

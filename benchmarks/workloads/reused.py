@@ -30,6 +30,12 @@ class Reused:
     def loss(self) -> Tensor:
         return self.forward(self.model, self.batch)
 
+    def to(self, device: str) -> Reused:
+        """This, moved to the device."""
+        self.model.to(device)
+        self.batch = {name: value.to(device) for name, value in self.batch.items()}
+        return self
+
     def exact(self) -> Reused:
         """The same in float64."""
         batch = {name: value.double() if value.is_floating_point() else value for name, value in self.batch.items()}
