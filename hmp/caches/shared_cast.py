@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from threading import get_ident
 
 import torch
 
 from ..casting import Tensor
+from ..torch_private import copy_on_write as _copy_on_write
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import in_plain_autograd
 from ..torch_private import unsafe_view as _unsafe_view
+from . import mark_proof
 
-_compiling = torch.compiler.is_dynamo_compiling  # torch's own, taken before anything is patched
+# torch's own, taken before anything is patched
+_compiling = torch.compiler.is_dynamo_compiling
+_expand_as = Tensor.expand_as
 
 # Bytes of an activation from which, where no gradient is needed, its copy is quicker found again than made again: below, marking the memory
 # takes longer than the casts that are saved. Measured in inference: from 32 KiB on it took 2 to 4 % of small models' time, at 260 KiB to
@@ -60,9 +66,32 @@ def node_of(source: Tensor, copy: Tensor) -> Tensor:
     """`copy`, a cast of `source` made before, as a new node of the graph, for any number of uses: their gradients flow to `source`, cast to
     the dtype of `source` and then summed.
 
-    The node is that of a view of `source` whose memory is then exchanged for the copy's. Autograd itself casts each use's gradient, because
-    the node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long.
+    The node is that of a clone of `source` whose memory is then exchanged for the copy's. Autograd itself casts each use's gradient,
+    because the node was made for the dtype of `source`; a Python autograd.Function that does so takes twice as long. No memory is copied:
+    the clone is one by copy-on-write, of a view of `source` that was given other memory, so that no mark is set on that of `source`.
     """
-    node: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
+    zero = _zero_of(source.device, source.dtype)
+    if zero is None:
+        node: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
+        node.grad_fn.register_hook(_as_given)  # type: ignore[union-attr]
+    else:
+        view = _expand_as(source, source)
+        view.data = _expand_as(zero, source)
+        node = _copy_on_write.lazy_clone(view)  # type: ignore[union-attr]  # which shares no version counter with `source`
     node.data = copy
     return node
+
+
+@functools.cache
+def _zero_of(device: torch.device, dtype: torch.dtype) -> Tensor | None:
+    """A zero whose memory clones share by copy-on-write, none of which is ever written; None where the device has no such memory."""
+    if _copy_on_write is None or mark_proof.what_fails(device):
+        return None
+    zero: Tensor = torch.ops.aten.zeros.default([], device=device, dtype=dtype)
+    _copy_on_write.lazy_clone(zero)  # from now on threads may clone it at the same time
+    return zero
+
+
+def _as_given(grad_inputs: Sequence[Tensor | None], grad_outputs: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
+    """A node's gradient as it came in: the node itself gives a view of it, made under no_grad, which may not be written in place."""
+    return grad_outputs

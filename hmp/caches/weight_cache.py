@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -37,15 +37,10 @@ _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
-# A graph that saves a weight for backward keeps its node. Of small weights the last few nodes are kept until the next backward in any case:
-# to make one takes as long as a cast of 64 KiB. A node keeps its weight.
-_KEPT_BELOW = 2**20
-_recent: deque[Tensor] = deque(maxlen=64)
-
-# By id(): small weights that were written between their last two uses with a gradient, as most are that train. The dispatchers cast those
-# without asking here, until so many backwards have begun.
+# By id(): weights that were used once, with a gradient, between two writes, as most are that train. The dispatchers cast the small ones
+# without asking here. In each period of so many backwards this is learnt anew.
 used_once: set[int] = set()
-_LOOK_AGAIN = 32
+_PERIOD = 32
 _backwards = 0
 
 _MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a copy of it
@@ -60,24 +55,28 @@ def _nothing() -> None:
     """Stands for a weak reference to a tensor that does not exist yet."""
 
 
+# A node of a weight that was found again: a graph keeps it, because it saves the weight for backward.
+_kept_by_graph: Callable[[], Tensor | None] = _nothing
+
+
 class _Entry:
     """The copy `low` of the weight in one storage, None where none is kept, and what must be true of the weight for it to be used again.
 
     `pays[trains]` says whether to keep a copy from the first use after a write on, for uses without and with a gradient: True where the
     last such copy was used again. `uses_to_skip` counts down to the next attempt to keep a copy, `failures` the attempts that failed.
+    `in_used_once` is what `used_once` holds of the weight, `period` the period when it was last used once, -1 where it was used again then.
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "reused", "same_view", "stream",
-        "uses_to_skip", "version", "view", "weight", "writes",
+        "__weakref__", "dtype", "epoch", "failures", "for_training", "in_used_once", "low", "node", "offset", "pays", "period", "reused",
+        "same_view", "stream", "uses_to_skip", "version", "view", "writes",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
         self.low: Tensor | None = None
         # The copy as a node of the graph, which graphs keep alive, and the address of the weight that its gradients flow to: the node keeps
         # the weight alive, and a weak reference to it would forbid torch.utils.swap_tensors().
-        self.node: Callable[[], Tensor | None] = _nothing
-        self.weight = 0
+        self.node: tuple[Callable[[], Tensor | None], int] = _nothing, 0
         self.dtype: torch.dtype | None = None
         self.view: tuple[Any, ...] = ()  # the weight's view_key() when the copy was made
         self.same_view: Callable[[Tensor], bool]
@@ -88,12 +87,24 @@ class _Entry:
         self.epoch = _epoch
         self.pays = pays
         self.uses_to_skip = self.failures = 0
+        self.in_used_once = self.period = -1
+
+    def __del__(self) -> None:
+        used_once.discard(self.in_used_once)  # another weight may get the same id()
+
+    def note_one_use(self, weight: Tensor) -> None:
+        """Notes a use with a gradient after a write. Where the last in this period was the only one until the write, so will this be."""
+        period = _backwards // _PERIOD
+        if self.period == period:
+            self.in_used_once = id(weight)
+            used_once.add(self.in_used_once)
+        self.period = period
 
     def let_go(self) -> None:
         """Frees the copy, and records in `pays` whether it was used again."""
         if self.low is not None:
             self.pays[self.for_training] = self.reused
-            self.low, self.node = None, _nothing
+            self.low, self.node = None, (_nothing, 0)
             _nbytes.pop(id(self), None)
 
 
@@ -116,7 +127,7 @@ def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
         return cast(weight, dtype)
     if trains and type(entry) is _Entry and entry.low is None and entry.version != weight._version and not entry.pays[True]:
         entry.version = weight._version  # written after each use, as most weights that train are: nothing more is to be asked
-        used_once.add(id(weight))
+        entry.note_one_use(weight)
         return cast(weight, dtype)
     if _dispatch_modes() or (trains and not _in_no_transform()):
         return cast(weight, dtype)
@@ -155,24 +166,33 @@ def _is_small(weight: Tensor) -> bool:
 
 
 def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
-    """`low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses."""
+    """`low`, the copy in `entry`, as the node of the graph that sums the gradients of the weight's uses.
+
+    A graph keeps the nodes of weights that it saves for backward. A node that it does not save, such as a bias's, would be made again for
+    each use: it is kept by the last node that was found, so lives as long as that one's graph does. Only nodes that are older keep others.
+    """
+    global _kept_by_graph
     if not weight.is_leaf:
         return node_of(weight, low)  # detach_() would leave a node that is kept with the graph from before
-    node = entry.node()
-    if node is None or entry.weight != weight._cdata:
-        node = node_of(weight, low)
-        entry.node, entry.weight = weakref.ref(node), weight._cdata
-        if weight.nbytes < _KEPT_BELOW:
-            _recent.append(node)
+    address = weight._cdata
+    reference, of = entry.node
+    node = reference() if of == address else None
+    if node is not None:
+        _kept_by_graph = reference
+        return node
+    node = node_of(weight, low)
+    entry.node = weakref.ref(node), address
+    keeper: Any = _kept_by_graph()
+    if keeper is not None:
+        keeper.__dict__.setdefault("_hmp_keeps", {})[address] = node
     return node
 
 
-def forget_nodes() -> None:
-    """Keeps no node any longer than graphs do; to be called when a backward begins."""
+def backward_begins() -> None:
+    """To be called when a backward begins."""
     global _backwards
-    _recent.clear()
     _backwards += 1
-    if not _backwards % _LOOK_AGAIN:
+    if not _backwards % _PERIOD:
         used_once.clear()
 
 
@@ -189,8 +209,11 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
     elif entry.low is not None:
         entry.reused = entry.reused or entry.dtype is not dtype  # the weight was perhaps not written, only asked for in another dtype
         entry.let_go()
-    likely = entry.pays[trains] or entry.version == version
+    again = entry.version == version
+    likely = entry.pays[trains] or again
     entry.version = version
+    if again:
+        entry.period = -1
     if trains and not likely:
         return cast(weight, dtype)
     misses += 1
@@ -207,6 +230,7 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
 
 def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
     """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
+    global _kept_by_graph
     nbytes, device = weight.numel() * dtype.itemsize, weight.device
     if bytes_kept(device) + nbytes > limit(device):
         refused[str(device), "limit"] += 1
@@ -219,6 +243,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
         return None
     new.dtype, new.version, new.for_training = dtype, weight._version, trains
     new.writes, new.stream = writes_to(weight), _stream_of(weight)
+    _kept_by_graph = _nothing  # nodes of new copies are not kept by graphs of old ones
     new.view, new.offset, new.same_view = view_key(weight, new.version), int(weight.storage_offset()), same_view_check(weight)
     low = _cast_to_keep(weight, dtype)
     if type(low) is not Tensor:
@@ -295,9 +320,9 @@ def let_go(weight: Tensor) -> None:
 
 def clear() -> None:
     """Frees all copies, and makes every entry invalid with what it recorded of its weight's uses."""
-    global _epoch
+    global _epoch, _kept_by_graph
     _epoch += 1
-    _recent.clear()
+    _kept_by_graph = _nothing
     used_once.clear()
     for reference in list(_alive.values()):
         entry = reference()

@@ -64,7 +64,7 @@ class _Engine:
         self._engine = engine
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
-        weight_cache.forget_nodes()
+        weight_cache.backward_begins()
         return state.call_in_backward(self._engine.run_backward, *args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:

@@ -4,9 +4,11 @@ torch where each use casts by hand (R21)."""
 from __future__ import annotations
 
 import copy
+import gc
 import inspect
 import pickle
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -211,6 +213,49 @@ def swapped_for_another_tensor(model: Loop) -> Any:
     return before, x.grad, model.grads
 
 
+def swapped_while_no_graph_is_left(model: Loop) -> Any:
+    x = model.batch()
+    averaged = [nn.Parameter(weight.detach() * 0.5) for weight in model.weights]
+    seen = []
+    for _ in range(4):
+        for weight, other in zip(model.weights, averaged, strict=True):
+            torch.utils.swap_tensors(weight, other)
+        seen.append([model.loss(x).detach() for _ in range(3)])
+    model.loss(x).backward()
+    return seen, x.grad, model.grads
+
+
+def freed_with_their_last_graph(model: Loop) -> Any:
+    """By reference counts, without the garbage collector: a weight that is gone takes no memory, whatever graphs were made of it."""
+    other = copy.deepcopy(model)
+    for _ in range(3):
+        value = other.loss(model.batch())
+    dead = [weakref.ref(weight) for weight in other.weights]
+    gc.disable()
+    try:
+        del value, other
+        assert [reference() for reference in dead] == [None] * len(dead)
+    finally:
+        gc.enable()
+
+
+def gradients_that_are_written_in_place(model: Loop) -> Any:
+    for _ in range(2):
+        found = torch.autograd.grad(model.loss(model.batch()), model.weights)
+        for grad in found:
+            grad.detach_().mul_(2).requires_grad_()
+
+    def double(grad: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return grad.mul_(2)
+
+    handles = [weight.register_hook(double) for weight in model.weights]
+    model.loss(model.batch()).backward()
+    for handle in handles:
+        handle.remove()
+    return found, model.grads
+
+
 def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
     """detach_() is no write, and changes where gradients flow to."""
     x, old = model.batch().detach(), [torch.ones_like(weight, requires_grad=True) for weight in model.weights]
@@ -310,4 +355,22 @@ def test_r21_one_graph_holds_one_copy_of_each_weight(kind: str) -> None:
         model.loss(model.batch()).backward()
         before = hmp.cache_info().hits
         model.loss(model.batch())
+    assert hmp.cache_info().hits - before >= (USES - 1) * len(model.weights)
+
+
+@pytest.mark.parametrize("kind", ["linear", "conv", "cell"])
+def test_r21_weights_that_were_used_once_are_shared_when_they_are_used_again(kind: str) -> None:
+    # else a model that is warmed up by single uses would keep a copy for each use for ever after
+    model = Loop(kind, by_hand=False)
+    optimizer = torch.optim.SGD(model.weights, lr=0.01)
+    with hmp.casts(POLICY):
+        for uses in [1] * 4 + [USES] * 40:
+            x = model.batch()
+            for _ in range(uses):
+                x = torch.sin(model.use(x).float())
+            x.sum().backward()
+            optimizer.step()
+        before = hmp.cache_info().hits
+        for _ in range(USES):
+            x = torch.sin(model.use(x).float())
     assert hmp.cache_info().hits - before >= (USES - 1) * len(model.weights)

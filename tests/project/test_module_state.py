@@ -23,7 +23,7 @@ CORE = """errors fork_safe torch_private formatting observing patching context c
 EMPTIED = """
 caches.activation_cache: _last _unshared misses
 caches.shared_cast: _hits
-caches.weight_cache: _nbytes _recent misses refused used_once
+caches.weight_cache: _nbytes misses refused used_once
 context.state: regions_open
 context.suspensions: _alive
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
@@ -47,6 +47,7 @@ STAYS = {
     "caches.weight_cache._backwards": "counts",
     "caches.weight_cache._alive": "weak: entries of weights that are alive",
     "caches.weight_cache._epoch": "counts: what was cast in another epoch is not used again",
+    "caches.weight_cache._kept_by_graph": "weak: nothing where no node is alive",
     "caches.weight_cache._here": "a thread's own, put back by whoever set it",
     "caches.weight_cache._limit": "the user's setting",
     "caches.write_marks._harmless": "code objects of functions that wait",
