@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from threading import get_ident
 
 import torch
+from torch.autograd.graph import get_gradient_edge
 
 from ..casting import Tensor
 from ..torch_private import copy_on_write as _copy_on_write
@@ -71,13 +72,14 @@ def node_of(source: Tensor, copy: Tensor) -> Tensor:
     the clone is one by copy-on-write, of a view of `source` that was given other memory, so that no mark is set on that of `source`.
     """
     zero = _zero_of(source.device, source.dtype)
-    if zero is None:
-        node: Tensor = _unsafe_view(source, source.shape)  # unlike view() it shares no version counter with `source`
-        node.grad_fn.register_hook(_as_given)  # type: ignore[union-attr]
+    # unlike a view that torch knows as one, neither shares a version counter with `source`
+    if zero is None or _copy_on_write is None:
+        node = _unsafe_view(source, source.shape)
+        get_gradient_edge(node).node.register_hook(_as_given)
     else:
         view = _expand_as(source, source)
         view.data = _expand_as(zero, source)
-        node = _copy_on_write.lazy_clone(view)  # type: ignore[union-attr]  # which shares no version counter with `source`
+        node = _copy_on_write.lazy_clone(view)
     node.data = copy
     return node
 
@@ -85,7 +87,7 @@ def node_of(source: Tensor, copy: Tensor) -> Tensor:
 @functools.cache
 def _zero_of(device: torch.device, dtype: torch.dtype) -> Tensor | None:
     """A zero whose memory clones share by copy-on-write, none of which is ever written; None where the device has no such memory."""
-    if _copy_on_write is None or mark_proof.what_fails(device):
+    if _copy_on_write is None or (device.type != "cpu" and mark_proof.refusal(device)):
         return None
     zero: Tensor = torch.ops.aten.zeros.default([], device=device, dtype=dtype)
     _copy_on_write.lazy_clone(zero)  # from now on threads may clone it at the same time
