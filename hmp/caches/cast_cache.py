@@ -69,9 +69,10 @@ def cast_recurrent(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     plain = (type(tensor) is Parameter or type(tensor) is Tensor) and tensor.dtype is torch.float32 and tensor.layout is torch.strided
     if not (plain and _grad_enabled() and tensor.requires_grad and shared_cast.can_make_nodes()):
         return cast_weights(tensor, dtype)
-    # of a weight that no other call uses between two writes there is no copy to be found
-    low = cast(_detach(tensor), dtype) if id(tensor) in weight_cache.used_once else _detach(cast_weights(tensor, dtype))
-    return shared_cast.node_of(tensor, low)
+    if id(tensor) in weight_cache.used_once:  # no other call uses it between two writes: there is no copy to be found
+        return shared_cast.node_of(tensor, cast(_detach(tensor), dtype))
+    low = cast_weights(tensor, dtype)
+    return low if weight_cache.is_node(low, tensor) else shared_cast.node_of(tensor, _detach(low))
 
 
 def clear_cache() -> None:

@@ -38,8 +38,9 @@ _compiling = torch.compiler.is_dynamo_compiling
 _detach = Tensor.detach
 
 # By id(): weights that were used once, with a gradient, between two writes, as most are that train. The dispatchers cast the small ones
-# without asking here. In each period of so many backwards this is learnt anew.
-used_once: set[int] = set()
+# without asking here. In each period of so many backwards this is learnt anew. An id leaves with its weight's entry, as another weight may
+# get the same one: by dict.pop, as no code in Python may run while memory is freed, where gloo's threads wait for the GIL.
+used_once: dict[int, weakref.ref[_Entry]] = {}
 _PERIOD = 32
 _backwards = 0
 
@@ -64,12 +65,12 @@ class _Entry:
 
     `pays[trains]` says whether to keep a copy from the first use after a write on, for uses without and with a gradient: True where the
     last such copy was used again. `uses_to_skip` counts down to the next attempt to keep a copy, `failures` the attempts that failed.
-    `in_used_once` is what `used_once` holds of the weight, `period` the period when it was last used once, -1 where it was used again then.
+    `period` is the period when the weight was last used once, -1 where it was used again then.
     """
 
     __slots__ = (
-        "__weakref__", "dtype", "epoch", "failures", "for_training", "in_used_once", "low", "node", "offset", "pays", "period", "reused",
-        "same_view", "stream", "uses_to_skip", "version", "view", "writes",
+        "__weakref__", "dtype", "epoch", "failures", "for_training", "low", "node", "offset", "pays", "period", "reused", "same_view",
+        "stream", "uses_to_skip", "version", "view", "writes",
     )  # fmt: skip
 
     def __init__(self, pays: list[bool]) -> None:
@@ -87,17 +88,14 @@ class _Entry:
         self.epoch = _epoch
         self.pays = pays
         self.uses_to_skip = self.failures = 0
-        self.in_used_once = self.period = -1
-
-    def __del__(self) -> None:
-        used_once.discard(self.in_used_once)  # another weight may get the same id()
+        self.period = -1
 
     def note_one_use(self, weight: Tensor) -> None:
         """Notes a use with a gradient after a write. Where the last in this period was the only one until the write, so will this be."""
         period = _backwards // _PERIOD
         if self.period == period:
-            self.in_used_once = id(weight)
-            used_once.add(self.in_used_once)
+            key = id(weight)
+            used_once[key] = weakref.ref(self, functools.partial(used_once.pop, key))
         self.period = period
 
     def let_go(self) -> None:
@@ -108,9 +106,10 @@ class _Entry:
             _nbytes.pop(id(self), None)
 
 
-# By id(): the entries that have, or had, a copy, and device and bytes of the copies that are kept. Each update is atomic, so needs no lock.
+# By id(): the entries that have, or had, a copy, and device and bytes of the copies that are kept. They leave with their entry. Each update
+# is atomic, so needs no lock.
 _alive: dict[int, weakref.ref[_Entry]] = {}
-_nbytes: dict[int, tuple[torch.device, int]] = {}
+_nbytes: dict[int, tuple[torch.device, int, weakref.ref[_Entry]]] = {}
 
 
 def low_weight(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -188,6 +187,12 @@ def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
     return node
 
 
+def is_node(low: Tensor, weight: Tensor) -> bool:
+    """Whether `low`, which `low_weight` gave for `weight`, is a node that sums the gradients of its uses in the dtype of `weight`."""
+    entry = cache_entry(weight)
+    return type(entry) is _Entry and entry.node[0]() is low
+
+
 def backward_begins() -> None:
     """To be called when a backward begins."""
     global _backwards
@@ -251,8 +256,8 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     # as the weight's: linear chooses the algorithm for a batch by requires_grad, under no_grad too
     low.requires_grad_(weight.requires_grad)
     key = id(new)
-    _alive[key] = weakref.ref(new, functools.partial(_died, key))
-    _nbytes[key] = device, nbytes
+    _alive[key] = weakref.ref(new, functools.partial(_alive.pop, key))
+    _nbytes[key] = device, nbytes, weakref.ref(new, functools.partial(_nbytes.pop, key))
     new.low = low
     return new
 
@@ -263,11 +268,6 @@ def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:
         with torch.inference_mode(False), torch.no_grad():
             return cast(weight, dtype)
     return cast(_detach(weight) if weight.requires_grad and _grad_enabled() else weight, dtype)
-
-
-def _died(key: int, _: object) -> None:
-    _alive.pop(key, None)
-    _nbytes.pop(key, None)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------------------------------
@@ -299,12 +299,12 @@ def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
 
 def bytes_kept(device: torch.device) -> int:
     """The bytes of the copies that are kept on a device."""
-    return sum(nbytes for of, nbytes in list(_nbytes.values()) if of == device)
+    return sum(nbytes for of, nbytes in entries() if of == device)
 
 
 def entries() -> list[tuple[torch.device, int]]:
     """Device and bytes of each copy that is kept."""
-    return list(_nbytes.values())
+    return [(device, nbytes) for device, nbytes, _ in list(_nbytes.values())]
 
 
 def let_go(weight: Tensor) -> None:

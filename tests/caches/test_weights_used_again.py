@@ -7,6 +7,7 @@ import copy
 import gc
 import inspect
 import pickle
+import sys
 import threading
 import weakref
 from collections.abc import Callable
@@ -374,3 +375,25 @@ def test_r21_weights_that_were_used_once_are_shared_when_they_are_used_again(kin
         for _ in range(USES):
             x = torch.sin(model.use(x).float())
     assert hmp.cache_info().hits - before >= (USES - 1) * len(model.weights)
+
+
+def test_no_python_code_runs_where_a_weight_is_freed() -> None:
+    # it may be freed inside of C++ or by a thread that is not Python's, and code in Python hands the GIL on
+    called: list[str] = []
+    with hmp.casts(POLICY):
+        model = Loop("linear", by_hand=False)
+        for _ in range(40):  # used once until the next write, then kept
+            model.use(model.batch()).sum().backward()
+            for each in model.parameters():
+                each.data.mul_(0.5)
+        x = model.batch()
+        model.use(model.use(x).float())
+        weights = list(model.weights)
+        del model
+        gc.collect()
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_qualname) if event == "call" else None)
+        try:
+            weights.clear()
+        finally:
+            sys.setprofile(None)
+    assert called == []

@@ -109,6 +109,7 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
 
 
 def main(output: str, seconds: str, policies: str, names: str) -> None:
+    faulthandler.enable()  # a rank that crashes says where
     faulthandler.dump_traceback_later(float(seconds), exit=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
