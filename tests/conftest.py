@@ -23,8 +23,9 @@ settings.load_profile("hmp")
 
 # the tensors here are tiny: a second thread only waits, and on a shared machine it waits long. A test's own processes inherit it: beside
 # one another two of them took five times as long with two threads each.
-torch.set_num_threads(1)
-os.environ["OMP_NUM_THREADS"] = "1"
+THREADS = os.environ.get("HMP_TEST_THREADS", "1")
+torch.set_num_threads(int(THREADS))
+os.environ["OMP_NUM_THREADS"] = THREADS
 
 # a million objects of libraries are alive, and to look through them for garbage took a tenth of the time
 gc.set_threshold(5000, 20, 50)
@@ -47,7 +48,7 @@ def _differences(on_modules: bool = True) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked sampled(n), every nth variant runs by default; the others are marked slow.
+    """Of a test marked sampled(n), every nth variant runs where the test does; the others are marked nightly.
 
     Which these are, a hash of their names says: always the same ones, and not those of one value of a parameter.
     """
@@ -59,7 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         each.sort(key=lambda item: zlib.crc32(item.name.encode()))
         (nth,) = each[0].get_closest_marker("sampled").args
         for item in each[-(-len(each) // nth) :]:
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.nightly)
 
 
 _tests = itertools.count(1)

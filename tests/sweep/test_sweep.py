@@ -68,7 +68,7 @@ def test_op_db_subset_follows_the_rules(policy: str) -> None:
     assert not lines, _report(lines)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("shard", range(SHARDS))
 @pytest.mark.parametrize("policy", POLICIES)
 def test_op_db_follows_the_rules(policy: str, shard: int) -> None:

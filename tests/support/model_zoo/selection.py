@@ -1,7 +1,8 @@
-"""Which models a test runs for: all with `-m slow` (or `-m ''`), a few in the default command."""
+"""Which models a test runs for: a few in the default command, one of twelve of the others in .ci/run, the rest in .ci/nightly."""
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -18,10 +19,10 @@ QUICK = ("bert", "llama", "mixtral", "t5", "resnet", "mamba2")
 
 
 def each(names: Iterable[str] = MODELS, *, policies: Sequence[Any] = (), quick: Iterable[str] = QUICK) -> list[Any]:
-    """A parameter for each model; with `policies`, for each quick model and policy. The others, marked slow, have one of them in turn."""
+    """A parameter for each model; with `policies`, for each quick model and policy. The others have one of them in turn."""
     found = []
     for at, name in enumerate(names):
-        marks = [] if name in quick else [pytest.mark.slow]
+        marks = [] if name in quick else [pytest.mark.nightly if zlib.crc32(name.encode()) % 12 else pytest.mark.slow]
         if name in HOLDS_BUILTINS:
             marks.append(pytest.mark.searches_references)
         if not MODELS[name].available:
