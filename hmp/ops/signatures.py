@@ -32,6 +32,9 @@ conv3d: input! weight! bias?=None stride=1 padding=0 dilation=1 groups=1
 conv_transpose1d: input! weight! bias?=None stride=1 padding=0 output_padding=0 groups=1 dilation=1
 conv_transpose2d: input! weight! bias?=None stride=1 padding=0 output_padding=0 groups=1 dilation=1
 conv_transpose3d: input! weight! bias?=None stride=1 padding=0 output_padding=0 groups=1 dilation=1
+rnn_tanh_cell: input! hx! w_ih! w_hh! b_ih?=None b_hh?=None
+rnn_relu_cell: input! hx! w_ih! w_hh! b_ih?=None b_hh?=None
+gru_cell: input! hx! w_ih! w_hh! b_ih?=None b_hh?=None
 scaled_dot_product_attention: query! key! value! attn_mask?=None dropout_p=0.0 is_causal=False ; scale=None enable_gqa=False
 layer_norm: input! normalized_shape weight?=None bias?=None eps=1e-05 cudnn_enable=True
 group_norm: input! num_groups weight?=None bias?=None eps=1e-05 cudnn_enabled=True
