@@ -100,7 +100,7 @@ def torch_differences() -> Callable[[], list[str]]:
 
 
 @pytest.fixture(autouse=True)
-def torch_stays_torch() -> Iterator[None]:
+def torch_stays_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed the test, undo its conversion, and prove that nothing of it is left in torch."""
     torch.manual_seed(0)
     yield
@@ -111,10 +111,17 @@ def torch_stays_torch() -> Iterator[None]:
     differences = _differences(on_modules=next(_tests) % 25 == 0)
     _reported.update(differences)
     if differences:
-        pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
+        pytest.fail(_not_what_it_was(differences, "torch_has_compiled" not in request.fixturenames), pytrace=False)
     left_in = _left_in()
     if left_in is not None:
         pytest.fail(f"the test left its thread in {left_in!r}: a region that it entered did not end there", pytrace=False)
+
+
+def _not_what_it_was(differences: list[str], may_lack_the_fixture: bool = True) -> str:
+    said = "\n  ".join([f"torch is not what it was ({len(differences)} differences):", *differences[:20]])
+    if may_lack_the_fixture and "torch._dynamo" in sys.modules:
+        said += "\na test that compiles takes the fixture fresh_compiler: Dynamo's own changes are not counted then"
+    return said
 
 
 def _left_in() -> object:
@@ -175,4 +182,4 @@ def all_of_torch_stays_torch() -> Iterator[None]:
     # a strict export leaves its graphs among the globals of a module of torch's, with hmp and without
     differences = [line for line in ALL_OF_TORCH.differences() if line not in _reported and "__compiled_fn_" not in line]
     if differences:
-        pytest.fail(f"torch is not what it was ({len(differences)} differences):\n  " + "\n  ".join(differences[:20]), pytrace=False)
+        pytest.fail("after all tests, whichever of them did it, " + _not_what_it_was(differences), pytrace=False)

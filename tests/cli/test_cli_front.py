@@ -14,11 +14,12 @@ import pytest
 import torch
 
 import hmp
+from hmp import cli
 from hmp.cli import main
 from process_kit import to_install
 
 ROOT = Path(__file__).resolve().parents[2]
-COMMANDS = ["demo", "run", "lists", "check", "explain", "diff", "init", "compare", "benchmark", "tune", "summary", "doctor"]
+COMMANDS = [each.__name__.rpartition(".")[2] for each in cli._SUBCOMMANDS]
 RECIPE = """\
 import os, signal, torch
 
@@ -121,6 +122,13 @@ JSON = [
     ["summary", "recipe.py"],
     ["doctor"],
 ]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_with_json_is_among_those_whose_json_is_looked_at(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "-h"]) == 0
+    looked_at = name in {arguments[0] for arguments in JSON}
+    assert ("--json" in capsys.readouterr().out) == looked_at, f"hmp {name} has --json and no line in JSON, or a line and no --json"
 
 
 @pytest.mark.parametrize("arguments", JSON, ids=" ".join)

@@ -167,11 +167,12 @@ def _functions(path: Path) -> Iterator[tuple[str, int]]:
 def test_no_file_and_no_function_is_longer_than_one_thought() -> None:
     files = {path.relative_to(ROOT).as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in MODULES.values()}
     functions = {name: length for path in MODULES.values() for name, length in _functions(path)}
-    assert {name: length for name, length in files.items() if length > LONGEST_FILE} == LONGER_FILES
+    too_long = f"no file is longer than {LONGEST_FILE} lines, no function than {LONGEST_FUNCTION}: move a thought to a place of its own"
+    assert {name: length for name, length in files.items() if length > LONGEST_FILE} == LONGER_FILES, too_long
     others = [path for folder in ("tests", "benchmarks") for path in sorted((ROOT / folder).rglob("*.py"))]
     assert others
-    assert not [path for path in others if len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE]
-    assert {name: length for name, length in functions.items() if length > LONGEST_FUNCTION} == LONGER_FUNCTIONS
+    assert not [path for path in others if len(path.read_text(encoding="utf-8").splitlines()) > LONGEST_FILE], too_long
+    assert {name: length for name, length in functions.items() if length > LONGEST_FUNCTION} == LONGER_FUNCTIONS, too_long
 
 
 def test_no_module_of_the_core_has_the_name_of_a_function_of_its_own() -> None:

@@ -155,7 +155,7 @@ def test_every_rule_and_every_preset_has_a_line() -> None:
     assert re.findall(r"^\| R(\d+) \|", rules, re.MULTILINE) == [str(number) for number in range(1, 20)]
     section = presets.partition("| preset |")[2].partition("\n\n")[0]
     shown = {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.@-]+)`", line.split("|")[1])}
-    assert shown == set(hmp.policies())
+    assert shown == set(hmp.policies()), "each preset has a row in docs/pages/start/choosing-a-preset.md, and each row is a preset's"
 
 
 def test_metadata_claims_the_pythons_and_the_oldest_torch_that_were_run() -> None:

@@ -13,7 +13,7 @@ import torch
 import doc_blocks
 import hmp
 import hooks
-from making import api, errors, evidence, json_forms, presets, tutorials
+from making import api, command_line, errors, evidence, json_forms, presets, tutorials
 
 DOCS = doc_blocks.ROOT / "docs"
 CONFIG = (DOCS / "mkdocs.yml").read_text(encoding="utf-8")
@@ -86,6 +86,13 @@ def test_the_keys_of_a_json_are_those_of_all_elements() -> None:
         "changes": "object",
         "changes.OP": "list of texts",
     }
+
+
+def test_every_command_with_json_has_its_keys_on_the_page() -> None:
+    printed = command_line.page()
+    commands = {part.partition("\n")[0] for part in printed.split("## hmp ")[1:] if "--json" in part}
+    shown = {name for _, source in json_forms._FORMS.values() for name in re.findall(r"`hmp (\w+)[^`]* --json FILE`", source)}
+    assert shown == commands, "the forms stand in docs/making/json_forms.py, the command that makes each in docs/making/samples.py"
 
 
 def test_every_environment_variable_is_on_its_page() -> None:
