@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -223,6 +224,9 @@ def test_r1_a_foreign_type_still_gets_its_turn_in_an_operator() -> None:
             return "rmatmul"
 
     with hmp.casts("habana"):
+        assert (torch.ones(3) * np.float32(1.5)).tolist() == [1.5] * 3
+        assert np.multiply(np.ones(3), 2.0).tolist() == [2.0] * 3
+        assert torch.equal(torch.ones(3) + np.ones(3, dtype=np.float32), torch.full((3,), 2.0))
         assert torch.ones(2) * Thing() == "rmul"
         assert torch.ones(2) @ Thing() == "rmatmul"
         assert type(torch.ones(2) * 2.0) is torch.Tensor

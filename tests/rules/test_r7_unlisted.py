@@ -101,6 +101,7 @@ ACCEPTED = {
     "eq": lambda a, b: a == b,
     "gt": lambda a, b: torch.gt(a, b),
     "equal": lambda a, b: torch.equal(a, b),
+    "allclose": lambda a, b: torch.allclose(a, b),
     "where": lambda a, b: torch.where(a > 1, a, b),
     "cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),
     "ldexp": lambda a, b: torch.ldexp(a, b),
