@@ -10,7 +10,6 @@ import torch
 import hmp
 
 
-
 def policy(bf16: Any = (), fp32: Any = (), promote: Any = (), dtype: torch.dtype = torch.bfloat16, name: str = "test") -> hmp.Policy:
     """A policy that holds just these names."""
     return hmp.Policy(name=name, dtype=dtype, bf16=frozenset(bf16), fp32=frozenset(fp32), promote=frozenset(promote))
