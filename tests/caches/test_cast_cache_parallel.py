@@ -40,20 +40,6 @@ def _at_once(*functions):
         raise errors[0]
 
 
-def test_threads_that_infer_with_one_model_agree():
-    def scenario():
-        model, seen = net(), [None] * 4
-
-        def infer(i):
-            for _ in range(40):
-                seen[i] = look(model, X + i)
-
-        _at_once(*(lambda i=i: infer(i) for i in range(4)))
-        return seen
-
-    assert_caches_change_nothing(scenario, hits=False)  # whether all the others read or wait at some time is chance
-
-
 def test_threads_that_cast_one_activation_agree():
     def scenario():
         models, x, seen = [net() for _ in range(3)], X.clone(), [None] * 3

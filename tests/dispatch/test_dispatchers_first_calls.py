@@ -48,16 +48,6 @@ def test_first_calls_at_once_in_many_threads_are_cast() -> None:
         thread.join()
 
 
-def test_a_first_call_of_one_policy_says_nothing_of_the_next() -> None:
-    with hmp.convert(policy=LISTS):
-        assert torch.matmul(x, x).dtype is BF16
-        with hmp.convert(policy=OTHER):
-            assert torch.matmul(x, x).dtype is F32
-            assert F.linear(x, x).dtype is F32
-        assert torch.matmul(x, x).dtype is BF16
-        assert F.linear(x, x).dtype is BF16
-
-
 def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
     with hmp.convert(policy=LISTS):
         with hmp.disable_casts():
@@ -70,12 +60,6 @@ def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
         assert F.linear(x, x).dtype is BF16
         assert F.linear(x.bfloat16(), x).dtype is BF16
     assert F.linear(x, x).dtype is F32
-
-
-def test_what_was_held_before_revert_calls_torchs_own_op() -> None:
-    with hmp.convert(policy=LISTS):
-        held = torch.matmul
-    assert held(x, x).dtype is F32
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")

@@ -168,31 +168,7 @@ def test_r13_an_operation_that_reads_a_cast_view_gives_its_leaf_a_gradient() -> 
         assert_same_derivatives(listed, lambda x, v=view: v(x).sin(), lambda x, v=view: v(x).sin(), tensors_of(((3, 4),), (BF16,))), name
 
 
-@pytest.mark.parametrize("name", ["embedding", "embedding_bag"])
-@pytest.mark.parametrize("lists", [{"bf16": ["embedding", "embedding_bag"]}, {"fp32": ["embedding", "embedding_bag"]}], ids=str)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_r13_a_sparse_gradient_is_sparse_and_in_the_tables_dtype(name: str, lists: dict[str, list[str]], dtype: torch.dtype) -> None:
-    indices = torch.tensor([[0, 2], [2, 1]])
-    table = torch.randn(4, 3).to(dtype).requires_grad_()
-    look_up = {"embedding": F.embedding, "embedding_bag": lambda i, t, sparse: F.embedding_bag(i, t, mode="sum", sparse=sparse)}[name]
-    with hmp.casts(policy(**lists)):
-        look_up(indices, table, sparse=True).float().sum().backward()
-    assert table.grad.is_sparse and table.grad.dtype is dtype
-    counts = torch.tensor([1.0, 1.0, 2.0, 0.0])[:, None].expand(4, 3)
-    same(table.grad.to_dense(), counts.to(dtype))
-
-
 # --- leaves
-
-
-def test_r13_a_leaf_used_several_times_sums_its_gradients_in_its_own_dtype() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    by_hand = x.detach().requires_grad_()
-    low = [by_hand.to(BF16) for _ in range(4)]
-    (low[0] @ low[1] + torch.relu(low[2]) + (low[3] * 3)).float().sum().backward()
-    with hmp.casts("habana"):
-        (x @ x + torch.relu(x) + x * 3).float().sum().backward()
-    same(x.grad, by_hand.grad)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
@@ -241,45 +217,6 @@ def test_r13_float32_parameters_with_low_activations(low: torch.dtype) -> None:
 # --- graphs
 
 
-def cubic(x: torch.Tensor) -> torch.Tensor:
-    return torch.mul(torch.mul(x, x), x)
-
-
-def test_r13_third_derivatives() -> None:
-    def three_times(call: Call, x: torch.Tensor) -> list[torch.Tensor]:
-        found, end = [], call(x).float().sum()
-        for _ in range(3):
-            (gradient,) = torch.autograd.grad(end, x, create_graph=True)
-            found.append(gradient)
-            end = gradient.sum()
-        return found
-
-    x = torch.randn(5, requires_grad=True)
-
-    def by_hand(x: torch.Tensor) -> torch.Tensor:
-        return (x.to(BF16) * x.to(BF16)) * x.to(BF16)
-
-    expected = three_times(by_hand, x)
-    with hmp.casts("habana"):
-        got = three_times(cubic, x)
-    for ours, theirs in zip(got, expected, strict=True):
-        same(ours, theirs)
-    torch.testing.assert_close(got[2], torch.full((5,), 6.0))
-
-
-def test_r13_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    with hmp.casts("habana"):
-        loss = torch.softmax(torch.mm(x, x), -1).square().sum()
-        loss.backward(retain_graph=True)
-        first, x.grad = x.grad, None
-        loss.backward(retain_graph=True)
-        second, x.grad = x.grad, None
-    loss.backward()
-    same(second, first)
-    same(x.grad, first)
-
-
 def _in_a_thread(loss: torch.Tensor) -> None:
     thread = threading.Thread(target=loss.backward)
     thread.start()
@@ -313,21 +250,6 @@ def test_r13_gradients_are_the_same_wherever_backward_is_called(where: Callable[
     expected, x.grad = x.grad, None
     where(loss())
     same(x.grad, expected)
-
-
-def test_r13_threads_that_share_a_graph_sum_their_gradients_in_the_leafs_dtype() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    with hmp.casts("habana"):
-        shared = torch.mm(x, x)
-        losses = [torch.softmax(shared * scale, -1).square().sum() for scale in (1, 2, 4, 8)]
-    expected = torch.stack([torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])
-    threads = [threading.Thread(target=loss.backward, kwargs={"retain_graph": True}) for loss in losses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert x.grad.dtype is F32
-    torch.testing.assert_close(x.grad, expected.sum(0), rtol=1e-6, atol=1e-6)  # the order of the sum is the threads' own
 
 
 def test_r13_anomaly_mode_names_the_op_and_changes_nothing() -> None:

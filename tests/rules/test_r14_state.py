@@ -262,28 +262,6 @@ def test_r14_sixteen_threads_open_and_close_regions_of_several_policies():
     assert wrong == []
 
 
-def test_r14_a_hundred_tasks_never_see_each_others_state():
-    hmp.convert()
-
-    async def toggle(seed: int) -> bool:
-        rng = random.Random(seed)
-        for _ in range(5):
-            off = rng.random() < 0.5
-            with hmp.disable_casts() if off else hmp.enable_casts():
-                await asyncio.sleep(rng.random() / 1000)
-                if (seen() == WIDE) != off:
-                    return False
-            await asyncio.sleep(0)
-            if seen() != LOW:
-                return False
-        return True
-
-    async def main():
-        return await asyncio.gather(*(toggle(seed) for seed in range(100)))
-
-    assert all(asyncio.run(main()))
-
-
 def test_r14_a_generator_left_open_in_one_context_may_be_closed_in_another():
     def steps():
         with hmp.disable_casts():

@@ -218,14 +218,6 @@ def test_r15_a_users_optimizer_is_plumbing_too(when):
     assert set(inside) == {LOW}
 
 
-def test_r15_wrapping_the_step_in_disable_casts_stays_right():
-    make = OPTIMIZERS["RAdam"]
-    plain = _trajectory(make)
-    hmp.convert()
-    with hmp.disable_casts():
-        _assert_same_tree(_trajectory(make), plain)
-
-
 def _scaled(found_inf: bool):
     p = torch.nn.Parameter(torch.linspace(-1, 1, 6))
     optimizer = torch.optim.RAdam([p], lr=0.1)

@@ -154,68 +154,6 @@ def test_r17_data_parallel_replicas_cast_without_real_autocast(parallel_apply):
 # --- torch.compile and torch.jit
 
 
-def test_r17_compiled_code_gets_the_answers_of_eager_code(tmp_path):
-    alone(
-        tmp_path,
-        """
-        import torch, hmp
-        from autocast_kit import *
-
-        def asks(x):
-            y = x + 1
-            if torch.is_autocast_enabled("cpu"):
-                return torch.mul(y, y).to(torch.get_autocast_dtype("cpu"))
-            return y.double()
-
-        x, off = torch.ones(3), real_state()
-        for backend in ("eager", "aot_eager"):
-            torch._dynamo.reset()
-            compiled = torch.compile(asks, backend=backend)
-            for _ in range(2):  # the second time from the cache
-                assert compiled(x).dtype is torch.float64
-                with hmp.casts(LOW):
-                    assert compiled(x).dtype is BF16
-                    with hmp.disable_casts():
-                        assert compiled(x).dtype is torch.float64
-                    assert real_state() == off
-                with hmp.casts(HALF):
-                    assert compiled(x).dtype is F16
-                assert real_state() == off
-        """,
-    )
-
-
-def test_r17_compiled_regions_act_as_eager_ones(tmp_path):
-    alone(
-        tmp_path,
-        """
-        import torch, hmp
-        from autocast_kit import *
-
-        def regions(x):
-            with torch.autocast("cpu", enabled=False):
-                off = torch.mul(x, x)
-                with torch.autocast("cpu"):
-                    on = torch.mul(x, x)
-            return off, on, torch.mul(x, x)
-
-        def dtypes(function):
-            return [t.dtype for t in function(torch.ones(3))]
-
-        state = real_state()
-        compiled = torch.compile(regions, backend="eager")
-        for _ in range(2):
-            assert dtypes(compiled) == [F32, F32, F32]
-            with hmp.casts(LOW):
-                assert dtypes(compiled) == dtypes(regions) == [F32, BF16, BF16]
-                assert hmp.casts_enabled()
-                assert real_state() == state
-            with hmp.casts(LOW), hmp.disable_casts():
-                assert dtypes(compiled) == [F32, F32, F32]
-        """,
-    )
-
-
 def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
     alone(
         tmp_path,

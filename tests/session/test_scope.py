@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import io
 import pickle
 import subprocess
 import sys
@@ -46,15 +45,6 @@ def plain() -> torch.dtype:
 
 HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
 X = torch.ones(1, 2)
-
-
-def test_scope_a_region_ends():
-    with hmp.casts("habana"):
-        assert plain() == LOW
-    assert plain() == WIDE
-    with pytest.raises(KeyError), hmp.casts("habana"):
-        raise KeyError
-    assert plain() == WIDE
 
 
 def test_scope_regions_nest_and_the_policy_around_is_in_force_again():
@@ -105,18 +95,6 @@ def test_scope_a_region_decorates():
     assert asyncio.run(awaited()) == LOW and plain() == WIDE
 
 
-def test_scope_tasks_with_regions_of_their_own():
-    async def task(n):
-        with hmp.casts("habana" if n % 2 else HALF_LINEAR):
-            await asyncio.sleep(0.001 * (n % 3))
-            return plain()
-
-    async def main():
-        return await asyncio.gather(*(task(n) for n in range(20)))
-
-    assert asyncio.run(main()) == [HALF, LOW] * 10
-
-
 def test_apply_casts_inside_the_calls_of_the_model_only():
     model = Seen()
     assert hmp.apply(model, "habana") is model
@@ -127,11 +105,6 @@ def test_apply_casts_inside_the_calls_of_the_model_only():
     y.float().sum().backward()
     assert model.linear.weight.grad.dtype == WIDE
     assert model.linear(X).dtype == WIDE  # a part that is called by itself is not the model's call
-
-
-def test_apply_other_models_are_not_cast():
-    first, second = hmp.apply(Seen()), Seen()
-    assert (first(X).dtype, second(X).dtype, torch.nn.Linear(2, 2)(X).dtype) == (LOW, WIDE, WIDE)
 
 
 def test_apply_remove_undoes_it():
@@ -191,12 +164,6 @@ def test_apply_hooks_of_the_model_belong_to_its_call():
     assert plain() == WIDE
 
 
-def test_apply_two_models_with_two_policies_in_one_process():
-    first, second = hmp.apply(Seen(), "habana"), hmp.apply(Seen(), HALF_LINEAR)
-    for _ in range(3):
-        assert (first(X).dtype, second(X).dtype) == (LOW, HALF)
-
-
 def test_apply_two_models_with_two_policies_in_two_threads_at_once():
     models = {LOW: hmp.apply(Seen(), "habana"), HALF: hmp.apply(Seen(), HALF_LINEAR), WIDE: Seen()}
     barrier, wrong = threading.Barrier(len(models)), []
@@ -215,16 +182,6 @@ def test_apply_two_models_with_two_policies_in_two_threads_at_once():
     assert wrong == []
 
 
-def test_apply_one_model_in_many_threads():
-    model, results = hmp.apply(Seen(), HALF_LINEAR), []
-    threads = [threading.Thread(target=lambda: results.append((model(X).dtype, plain()))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [(HALF, WIDE)] * 8
-
-
 def test_apply_a_deep_copy_is_applied_to_as_well():
     model = hmp.apply(Seen(), HALF_LINEAR)
     twin = copy.deepcopy(model)
@@ -232,19 +189,6 @@ def test_apply_a_deep_copy_is_applied_to_as_well():
     same(twin(X), model(X))
     hmp.remove(twin)
     assert (twin(X).dtype, model(X).dtype) == (WIDE, HALF)
-
-
-def test_apply_a_model_pickles_and_saves():
-    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
-    restored = pickle.loads(pickle.dumps(model))
-    same(restored[0].weight, model[0].weight)
-    assert restored(X).dtype in (LOW, WIDE)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert type(torch.load(file, weights_only=False)) is torch.nn.Sequential
-    hmp.revert()
-    assert restored(X).dtype == pickle.loads(pickle.dumps(model))(X).dtype == WIDE
 
 
 def test_apply_a_pickle_needs_no_hmp_and_takes_no_policy_along(tmp_path):
@@ -310,22 +254,6 @@ def test_apply_torch_modules_and_classes_with_a_call_of_their_own():
     for model in (torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)), Called(2, 2)):
         assert hmp.apply(model)(X).dtype == LOW
         assert torch.nn.Linear(2, 2)(X).dtype == WIDE
-
-
-def test_apply_evaluates_as_it_trains():
-    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.LayerNorm(2)))
-    with torch.no_grad():
-        assert model.eval()(X).dtype == model.train()(X).dtype == LOW
-    with torch.inference_mode():
-        assert model(X).dtype == LOW
-
-
-def test_apply_after_revert_starts_anew():
-    model = hmp.apply(Seen())
-    hmp.revert()
-    assert model(X).dtype == WIDE
-    hmp.apply(model, HALF_LINEAR)
-    assert model(X).dtype == HALF
 
 
 def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():

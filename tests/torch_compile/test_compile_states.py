@@ -115,20 +115,6 @@ def test_a_graph_casts_nothing_more_when_it_runs(backend):
         assert dtypes(compiled(X)) == [F32, BF16]
 
 
-class Squares(torch.nn.Module):
-    def forward(self, x):
-        return x @ x
-
-
-def test_modules_compiled_in_place():
-    module = Squares()
-    module.compile(backend="eager", fullgraph=True)
-    hmp.convert(policy=LOW)
-    assert module(X).dtype is BF16
-    with hmp.disable_casts():
-        assert module(X).dtype is F32
-
-
 @EACH_BACKEND
 def test_models_that_are_applied_to(backend):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
@@ -146,17 +132,6 @@ def test_models_that_are_applied_to(backend):
     assert dtypes(compiled(X)) == [F32, F16, F32]
     hmp.remove(model[1])
     assert dtypes(compiled(X)) == [F32, F32, F32]
-
-
-@EACH_BACKEND
-def test_a_compiled_model_that_is_applied_to(backend):
-    model = torch.nn.Linear(3, 3)
-    hmp.apply(model, LOW)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    assert compiled(X).dtype is BF16
-    with hmp.disable_casts():
-        assert compiled(X).dtype is F32
-    assert compiled(X).dtype is BF16
 
 
 @BRIDGED

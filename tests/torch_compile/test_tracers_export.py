@@ -233,12 +233,6 @@ def test_a_symbolic_trace_is_pickled_without_casts_of_its_own():
     )
 
 
-def test_the_code_of_a_symbolic_trace_names_torchs_functions():
-    plain = torch.fx.symbolic_trace(Traced()).code
-    with hmp.convert():
-        assert torch.fx.symbolic_trace(Traced()).code == plain
-
-
 def test_a_region_inside_the_code_is_not_in_a_symbolic_trace():
     """Documented: nothing of a `with` is written down. An exported graph has it."""
 

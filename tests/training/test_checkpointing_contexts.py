@@ -228,26 +228,6 @@ def test_a_region_inside_a_checkpoint_is_recomputed_as_such(reentrant):
 
 
 @REENTRANT
-def test_autocast_and_hmp_in_one_checkpoint(reentrant):
-    block, seen = Block(), []
-
-    def mixed(x):
-        with torch.autocast("cpu", enabled=False):
-            wide = block.one(x)
-        with torch.autocast("cpu", dtype=torch.float16):
-            half = block.other(wide)
-        seen.append((wide.dtype, half.dtype))
-        return torch.sin(half.float())
-
-    run = in_scope("casts", lambda x: checkpoint(mixed, x, use_reentrant=reentrant))
-    first = gradients(block, X, run)
-    for around in AROUND.values():
-        for one, other in zip(gradients(block, X, run, around), first, strict=True):
-            same(one, other)
-    assert set(seen) == {(F32, torch.float16)}
-
-
-@REENTRANT
 def test_wrapped_modules_and_sequences(reentrant):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 
@@ -259,11 +239,3 @@ def test_wrapped_modules_and_sequences(reentrant):
     assert_as_by_hand(block, run)
     applied = hmp.apply(checkpoint_wrapper(Block(), checkpoint_impl=impl), LISTS)
     assert_as_by_hand(applied._checkpoint_wrapped_module, lambda x: applied(x), "in a region")
-
-
-@REENTRANT
-def test_a_librarys_own_reference_to_checkpoint(reentrant):
-    """transformers takes `checkpoint` at its import, before convert(), and binds keywords to it."""
-    taken = functools.partial(checkpoint, use_reentrant=reentrant)
-    block = Block()
-    assert_as_by_hand(block, in_scope("convert", lambda x: taken(block.__call__, x)), "without casts")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 
 import pytest
@@ -157,34 +156,6 @@ def test_checkpoints_and_hooks_together(name, inside, reentrant, tmp_path):
 
     for one, other in zip(gradients(model, run, x, hmp.disable_casts), want, strict=True):
         same(one, other)
-
-
-def test_the_offload_wrapper_of_torch():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
-
-    model, x = Model(8), torch.randn(8, 8)
-    want = gradients(model, lambda x: by_hand(model, x), x)
-    wrapped = offload_wrapper(model)
-    with hmp.convert(policy=LISTS):
-        for one, other in zip(gradients(model, lambda x: wrapped(x), x, hmp.disable_casts), want, strict=True):
-            same(one, other)
-
-
-def test_backward_in_another_thread_unpacks_without_lists():
-    model, x, seen = Model(8), torch.randn(8, 8, requires_grad=True), []
-
-    def unpack(tensor):
-        seen.append((hmp.casts_enabled(), torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype))
-        return tensor
-
-    hmp.convert(policy=LISTS)
-    with saved_tensors_hooks(lambda t: t, unpack):
-        result = model(x).sum()
-    worker = threading.Thread(target=result.backward)
-    worker.start()
-    worker.join()
-    assert seen and set(seen) == {(False, F32)}
-    assert x.grad is not None
 
 
 def test_offloaded_activations_are_let_go_of():

@@ -89,14 +89,6 @@ def _alike(result: Any, plain: Any) -> bool:
     return torch.equal(result.get_mask(), keep) and torch.allclose(one, other, atol=1e-2, rtol=1e-2, equal_nan=True)
 
 
-def test_a_masked_tensor_that_is_multiplied_under_habana_gives_torchs_own_bits() -> None:
-    plain = masked(F32) * masked(F32)
-    with hmp.casts("habana"):
-        result = masked(F32) * masked(F32)
-    assert result.dtype is F32
-    assert torch.equal(result.get_data()[MASK], plain.get_data()[MASK])
-
-
 class Refusing(torch.Tensor):
     """Has its own `__torch_dispatch__`, which does not cast: torch's way to say so, or an error of the user's."""
 
