@@ -16,28 +16,20 @@ import torch.distributed as dist
 import hmp
 from cast_cache_kit import X, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net, params
 from hmp.caches import weight_cache
+from thread_kit import in_threads
 
 gloo = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
 
 
 def _at_once(*functions):
-    """Runs the functions in threads that begin together; raises what one of them raised."""
-    barrier, errors = threading.Barrier(len(functions)), []
+    """Runs the functions in threads that begin together."""
+    barrier = threading.Barrier(len(functions))
 
     def begin(function):
         barrier.wait()
-        try:
-            function()
-        except BaseException as error:
-            errors.append(error)
+        function()
 
-    threads = [threading.Thread(target=begin, args=(f,)) for f in functions]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if errors:
-        raise errors[0]
+    in_threads(begin, functions)
 
 
 def test_threads_that_cast_one_activation_agree():

@@ -8,7 +8,6 @@ import gc
 import inspect
 import pickle
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from thread_kit import in_thread, in_threads
 
 LOW = torch.bfloat16
 USES = 5
@@ -271,9 +271,7 @@ def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
 
 def backward_in_another_thread(model: Loop) -> Any:
     value = model.loss(model.batch())
-    thread = threading.Thread(target=value.backward)
-    thread.start()
-    thread.join()
+    in_thread(value.backward)
     return model.grads
 
 
@@ -287,11 +285,7 @@ def threads_with_graphs_of_their_own(model: Loop) -> Any:
             for _ in range(3):
                 found[number] = torch.autograd.grad(mine.loss(x + number), mine.weights)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     return [found[number] for number in range(4)]
 
 

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import contextvars
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.context import state
+from thread_kit import in_thread
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -280,9 +280,7 @@ def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere
             seen.append(in_force())
         seen.append(in_force())
 
-    thread = threading.Thread(target=other)
-    thread.start()
-    thread.join()
+    in_thread(other)
     assert seen == ["OTHER", "LISTS"]
     assert in_force() == "LISTS"
 

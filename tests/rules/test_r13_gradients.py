@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +14,7 @@ import hmp
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import BF16, F16, F32, assert_identical, cast, flat, widest
 from strategies import Leaf, build
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 # a table of every listed op: more than the default command has time for
@@ -218,9 +218,7 @@ def test_r13_float32_parameters_with_low_activations(low: torch.dtype) -> None:
 
 
 def _in_a_thread(loss: torch.Tensor) -> None:
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
+    in_thread(loss.backward)
 
 
 def _inside_disabled(loss: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from backward_kit import Seen
 from oracle import BF16, F32
+from thread_kit import in_threads
 from trap_kit import policy, same
 
 SEEN = Seen()
@@ -198,9 +199,5 @@ def test_r13_threads_that_run_backward_at_once_keep_their_own_casts() -> None:
         if seen.notes != [(False, F32, F32, BF16, BF16, F32)] * 10:
             wrong.append((number, seen.notes))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, range(8))
     assert not wrong

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 LOW = torch.bfloat16
@@ -51,19 +50,7 @@ def _inside_disabled(loss):
 
 
 def _in_another_thread(loss):
-    errors = []
-
-    def run():
-        try:
-            loss.backward()
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
+    in_thread(loss.backward)
 
 
 def _under_another_region(loss):

@@ -15,6 +15,8 @@ import pytest
 import torch
 
 import hmp
+from autocast_kit import real_state
+from thread_kit import in_threads
 from trap_kit import policy
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -239,7 +241,7 @@ def test_r14_sixteen_threads_never_see_each_others_state():
             if seen() != LOW:
                 wrong.append(seed)
 
-    _in_threads(toggle, 16)
+    in_threads(toggle, range(16))
     assert wrong == []
 
 
@@ -258,7 +260,7 @@ def test_r14_sixteen_threads_open_and_close_regions_of_several_policies():
             if found != expected[which] or torch.relu(x).dtype != WIDE:
                 wrong.append((seed, which, found))
 
-    _in_threads(toggle, 16)
+    in_threads(toggle, range(16))
     assert wrong == []
 
 
@@ -294,9 +296,11 @@ def replicas(monkeypatch):
     class Seen(torch.nn.Module):
         def forward(self, x):
             threads.add(threading.get_ident())
+            assert real_state() == off  # R17: the casts are handed on, and torch.autocast's state is not made of them
             return torch.relu(x)
 
     threads: set[int] = set()
+    off = real_state()
 
     def apply() -> set[torch.dtype]:
         outputs = torch.nn.parallel.parallel_apply([Seen(), Seen(), Seen()], [(torch.ones(1),)] * 3, devices=[0, 1, 2])
@@ -316,28 +320,18 @@ def test_r14_replica_threads_inherit_the_callers_state(replicas):
             assert replicas() == {LOW}
         with hmp.casts("habana"):
             assert replicas() == {LOW}
+    with hmp.casts(policy(bf16=["mm"])):
+        assert replicas() == {WIDE}
+    with hmp.casts(policy(bf16=["relu"], dtype=torch.float16)):
+        assert replicas() == {torch.float16}
+    with torch.autocast("cpu", enabled=False):
+        assert replicas() == {WIDE}
     hmp.revert()
     with hmp.casts("habana"):
         assert replicas() == {LOW}
         with hmp.disable_casts():
             assert replicas() == {WIDE}
     assert replicas() == {WIDE}
-
-
-def test_r14_replica_threads_inherit_the_policy_of_a_region(replicas):
-    hmp.convert()
-    with hmp.casts(policy(bf16=["mm"])):
-        assert replicas() == {WIDE}
-    with hmp.casts(policy(bf16=["relu"], dtype=torch.float16)):
-        assert replicas() == {torch.float16}
-
-
-def _in_threads(function, count: int) -> None:
-    threads = [threading.Thread(target=function, args=(seed,)) for seed in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def test_r14_a_decorated_async_generator_is_sent_to_and_thrown_into():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 
@@ -62,9 +62,7 @@ def test_r17_torchs_own_answers_where_hmp_does_not_cast():
                 assert _ask() == (True, BF16)
         with torch.autocast("cpu", enabled=False):
             answers["autocast disabled"] = _ask()
-        thread = threading.Thread(target=lambda: answers.setdefault("thread", _ask()))
-        thread.start()
-        thread.join()
+        in_thread(lambda: answers.setdefault("thread", _ask()))
         w = torch.nn.Parameter(X.clone())
         w.register_hook(lambda grad: answers.setdefault("hook", _ask()) and None)
         (w * 1.0).sum().backward()

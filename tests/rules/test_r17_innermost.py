@@ -7,7 +7,6 @@ import contextlib
 import functools
 import gc
 import logging
-import threading
 import types
 
 import pytest
@@ -20,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from autocast_kit import BF16, F16, F32, real_state
 from innermost_kit import FULL, OFF, ON, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
+from thread_kit import in_thread
 from trap_kit import policy
 
 
@@ -310,9 +310,7 @@ def test_r17_another_thread_ends_it_and_has_its_own_regions():
     with autocast():
         generator = steps()
         next(generator)
-        thread = threading.Thread(target=elsewhere, args=[generator])
-        thread.start()
-        thread.join()
+        in_thread(elsewhere, generator)
         with hmp.casts(FULL):
             assert matmuls() is F32
         assert (matmuls(), real_state()) == (BF16, ON)

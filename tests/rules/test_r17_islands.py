@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from typing import ClassVar
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 
 import hmp
 from autocast_kit import BF16, F16, F32, is_real, real_state
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 # --- transformers.utils.generic.maybe_autocast
@@ -132,9 +132,7 @@ def test_r17_custom_bwd_wherever_backward_is_called(where):
                 loss.backward()
                 assert not hmp.casts_enabled()
         elif where == "in another thread":
-            thread = threading.Thread(target=loss.backward)
-            thread.start()
-            thread.join()
+            in_thread(loss.backward)
         else:
             loss.backward()
         assert hmp.casts_enabled()

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
-import threading
 
 import pytest
 import torch
@@ -101,57 +99,7 @@ def test_r17_checkpoint_of_a_custom_function(reentrant):
     same(x.grad, (torch.ones(3, 3, dtype=BF16) @ w.to(BF16).t()).float())
 
 
-# --- nn.DataParallel
-
-
-class _Device(contextlib.nullcontext):
-    """Stands for a device's index and stream: entering it does nothing."""
-
-
-@pytest.fixture
-def parallel_apply(monkeypatch):
-    """nn.DataParallel's replica threads, on a machine whose accelerator is the CPU."""
-    module = sys.modules["torch.nn.parallel.parallel_apply"]
-    accelerator = {
-        "current_stream": lambda device=None: _Device(),
-        "is_available": lambda: True,
-        "current_accelerator": lambda *args: torch.device("cpu"),
-        "device_index": lambda index: _Device(),
-    }
-    for name, value in accelerator.items():
-        monkeypatch.setattr(torch.accelerator, name, value, raising=False)
-    # older releases ask torch.cuda
-    monkeypatch.setattr(torch.cuda, "current_stream", accelerator["current_stream"])
-    monkeypatch.setattr(torch.cuda, "device", lambda index: _Device())
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    monkeypatch.setattr(module, "_get_device_index", lambda device, optional: 0)
-    return module.parallel_apply
-
-
-def _replicas(parallel_apply):
-    """What two replicas saw: whether each ran in a thread of its own, mul's dtype, torch.autocast's real state."""
-    caller = threading.get_ident()
-
-    class Replica(torch.nn.Module):
-        def forward(self, x):
-            return threading.get_ident() != caller, muls(), real_state()
-
-    x = torch.ones(1)
-    return parallel_apply([Replica(), Replica()], [(x,), (x,)], None, [0, 0])
-
-
-def test_r17_data_parallel_replicas_cast_without_real_autocast(parallel_apply):
-    off = real_state()
-    with hmp.casts(LOW):
-        assert _replicas(parallel_apply) == [(True, BF16, off)] * 2
-        with hmp.disable_casts():
-            assert _replicas(parallel_apply) == [(True, F32, off)] * 2
-        with torch.autocast("cpu", enabled=False):
-            assert _replicas(parallel_apply) == [(True, F32, off)] * 2
-    assert _replicas(parallel_apply) == [(True, F32, off)] * 2
-
-
-# --- torch.compile and torch.jit
+# --- torch.jit, and tables
 
 
 def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
 from strategies import RULES
+from thread_kit import in_threads
 from trap_kit import same
 
 DISABLED = {
@@ -95,11 +96,7 @@ def test_r17_one_object_shared_by_threads():
                 both_inside.wait()
             found.append(muls())
 
-    threads = [threading.Thread(target=run) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: run(), range(2))
     assert sorted(map(str, found)) == sorted(map(str, (F32, F32, BF16, BF16)))
 
 

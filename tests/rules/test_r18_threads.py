@@ -26,6 +26,7 @@ import torch
 
 import hmp
 from hmp.caches import activation_cache, cast_cache, weight_cache, write_marks
+from thread_kit import in_thread
 from writers import WRITERS
 
 BF16 = torch.bfloat16
@@ -63,9 +64,7 @@ def _with_a_write_at(point: int, write: Callable[[], None], function: Callable[[
 
 def _in_thread(writer: Callable[[torch.Tensor, float], Any], tensor: torch.Tensor) -> Callable[[], None]:
     def write() -> None:
-        thread = threading.Thread(target=writer, args=(tensor, 5.0))
-        thread.start()
-        thread.join()
+        in_thread(writer, tensor, 5.0)
 
     return write
 

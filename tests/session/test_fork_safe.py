@@ -17,6 +17,7 @@ import torch
 
 import hmp
 from hmp import fork_safe
+from thread_kit import in_thread
 from trap_kit import policy
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -100,9 +101,7 @@ def test_who_holds_a_lock_and_forks_holds_it_in_the_child_as_well() -> None:
 
     def only_ours() -> bool:
         taken = []
-        other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
-        other.start()
-        other.join()
+        in_thread(lambda: taken.append(lock.acquire(blocking=False)))
         lock.release()
         return taken == [False] and lock.acquire(blocking=False)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import tracemalloc
 import weakref
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.context.state import CompiledPolicy
 from hmp.session import compiled_policies
+from thread_kit import in_thread
 from trap_kit import policy
 
 X = torch.ones(2, 2)
@@ -94,9 +94,7 @@ def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     model, region = hmp.apply(torch.nn.Linear(2, 2), used), hmp.casts(policy(bf16=["matmul"]))
     handle = hmp.convert(policy=policy(bf16=["mul"]))
     with region:
-        other = threading.Thread(target=tries, args=(range(2 * compiled_policies.MOST),))
-        other.start()
-        other.join()
+        in_thread(tries, range(2 * compiled_policies.MOST))
         assert (X @ X).dtype == torch.bfloat16
         assert model(X).dtype == torch.bfloat16
         hmp.revert()

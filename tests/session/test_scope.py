@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from thread_kit import in_thread, in_threads
 from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
@@ -174,11 +175,7 @@ def test_apply_two_models_with_two_policies_in_two_threads_at_once():
             if models[dtype](X).dtype != dtype or plain() != WIDE:
                 wrong.append(dtype)
 
-    threads = [threading.Thread(target=work, args=(dtype,)) for dtype in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, models)
     assert wrong == []
 
 
@@ -262,9 +259,7 @@ def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():
         seen.append(plain())
 
     seen: list[torch.dtype] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_thread(work)
     assert seen == [LOW] and plain() == WIDE
 
 

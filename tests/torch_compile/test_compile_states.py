@@ -10,6 +10,7 @@ import torch
 
 import hmp
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
+from thread_kit import in_threads
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 X = torch.ones(3, 3)
@@ -75,11 +76,7 @@ def test_threads_have_their_own_state():
         with hmp.disable_casts() if number % 2 else contextlib.nullcontext():
             found[number] = dtypes(compiled(X))
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, range(4))
     assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
 
 

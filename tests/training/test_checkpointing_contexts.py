@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import threading
 
 import pytest
 import torch
@@ -21,6 +20,7 @@ from torch.utils.checkpoint import (
 
 import hmp
 from oracle import BF16, F32
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
@@ -49,24 +49,13 @@ def gradients(block, x, run, around=contextlib.nullcontext, thread=False):
     torch.manual_seed(7)
     x = x.detach().requires_grad_()
     result = run(x)
-    errors = []
 
     def backward():
-        try:
-            with around():
-                result.float().square().sum().backward()
-        except BaseException as error:
-            errors.append(error)
+        with around():
+            result.float().square().sum().backward()
 
     torch.manual_seed(99)  # the random state at backward is another than forward's
-    if thread:
-        worker = threading.Thread(target=backward)
-        worker.start()
-        worker.join()
-    else:
-        backward()
-    if errors:
-        raise errors[0]
+    in_thread(backward) if thread else backward()
     found = [result.detach(), x.grad, *(p.grad for p in block.parameters())]
     block.zero_grad(set_to_none=True)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import hmp
 from autocast_kit import is_real, real_state
 from compile_kit import EACH_BACKEND
 from oracle import BF16, F16, F32
+from thread_kit import in_thread
 
 A, B = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 3, 16).reshape(4, 4)
 POLICY = hmp.Policy("inside", bf16={"einsum.autocast", "gru_cell.autocast", "interpolate.autocast", "pad.autocast"})
@@ -159,9 +159,7 @@ def test_another_thread_has_no_autocast_meanwhile() -> None:
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            thread = threading.Thread(target=lambda: found.append(is_real()))
-            thread.start()
-            thread.join()
+            in_thread(lambda: found.append(is_real()))
             return func(*args, **(kwargs or {}))
 
     with hmp.casts(POLICY), Mode():
