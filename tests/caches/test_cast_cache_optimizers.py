@@ -55,6 +55,7 @@ def _training(make, between, steps=3):
     return scenario
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("between", BETWEEN)
 def test_training_with_any_optimizer_is_the_same_with_caches(between):
     def check(variant):

@@ -372,13 +372,3 @@ def test_an_asynchronous_generator_that_another_task_closes() -> None:
         return seen
 
     assert asyncio.run(main()) == ["nothing", "nothing", "LISTS"]
-
-
-def test_an_autocast_region_that_revert_ended_is_looked_through() -> None:
-    seen = []
-    with torch.autocast("cpu", enabled=False):
-        seen.append(in_force())
-        hmp.revert()
-        hmp.convert(policy=LISTS)
-        seen.append(in_force())
-    assert seen == ["nothing", "LISTS"]

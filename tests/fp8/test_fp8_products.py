@@ -42,6 +42,7 @@ def _seed() -> None:
 # --- linear: forward, every gradient, the leaf's dtype ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("low", LOWS)
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, BF16), (torch.float16, torch.float32), (BF16, BF16)])

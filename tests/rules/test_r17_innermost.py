@@ -19,7 +19,6 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from autocast_kit import BF16, F16, F32, real_state
 from innermost_kit import FULL, OFF, ON, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
-from thread_kit import in_thread
 from trap_kit import policy
 
 
@@ -268,17 +267,6 @@ def test_r17_a_region_that_ends_first_does_not_come_back(seen):
     assert (matmuls(), real_state()) == (F32, OFF)
 
 
-def test_r17_policies_that_end_out_of_order():
-    first, second = hmp.casts(FULL), hmp.casts(FULL)
-    with autocast():
-        first.__enter__()
-        second.__enter__()
-        first.__exit__(None, None, None)
-        assert matmuls() is F32
-        second.__exit__(None, None, None)
-        assert (matmuls(), real_state()) == (BF16, ON)
-
-
 def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
     async def task(inside, seen):
         with hmp.casts(FULL):
@@ -298,24 +286,6 @@ def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
 
     with autocast():
         assert asyncio.run(both()) == [F32, F32, BF16]
-
-
-def test_r17_another_thread_ends_it_and_has_its_own_regions():
-    found = []
-
-    def elsewhere(generator):
-        generator.close()
-        found.append((matmuls(), real_state()))
-
-    with autocast():
-        generator = steps()
-        next(generator)
-        in_thread(elsewhere, generator)
-        with hmp.casts(FULL):
-            assert matmuls() is F32
-        assert (matmuls(), real_state()) == (BF16, ON)
-    assert found == [(F32, OFF)]
-    assert real_state() == OFF
 
 
 def test_r17_the_regions_nesting_and_its_cache_of_weights_last():

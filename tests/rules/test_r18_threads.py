@@ -112,7 +112,7 @@ def _race(pace: float, seconds: float, serving: str) -> int:
     return int(done.stdout.split(" products, ")[1].split(" casts saved")[0])
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("serving", ["loop", "queue"])
 @pytest.mark.parametrize("pace", [0, 0.0005])
 def test_r18_servers_beside_a_writer_see_each_write(pace: float, serving: str) -> None:
@@ -202,6 +202,7 @@ def _thread_in(function: Callable[[], Any], ended: _Ended) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WAITS)
 def test_r18_a_mark_is_set_while_others_wait(name: str) -> None:
     ended = _Ended()

@@ -48,34 +48,6 @@ HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
 X = torch.ones(1, 2)
 
 
-def test_scope_regions_nest_and_the_policy_around_is_in_force_again():
-    with hmp.casts("habana"):
-        with hmp.casts(HALF_LINEAR):
-            assert plain() == HALF
-            with hmp.casts(policy(fp32=["linear"])):
-                assert plain() == WIDE
-                with hmp.casts("habana"):
-                    assert plain() == LOW
-            assert plain() == HALF
-        assert plain() == LOW
-    hmp.convert()
-    with hmp.casts(HALF_LINEAR):
-        assert plain() == HALF
-    assert plain() == LOW
-
-
-def test_scope_a_region_inside_disabled_casts_is_on_and_disable_inside_it_is_off():
-    with hmp.casts("habana"), hmp.disable_casts():
-        assert plain() == WIDE
-        with hmp.casts(HALF_LINEAR):
-            assert plain() == HALF
-            with hmp.disable_casts():
-                assert plain() == WIDE
-                with hmp.enable_casts():
-                    assert plain() == HALF
-        assert plain() == WIDE
-
-
 def test_scope_a_region_decorates():
     @hmp.casts(HALF_LINEAR)
     def called():
