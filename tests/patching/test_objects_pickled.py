@@ -145,7 +145,7 @@ def make():
 """
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.slow
 def test_models_go_between_processes_with_hmp_and_without(tmp_path):
     """Saved before convert(), under it and after revert(), and loaded where there is no hmp; and the other way round."""
     (tmp_path / "users_models.py").write_text(MODELS)

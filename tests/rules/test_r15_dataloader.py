@@ -86,7 +86,7 @@ WORKERS = {
 }
 
 
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize("workers", ["0 workers", "fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_r15_the_batches_are_those_without_hmp(workers):
     plain = _batches(Images(), collate_fn=collate)
     hmp.convert()

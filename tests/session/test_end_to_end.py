@@ -91,14 +91,6 @@ def test_the_module_is_found_under_habanas_name():
     assert habanas.convert is hmp.convert
 
 
-def test_the_users_list_replaces_the_default_of_its_kind_only(lists):
-    x = torch.ones(2, 2)
-    with hmp.convert(bf16_file_path=str(lists / "bf16.txt")):
-        assert torch.softmax(x, 0).dtype == LOW  # a default FP32 name that the user's list wins
-        assert torch.mm(x, x).dtype == WIDE  # no longer listed
-        assert torch.log(x.to(LOW)).dtype == WIDE  # still on the default FP32 list
-
-
 def test_convert_takes_o2_or_a_policy():
     with pytest.raises(hmp.HmpError, match="policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other"):
         hmp.convert(opt_level="O2", policy="habana")

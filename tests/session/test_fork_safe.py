@@ -144,6 +144,7 @@ def test_a_lock_that_nobody_refers_to_is_gone() -> None:
     assert len(fork_safe._locks) == before
 
 
+@pytest.mark.slow
 def test_importing_hmp_alone_makes_forks_safe() -> None:
     code = "import hmp, os; p = os.fork(); os._exit(0) if p == 0 else None; assert os.waitpid(p, 0)[1] == 0"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

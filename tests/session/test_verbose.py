@@ -97,7 +97,7 @@ torch.ones(2, 2) @ torch.ones(2, 2)
 """
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("environment", "speaks"),
     [({}, True), ({"RANK": "0"}, True), ({"RANK": "1"}, False), ({"RANK": "1", "HMP_LOG_ALL_RANKS": "1"}, True)],
@@ -111,6 +111,7 @@ def test_verbose_goes_to_stderr_of_rank_0_alone(environment: dict[str, str], spe
     assert run.stdout == ""
 
 
+@pytest.mark.slow
 def test_verbose_adds_no_handler_where_one_is_configured() -> None:
     script = "import logging; logging.basicConfig(format='mine %(message)s', level=logging.INFO)\n" + SCRIPT
     run = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env={"PATH": ""}, capture_output=True, text=True, check=True)

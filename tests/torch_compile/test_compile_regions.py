@@ -10,7 +10,8 @@ import hmp
 from autocast_kit import real_state
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+# by default each question is asked of one of the backends
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
 X = torch.ones(3, 3)
 REGION = hmp.casts(HALF)
 

@@ -12,7 +12,8 @@ import hmp
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
 from thread_kit import in_threads
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+# by default each question is asked of one of the backends
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
 X = torch.ones(3, 3)
 ON, OFF, OTHERS, HALVES = [BF16, F32, BF16], [F32, F32, F32], [F32, BF16, F32], [F16, F32, F32]
 

@@ -221,6 +221,7 @@ def test_a_symbolic_trace_casts_as_its_model_does(when):
     assert {t.dtype for t in graph(X)} == {F32}
 
 
+@pytest.mark.slow
 def test_a_symbolic_trace_is_pickled_without_casts_of_its_own():
     run_in_another_process(
         """
