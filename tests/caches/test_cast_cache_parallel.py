@@ -1,13 +1,11 @@
-"""Threads, processes, DDP and FSDP2 see the weights that are, with the cast caches as without."""
+"""Threads, and collectives of two processes, see the weights that are, with the cast caches as without."""
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 import sys
 import textwrap
 import threading
-from typing import Any
 
 import pytest
 import torch
@@ -96,80 +94,6 @@ def test_a_count_of_bytes_is_right_after_threads_raced():
         assert hmp.cache_info()[:2] == (0, 0)
 
 
-@contextlib.contextmanager
-def _one_process(tmp_path):
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
-
-
-_ALIVE: list[Any] = []  # a model that dies right after backward may wait for gloo's threads for ever (leave() of ddp_run.py)
-
-
-@gloo
-@pytest.mark.parametrize("options", [{}, {"gradient_as_bucket_view": True}, {"static_graph": True}], ids=lambda o: next(iter(o), "plain"))
-def test_ddp_trains_the_same_with_caches(options, tmp_path):
-    def scenario():
-        model = net()
-        ddp = torch.nn.parallel.DistributedDataParallel(model, **options)
-        _ALIVE.append(ddp)
-        optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.05, fused=True)
-        seen = []
-        for step in range(3):
-            with ddp.no_sync() if step and not options.get("static_graph") else contextlib.nullcontext():
-                loss(ddp).backward()
-            loss(ddp).backward()
-            seen += [look(ddp), look(model), grads(model)]
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=not options)
-        return seen, params(model), look(ddp)
-
-    with _one_process(tmp_path):
-        assert_caches_change_nothing(scenario, hits=False)  # while there is a process group nothing is kept
-
-
-@gloo
-@pytest.mark.parametrize("reshard", [True, False])
-def test_fsdp2_trains_the_same_with_caches(reshard, tmp_path):
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    fully_shard = getattr(fsdp, "fully_shard", None)
-    if fully_shard is None:
-        pytest.skip("this torch has no fully_shard in torch.distributed.fsdp")
-    mesh_of = pytest.importorskip("torch.distributed.device_mesh").init_device_mesh
-
-    def whole(tensors):
-        return [t.full_tensor().clone() if hasattr(t, "full_tensor") else t for t in tensors]
-
-    def scenario():
-        model, seen = net(), []
-        mesh = mesh_of("cpu", (1,))
-        for layer in (model[0], model[2]):
-            fully_shard(layer, mesh=mesh, reshard_after_forward=reshard)
-        fully_shard(model, mesh=mesh, reshard_after_forward=reshard)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
-        for _ in range(3):
-            for _ in range(2):
-                loss(model).backward()
-            seen += [look(model), *whole(p.grad for p in model.parameters())]
-            optimizer.step()
-            optimizer.zero_grad()
-            seen.append(look(model))
-            with torch.no_grad():  # as a checkpoint that is loaded: no step, and the sharded weight is written
-                for p in model.parameters():
-                    p.mul_(0.5)
-            model.reshard()
-            for layer in (model[0], model[2]):
-                layer.reshard()
-            seen.append(look(model))
-        assert not torch.equal(seen[-1], seen[-2])
-        return seen, whole(p.detach() for p in model.parameters())
-
-    with _one_process(tmp_path):
-        assert_caches_change_nothing(scenario, hits=False)
-
-
 # What the other process does, in the order of `_COLLECTIVES`; it knows nothing of hmp
 _OTHER = """
     import sys, time, torch, torch.distributed as dist
@@ -205,6 +129,7 @@ _COLLECTIVES = (
 
 
 @gloo
+@pytest.mark.slow
 @pytest.mark.parametrize("graph", [False, True])
 @torch.no_grad()
 def test_a_collective_that_writes_a_weight_or_an_activation_leaves_no_stale_copy(graph, tmp_path):

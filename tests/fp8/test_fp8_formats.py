@@ -80,7 +80,7 @@ def test_codes_and_scales_are_those_of_the_definition(matrix: torch.Tensor, form
     check(matrix, form, *kind, axis)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(matrices(), st.sampled_from(FORMS), st.sampled_from(KINDS), st.sampled_from([-1, -2]))
 @settings(max_examples=5000)
 def test_codes_and_scales_are_those_of_the_definition_at_length(

@@ -69,6 +69,7 @@ def first_sites(ops: list[Op]) -> list[Any]:
     return [pytest.param(op, next(iter(op.sites.values())), id=f"{op.name}-{next(iter(op.sites))}") for op in ops]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "call"), first_sites(BF16_LIST))
 def test_r13_derivatives_of_ops_of_the_bf16_list(op: Op, call: Call) -> None:
     for dtypes in MIXTURES:
@@ -76,6 +77,7 @@ def test_r13_derivatives_of_ops_of_the_bf16_list(op: Op, call: Call) -> None:
         assert_same_derivatives("habana", call, by_hand, leaves_of(op, dtypes))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("op", "call"), first_sites(FP32_LIST))
 def test_r13_derivatives_of_ops_of_the_fp32_list(op: Op, call: Call) -> None:
     for dtypes in MIXTURES:

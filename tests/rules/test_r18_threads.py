@@ -120,6 +120,7 @@ def test_r18_servers_beside_a_writer_see_each_write(pace: float, serving: str) -
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(14)
 @pytest.mark.parametrize("serving", ["loop", "queue"])
 @pytest.mark.parametrize("pace", [0, 0.00002, 0.0001, 0.001, 0.01, 0.1, 1])
 def test_r18_servers_beside_a_writer_see_each_write_for_long(pace: float, serving: str) -> None:

@@ -87,6 +87,7 @@ def test_r19_tables_hold_torchs_own_functions(tmp_path: Path, name: str, when: s
     _run(tmp_path, name, when, "use()")
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.slow  # imports and compiles much of torch
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("name", POLICIES)

@@ -78,13 +78,13 @@ def assert_flat(numbers: int, model: torch.nn.Module | None = None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [100, 300])
+@pytest.mark.parametrize("numbers", [100, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_conversions_inside_a_conversion(numbers: int):
     assert_flat(numbers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [90, 300])
+@pytest.mark.parametrize("numbers", [90, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_policies_with_scoped_lines(numbers: int):
     assert_flat(numbers, Net())
 
