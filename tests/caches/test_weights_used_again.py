@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from thread_kit import in_thread, in_threads
+from thread_kit import in_threads
 
 LOW = torch.bfloat16
 USES = 5
@@ -165,15 +165,6 @@ def written_between_two_uses(model: Loop) -> Any:
     return first, second, third, x.grad, model.grads
 
 
-def two_graphs_at_once(model: Loop) -> Any:
-    x = model.batch()
-    one, other = model.loss(x), model.loss(x + 1)
-    other.backward()
-    first = model.grads
-    one.backward()
-    return first, model.grads
-
-
 def used_without_a_gradient_between(model: Loop) -> Any:
     x = model.batch()
     first = model(x)
@@ -269,12 +260,6 @@ def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
     return model.grads, [factor.grad for factor in old]
 
 
-def backward_in_another_thread(model: Loop) -> Any:
-    value = model.loss(model.batch())
-    in_thread(value.backward)
-    return model.grads
-
-
 def threads_with_graphs_of_their_own(model: Loop) -> Any:
     found: dict[int, Any] = {}
     x = model.batch().detach()
@@ -313,10 +298,6 @@ def gradients_by_function(model: Loop) -> Any:
 
     together = torch.func.grad(lambda weights: sum(loss(weights, row) for row in x[:3]))(names)
     return list(together.values()), torch.autograd.functional.vjp(model, x, torch.ones_like(x))
-
-
-def jacobian(model: Loop) -> Any:
-    return torch.autograd.functional.jacobian(lambda x: model(x).flatten()[:3], model.batch().detach())
 
 
 QUESTIONS: dict[str, Callable[[Loop], Any]] = {

@@ -39,13 +39,6 @@ def suspended_in_with() -> Iterator[str]:
         yield in_force()
 
 
-def suspended_in_stack() -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(hmp.disable_casts())
-        yield in_force()
-        yield in_force()
-
-
 def suspended_in_calls() -> Iterator[str]:
     region = hmp.disable_casts()
     region.__enter__()
@@ -68,7 +61,7 @@ def suspended_in_two() -> Iterator[str]:
         yield in_force()
 
 
-SUSPENDED = [suspended_in_with, suspended_in_stack, suspended_in_calls, suspended_in_autocast, suspended_in_two]
+SUSPENDED = [suspended_in_with, suspended_in_calls, suspended_in_autocast, suspended_in_two]
 
 
 @pytest.fixture(autouse=True)
@@ -171,19 +164,6 @@ def in_a_region(end: Callable[[], Any]) -> list[str]:
         return [*seen, in_force()]
 
 
-def in_a_decorated_function(end: Callable[[], Any]) -> list[str]:
-    seen: list[str] = []
-
-    @hmp.casts(OTHER)
-    def decorated() -> None:
-        seen.append(in_force())
-        end()
-        seen.append(in_force())
-
-    decorated()
-    return seen
-
-
 def in_backward(end: Callable[[], Any]) -> list[str]:
     seen: list[str] = []
     given = x.clone().requires_grad_()
@@ -198,7 +178,7 @@ def in_backward(end: Callable[[], Any]) -> list[str]:
     return seen
 
 
-MIDDLES = [in_an_applied_call, in_a_composite, in_an_optimizers_step, in_a_region, in_a_decorated_function, in_backward]
+MIDDLES = [in_an_applied_call, in_a_composite, in_an_optimizers_step, in_a_region, in_backward]
 
 
 @pytest.mark.sampled(5)
@@ -282,13 +262,6 @@ def test_a_region_that_another_thread_ends_ends_where_it_was_entered_and_nowhere
 
     in_thread(other)
     assert seen == ["OTHER", "LISTS"]
-    assert in_force() == "LISTS"
-
-
-def test_a_region_that_another_context_ends_ends_where_it_was_entered() -> None:
-    generator = suspended_in_with()
-    next(generator)
-    contextvars.Context().run(generator.close)
     assert in_force() == "LISTS"
 
 

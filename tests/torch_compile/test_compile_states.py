@@ -99,21 +99,6 @@ def test_eager_code_of_other_threads_is_cast_while_one_compiles():
 
 
 @EACH_BACKEND
-def test_a_graph_casts_nothing_more_when_it_runs(backend):
-    """The graph of the eager backend calls torch.nn.functional.relu and Tensor.mul by name, with casts on."""
-
-    def mixed(x):
-        with hmp.disable_casts():
-            wide = torch.nn.functional.relu(x).mul(2)
-        return wide, torch.nn.functional.relu(x).mul(2)
-
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(mixed, backend=backend, fullgraph=True)
-    for _ in range(2):
-        assert dtypes(compiled(X)) == [F32, BF16]
-
-
-@EACH_BACKEND
 def test_models_that_are_applied_to(backend):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     compiled = torch.compile(lambda x: (model[0](x), model(x), torch.mul(x, x)), backend=backend, fullgraph=True)
