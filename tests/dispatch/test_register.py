@@ -133,17 +133,6 @@ def test_register_before_and_after_convert(library):
     assert library.attention(ones(WIDE), ones(WIDE)) == (LOW, LOW)
 
 
-def test_register_methods_of_a_class(library):
-    for name in ("static", "method", "of_class"):
-        hmp.register(library.Kernels, name, "bf16")
-    kept = dict(vars(library.Kernels))
-    with hmp.casts("habana"):
-        assert {library.Kernels.static(ones(WIDE)), library.Kernels().method(ones(WIDE)), library.Kernels.of_class(ones(WIDE))} == {LOW}
-    hmp.revert()
-    assert {library.Kernels.static(ones(WIDE)), library.Kernels().method(ones(WIDE)), library.Kernels.of_class(ones(WIDE))} == {WIDE}
-    assert dict(vars(library.Kernels)) == kept
-
-
 @pytest.mark.parametrize("arguments", [("no_such_name", "bf16"), ("attention", "int8")])
 def test_register_refuses_what_it_cannot_do(library, arguments):
     with pytest.raises(hmp.HmpError):

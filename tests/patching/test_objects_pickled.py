@@ -1,4 +1,4 @@
-"""Pickles, torch.save and spawned processes of what holds torch's functions, in every order of saving, loading, convert and revert."""
+"""Pickles, copies and torch.save of what holds torch's functions, in every order of saving, loading, convert and revert."""
 
 from __future__ import annotations
 
