@@ -1,4 +1,4 @@
-"""Gradients are the same with the cast caches as without: graphs held, freed, differentiated twice, or without a gradient at all."""
+"""Gradients are the same with the cast caches as without, above all those of activations; test_weights_used_again.py asks of weights."""
 
 from __future__ import annotations
 
@@ -205,8 +205,8 @@ SCENARIOS = {
 }
 # no cast may be saved in these: each asks whether the caches step aside
 STEPS_ASIDE = {
-    "an_input_that_stops_needing_a_gradient", "checkpoints", "forward_mode", "forward_mode_over_backward", "inference_inside_a_graph",
-    "saved_tensors_may_be_changed", "saved_tensors_packed_to_python",
+    "an_input_that_stops_needing_a_gradient", "forward_mode", "forward_mode_over_backward", "saved_tensors_may_be_changed",
+    "saved_tensors_packed_to_python",
 }  # fmt: skip
 
 

@@ -13,9 +13,6 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 import hmp
 from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 
-# torch 2.7 hands numpy memory that numpy will not write to.
-WRITABLE = np.from_dlpack(torch.ones(1)).flags.writeable
-
 
 def _taken_and_dropped(write):
     """Each parameter is written through something that is gone before the next forward."""
@@ -42,11 +39,6 @@ def _half(sd):
 def _state_dict_values(model):
     for value in model.state_dict().values():
         value.data.mul_(0.5)
-
-
-def _item_of_storage(p):
-    storage = p.untyped_storage()
-    storage[3] = 7
 
 
 def _swap(p):

@@ -18,8 +18,6 @@ from oracle import BF16, F32
 
 X = torch.linspace(0.1, 1.0, 16).reshape(4, 4)
 POLICY = hmp.Policy("mine", bf16={"exp", "matmul", "mul", "norm", "sigmoid", "baddbmm", "tanh"}, fp32={"log"})
-LOW = hmp.Policy("every op low", bf16={"*"})
-Hook = Callable[[torch.Tensor], Any]
 
 
 def low(*, grad: bool = True) -> torch.Tensor:

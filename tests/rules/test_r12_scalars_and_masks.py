@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
-from strategies import RULES, Leaf
+from strategies import Leaf
 
 LOWEST = torch.finfo(F32).min
 HUGE = [LOWEST, -LOWEST, 1e39, -1e300, 2**130, -(2**130)]  # beyond bfloat16, most of them beyond float32

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
-from strategies import RULES
+from few_examples import RULES
 from trap_kit import same
 
 DISABLED = {

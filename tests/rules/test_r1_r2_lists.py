@@ -12,9 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import BF16, CASTABLE, F16, F32, F64, assert_same, by_explicit_casts, left_to_torch, outcome, target
-from strategies import INTEGER, RULES, Leaf, Tagged, any_dtypes, build, castable_dtypes, leaves, pairs, spelled
+from strategies import INTEGER, Leaf, Tagged, any_dtypes, build, castable_dtypes, leaves, pairs, spelled
 from trap_kit import policy
 
 DTYPE = {"bf16": BF16, "fp32": F32}

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F16, F32, F64, assert_same, by_explicit_casts, outcome, target
-from strategies import RULES, Leaf, any_dtypes, build, leaves, pairs, spelled
+from strategies import Leaf, any_dtypes, build, leaves, pairs, spelled
 
 
 def wide(*names: str) -> hmp.Policy:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F32, assert_same, by_explicit_casts, outcome
-from strategies import RULES, build, castable_dtypes, leaves
+from strategies import build, castable_dtypes, leaves
 
 
 def lists(bf16=(), fp32=(), promote=()) -> hmp.Policy:

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F16, F32, F64, Outcome, assert_same, by_explicit_casts, outcome, target
-from strategies import RULES, Leaf, any_dtypes, build, castable_dtypes, leaves, pairs
+from strategies import Leaf, any_dtypes, build, castable_dtypes, leaves, pairs
 
 NOTHING = hmp.Policy(name="nothing listed", bf16=frozenset(), fp32=frozenset(), promote=frozenset())
 

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F32, assert_same, by_explicit_casts, outcome
-from strategies import RULES, Leaf, build, castable_dtypes, leaves
+from strategies import Leaf, build, castable_dtypes, leaves
 
 # What torch's Python code calls inside other functions (torch-surface.md, "Nesting").
 INNER = frozenset(

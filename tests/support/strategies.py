@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from oracle import BF16, CASTABLE, F16, F32, F64
 
-RULES = settings(deadline=None, max_examples=10)
+RULES = settings(deadline=None, max_examples=20)
 
 INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)
 NEVER_CAST = (F64, torch.complex64, *INTEGER)

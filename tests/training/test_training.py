@@ -122,26 +122,6 @@ def test_training_gradients_of_an_applied_model_are_those_of_explicit_casts():
         same(ours.grad, theirs.grad)
 
 
-RECURRENT = {
-    "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, batch_first=True),
-    "LSTM-projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),
-    "LSTM-bidirectional": lambda: torch.nn.LSTM(3, 4, bidirectional=True, batch_first=True),
-    "GRU": lambda: torch.nn.GRU(3, 4, batch_first=True),
-    "RNN-tanh": lambda: torch.nn.RNN(3, 4, batch_first=True),
-    "RNN-relu": lambda: torch.nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
-}
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_nets_take_a_state_of_another_dtype(name):
-    net, x = RECURRENT[name](), torch.randn(2, 5, 3)
-    _, state = net(x)
-    with hmp.casts("habana"):
-        y, _ = net(x.to(LOW), state)
-        wide, _ = net(x, tuple(s.to(LOW) for s in state) if isinstance(state, tuple) else state.to(LOW))
-    assert y.dtype == LOW and wide.dtype == WIDE
-
-
 def test_the_fast_path_is_on_again_where_casts_are_off():
     layer, x = torch.nn.TransformerEncoderLayer(8, 2, 16, batch_first=True).eval(), torch.randn(2, 5, 8)
     with torch.no_grad():
