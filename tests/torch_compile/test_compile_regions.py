@@ -85,6 +85,11 @@ def asking_autocast(x):
     return y.double()
 
 
+def asking_autocast_in_a_region(x):
+    with hmp.casts(HALF):
+        return torch.mul(x, x), asking_autocast(x)
+
+
 @pytest.mark.sampled(3)
 @EACH_BACKEND
 @pytest.mark.parametrize(
@@ -97,6 +102,7 @@ def asking_autocast(x):
         (raising, [BF16], [F32]),
         (autocast_off, [F32, BF16, BF16, BF16], [F32, F32, BF16, F32]),
         (asking_autocast, [BF16], [torch.float64]),
+        (asking_autocast_in_a_region, [F16, F16], [F16, F16]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
