@@ -98,19 +98,18 @@ def begun(make: Callable[[], Iterator[str]]) -> list[Any]:
     return [Cycle()]
 
 
+def before_and_after(end: Callable[[], Any]) -> list[str]:
+    """What is in force before the generator ends, and after it."""
+    before = in_force()
+    end()
+    return [before, in_force()]
+
+
 class Collecting(torch.nn.Module):
     """Ends the generator in the middle of its call."""
 
-    def __init__(self, end: Callable[[], Any]) -> None:
-        super().__init__()
-        self.end = end
-        self.seen: list[str] = []
-
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        self.seen.append(in_force())
-        self.end()
-        self.seen.append(in_force())
-        return given
+    def forward(self, end: Callable[[], Any]) -> list[str]:
+        return before_and_after(end)
 
 
 class Ending(torch.Tensor):
@@ -122,17 +121,14 @@ class Ending(torch.Tensor):
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is F.softmax:
-            cls.seen.append(in_force())
-            cls.end()
-            cls.seen.append(in_force())
+            cls.seen = before_and_after(cls.end)
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
 def in_an_applied_call(end: Callable[[], Any]) -> list[str]:
-    model = hmp.apply(Collecting(end), OTHER)
+    model = hmp.apply(Collecting(), OTHER)
     with hmp.enable_casts():
-        model(x)
-    return model.seen
+        return model(end)
 
 
 def in_a_composite(end: Callable[[], Any]) -> list[str]:
@@ -144,36 +140,21 @@ def in_a_composite(end: Callable[[], Any]) -> list[str]:
 
 def in_an_optimizers_step(end: Callable[[], Any]) -> list[str]:
     seen: list[str] = []
-    weight = torch.nn.Parameter(x.clone())
-    optimizer = torch.optim.SGD([weight], lr=1.0)
-
-    def closure() -> None:
-        seen.append(in_force())
-        end()
-        seen.append(in_force())
-
-    state.call_without_casts(closure)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(x.clone())], lr=1.0)
+    state.call_without_casts(lambda: seen.extend(before_and_after(end)))
     optimizer.step()
     return seen
 
 
 def in_a_region(end: Callable[[], Any]) -> list[str]:
     with hmp.casts(OTHER):
-        seen = [in_force()]
-        end()
-        return [*seen, in_force()]
+        return before_and_after(end)
 
 
 def in_backward(end: Callable[[], Any]) -> list[str]:
     seen: list[str] = []
     given = x.clone().requires_grad_()
-
-    def hook(grad: torch.Tensor) -> None:
-        seen.append(in_force())
-        end()
-        seen.append(in_force())
-
-    given.register_hook(hook)
+    given.register_hook(lambda grad: seen.extend(before_and_after(end)))
     given.sum().backward()
     return seen
 
