@@ -119,32 +119,6 @@ def test_inference_mode_gives_what_training_gives_and_leaves_weights_that_train(
 # --- other people's objects
 
 
-class Handled:
-    """An object that torch's functions take, as libraries write them: a table of torch's functions, filled when it is imported."""
-
-    TABLE: dict[Any, Callable[..., str]]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return cls.TABLE[func](*args, **(kwargs or {})) if func in cls.TABLE else NotImplemented
-
-
-HANDLED = (
-    torch.matmul,
-    torch.mul,
-    torch.relu,
-    torch.softmax,
-    torch.cat,
-    torch.mean,
-    F.relu,
-    F.softmax,
-    F.normalize,
-    F.layer_norm,
-    F.dropout,
-)
-Handled.TABLE = {function: lambda *args, _says=str(function), **kwargs: _says for function in HANDLED}
-
-
 def test_a_tensor_subclass_with_torch_dispatch_is_cast_as_a_whole() -> None:
     two_tensor = pytest.importorskip("torch.testing._internal.two_tensor")
     two = two_tensor.TwoTensor(A, B)
