@@ -82,6 +82,7 @@ def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
 @pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
