@@ -252,6 +252,7 @@ def test_r17_checkpoint_of_a_custom_function(reentrant):
 # --- torch.jit, and tables
 
 
+@pytest.mark.slow
 def test_r17_scripted_code_is_compiled_as_without_hmp(tmp_path):
     alone(
         tmp_path,

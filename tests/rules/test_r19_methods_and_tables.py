@@ -134,7 +134,7 @@ def look():
 POLICIES = {"O2": "policy='habana-o2'", "*": "policy=hmp.Policy('star', bf16=['*'])"}
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "when"), [("O2", "after"), ("*", "both")])
 def test_r19_tables_hold_torchs_own_functions(tmp_path: Path, name: str, when: str) -> None:
     _run(tmp_path, name, when, "use()")
