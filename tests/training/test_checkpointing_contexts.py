@@ -115,18 +115,6 @@ def test_dropout_and_casts_are_recomputed_as_in_forward(scope, thread, reentrant
         assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=reentrant)), around, thread)
 
 
-@REENTRANT
-def test_without_preserve_rng_state_the_mask_is_another_and_the_casts_are_the_same(reentrant):
-    block = Block(dropout=0.5)
-    want = gradients(block, X, lambda x: cast_explicitly(block, x))
-    block.runs.clear()
-    run = in_scope("casts", lambda x: checkpoint(block, x, use_reentrant=reentrant, preserve_rng_state=False))
-    got = gradients(block, X, run, hmp.disable_casts)
-    same(got[0], want[0])
-    assert not torch.equal(got[1], want[1])
-    assert set(block.runs) == {(BF16, F32)}
-
-
 def save_products(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if "mm" in str(op) else CheckpointPolicy.PREFER_RECOMPUTE
 
