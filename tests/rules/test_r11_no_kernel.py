@@ -165,6 +165,20 @@ def test_r11_an_error_that_float32_does_not_mend_is_torchs_own() -> None:
         assert hmp.fallbacks() == {}
 
 
+def test_r11_out_of_memory_is_never_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[torch.dtype] = []
+
+    def full(x: torch.Tensor, *args: object) -> torch.Tensor:
+        runs.append(x.dtype)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+
+    monkeypatch.setattr(torch, "sinh", full)
+    with hmp.convert(policy=hmp.Policy("mine", bf16={"sinh"})), pytest.raises(torch.OutOfMemoryError):
+        torch.sinh(X)
+    hmp.revert()
+    assert runs == [torch.bfloat16]
+
+
 @pytest.mark.parametrize("op", ["dropout", "rrelu", "multinomial"])
 def test_r11_random_ops_are_never_run_again(op: str) -> None:
     from hmp.dispatch import deciding
