@@ -114,6 +114,7 @@ def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):
     assert errors["hmp"] <= (1.1 if policy == "torch-cpu" else 2) * errors["each"]  # listed, the gates are bfloat16 too
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "watch", [hmp.record, hmp.detect_nonfinite, lambda: FlopCounterMode(display=False)], ids=["record", "nan", "flops"]
 )

@@ -118,6 +118,7 @@ def test_the_latest_policies_are_kept_though_nothing_uses_them():
         assert F.linear(X, X).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_verbose_conversions_forget_what_they_said_with_their_policy(caplog, monkeypatch):
     caplog.set_level("INFO", "hmp")
     monkeypatch.setattr(sys.modules["hmp.session.conversion"], "tell_unreachable", lambda: None)  # goes through all modules, each time

@@ -90,6 +90,7 @@ HOOKS = {
 AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lists", [LISTS, EVERYTHING], ids=["", "what hooks call is listed"])
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])

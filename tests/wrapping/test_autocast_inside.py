@@ -191,6 +191,7 @@ def test_float64_and_integers_are_left_to_torch() -> None:
         assert torch.einsum("ij,jk->ik", A.long(), B.long()).dtype is torch.int64
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("fresh_compiler")
 @EACH_BACKEND
 @pytest.mark.parametrize("op", ["einsum", "cell", "pad"])
