@@ -267,6 +267,17 @@ def test_r17_a_region_that_ends_first_does_not_come_back(seen):
     assert (matmuls(), real_state()) == (F32, OFF)
 
 
+def test_r17_policies_that_end_out_of_order():
+    first, second = hmp.casts(FULL), hmp.casts(FULL)
+    with autocast():
+        first.__enter__()
+        second.__enter__()
+        first.__exit__(None, None, None)
+        assert matmuls() is F32
+        second.__exit__(None, None, None)
+        assert (matmuls(), real_state()) == (BF16, ON)
+
+
 def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
     async def task(inside, seen):
         with hmp.casts(FULL):

@@ -120,6 +120,18 @@ def _dataclass_module() -> type[torch.nn.Module]:
     return Module
 
 
+def _mixin_module() -> type[torch.nn.Module]:
+    class Mixin:
+        def __init__(self, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
+
+    class Module(Mixin, torch.nn.Module):
+        pass
+
+    return Module
+
+
 def _late_module() -> type[torch.nn.Module]:
     class Module(torch.nn.Module):
         pass
@@ -145,7 +157,7 @@ def _wrapped_module() -> type[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("converted", ["before", "after"])
-@pytest.mark.parametrize("make", [_dataclass_module, _late_module, _wrapped_module])
+@pytest.mark.parametrize("make", [_dataclass_module, _mixin_module, _late_module, _wrapped_module])
 def test_r9_every_way_of_giving_a_class_its_constructor(make, converted):
     if converted == "before":
         hmp.convert()
