@@ -43,7 +43,7 @@ def run(module: torch.nn.Module, function: object, x: torch.Tensor) -> list[torc
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
     block = Block(recipe)
@@ -133,7 +133,7 @@ def test_a_compiled_second_derivative_is_an_error() -> None:
         torch.autograd.grad(torch.autograd.grad(compiled().float().square().sum(), x, create_graph=True)[0].sum(), w)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_gives_eagers_numbers(recipe: str, strict: bool) -> None:

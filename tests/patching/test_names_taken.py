@@ -224,6 +224,7 @@ def test_names_taken_while_converted_are_given_torchs_own_function():
 # --- what cannot be reached
 
 
+@pytest.mark.slow
 def test_unreachable_lists_module_name_and_line_and_a_verbose_convert_tells_them(tmp_path):
     """In a process of its own: pytest's and these tests' tables of torch's functions are users' references too."""
     (tmp_path / "users_own.py").write_text(SOURCE)

@@ -61,7 +61,7 @@ def dtypes(model):
     return [t.dtype for t in model(X)]
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize("made", WHERE)

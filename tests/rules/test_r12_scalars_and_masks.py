@@ -90,6 +90,7 @@ def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(nam
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FILLS)
 @given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
 @RULES

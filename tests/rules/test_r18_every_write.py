@@ -227,7 +227,7 @@ def test_r18_every_product_is_of_the_weights_that_are_there_in_long_lives() -> N
     run(examples=60, steps=80)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("writes_the_input", [False, True], ids=["weight", "input"])
 def test_r18_a_write_by_any_writer_is_seen(mode: str, writes_the_input: bool) -> None:

@@ -103,6 +103,7 @@ def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     assert alive() <= 3  # the process's, and two that this test holds by its regions
 
 
+@pytest.mark.slow
 def test_the_latest_policies_are_kept_though_nothing_uses_them():
     hmp.convert(policy=policy(bf16=["linear"]))
     with hmp.casts(the(0)):

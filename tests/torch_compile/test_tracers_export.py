@@ -85,7 +85,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
@@ -101,7 +101,7 @@ def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
     assert_casts(graph(X), model)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_a_graph_made_without_casts_has_none(name):
     model = Model()

@@ -60,6 +60,7 @@ def masked(dtype: torch.dtype, grad: bool = False) -> Any:
     return masked_tensor(DATA.to(dtype), MASK, requires_grad=grad)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda p: p.name)
 def test_a_masked_tensor_works_wherever_it_works_in_torch(policy: hmp.Policy) -> None:
     """MaskedTensor has no bfloat16, and neither clamp nor isinf."""
