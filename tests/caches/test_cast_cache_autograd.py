@@ -1,4 +1,4 @@
-"""Gradients are the same with the cast caches as without: graphs held, freed, differentiated twice, or without a gradient at all."""
+"""Gradients are the same with the cast caches as without, above all those of activations; test_weights_used_again.py asks of weights."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.checkpoint import checkpoint
 
 import hmp
-from cast_cache_kit import LOW, Heads, X, Y, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
+from cast_cache_kit import LOW, Heads, X, assert_caches_change_nothing, assert_same_bits, caches, each, grads, look, loss, net, params
 from hmp.caches import shared_cast
 
 
@@ -29,54 +28,6 @@ def _leaf():
     return X.clone().requires_grad_()
 
 
-def accumulation():
-    model, seen = net(), []
-    for _ in range(4):
-        loss(model).backward()
-        seen.append(grads(model))
-    return seen
-
-
-def no_grad_between():
-    model, seen = net(), []
-    for _ in range(3):
-        seen.append(look(model))
-        loss(model).backward()
-        seen.append(grads(model))
-        with torch.inference_mode():
-            model(X)
-        loss(model).backward()
-    return seen, grads(model)
-
-
-def inference_inside_a_graph():
-    model = net()
-    value = loss(model)
-    with torch.inference_mode():
-        model(X)
-    value.backward()
-    return grads(model)
-
-
-def retained_graph():
-    model = net()
-    value = loss(model) + loss(model)
-    value.backward(retain_graph=True)
-    first = grads(model)
-    look(model)
-    value.backward()
-    return first, grads(model)
-
-
-def two_losses():
-    model = net()
-    one, other = loss(model), model(X).float().abs().mean()
-    one.backward()
-    first = grads(model)
-    other.backward()
-    return first, grads(model)
-
-
 @sdpa_kernel(SDPBackend.MATH)  # the kernel that can be differentiated twice; which one torch takes is another from release to release
 def double_backward():
     model, x = Heads(), _leaf()
@@ -85,65 +36,6 @@ def double_backward():
         (gradient,) = torch.autograd.grad(value, x, create_graph=True)
         gradient.float().pow(2).sum().backward()
     return gradient, x.grad, grads(model)
-
-
-def double_backward_to_weights():
-    model = net()
-    seen = []
-    for _ in range(3):
-        found = torch.autograd.grad(loss(model), list(model.parameters()), create_graph=True)
-        sum(g.pow(2).sum() for g in found).backward()
-        seen += [found, grads(model)]
-    return seen
-
-
-def maml():
-    model = net()
-    for _ in range(2):
-        found = torch.autograd.grad(loss(model), list(model.parameters()), create_graph=True)
-        fast = {n: p - 0.1 * g for (n, p), g in zip(model.named_parameters(), found, strict=True)}
-        for _ in range(2):
-            (torch.func.functional_call(model, fast, (X,)).float() - Y).pow(2).mean().backward(retain_graph=True)
-    return grads(model)
-
-
-def tied_weights():
-    layer, h = torch.nn.Linear(16, 16), X
-    head = torch.nn.Linear(16, 16)
-    head.weight = layer.weight
-    for _ in range(3):
-        h = head(torch.tanh(layer(h)))
-    h.float().pow(2).sum().backward()
-    return grads(layer), grads(head)
-
-
-def one_layer_in_a_loop():
-    layer, h = torch.nn.Linear(16, 16), _leaf()
-    outputs = [h]
-    for _ in range(6):
-        outputs.append(torch.tanh(layer(outputs[-1].float())))
-    sum(o.float().pow(2).sum() for o in outputs).backward()
-    return h.grad, grads(layer)
-
-
-def requires_grad_toggles():
-    model, seen = net(), []
-    for part, flag in ((model, False), (model, True), (model[0], False), (model, True), (model[2].weight, False), (model, True)):
-        part.requires_grad_(flag)
-        x = _leaf()
-        for _ in range(2):
-            loss(model, x).backward()
-        seen += [x.grad, grads(model), look(model)]
-    return seen
-
-
-def frozen_weights_with_a_gradient_to_the_input():
-    model, x = net(), _leaf()
-    look(model)
-    model.requires_grad_(False)
-    for _ in range(3):
-        model(x).float().sum().backward()
-    return x.grad, grads(model)
 
 
 def an_input_that_stops_needing_a_gradient():
@@ -246,19 +138,6 @@ def an_activation_changed_before_backward():
     return x.grad, grads(model)
 
 
-def hooks_on_weights_and_activations():
-    model, x, seen = Heads(), _leaf(), []
-    model.q.weight.register_hook(lambda g: g * 2)
-    model.k.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-    for _ in range(3):
-        h = model.norm(x)
-        h.retain_grad()
-        h.register_hook(lambda g: seen.append(g.clone()))
-        (model.q(h).float() * model.k(h).float() + model.v(h).float()).sum().backward()
-        seen.append(h.grad)
-    return seen, x.grad, grads(model)
-
-
 def weights_written_by_a_hook_in_backward():
     model = net()
 
@@ -274,14 +153,6 @@ def weights_written_by_a_hook_in_backward():
         loss(model).backward()
         seen.append(look(model))
     return seen, params(model)
-
-
-def saved_on_cpu():
-    model, x = Heads(), _leaf()
-    for _ in range(2):
-        with torch.autograd.graph.save_on_cpu():
-            model(x).float().pow(2).sum().backward()
-    return x.grad, grads(model)
 
 
 def saved_tensors_packed_to_python():
@@ -300,20 +171,6 @@ def saved_tensors_may_be_changed():
             out = model.q(h).float().sum() + model.k(h).float().sum()
             out.backward()
     return x.grad, grads(model)
-
-
-def checkpoints():
-    seen = []
-    for reentrant in (True, False):
-        model, x = net(), _leaf()
-        for _ in range(3):
-            (checkpoint(model, x, use_reentrant=reentrant).float() - Y).pow(2).mean().backward()
-            seen += [x.grad.clone(), grads(model)]
-        heads = Heads()
-        for _ in range(3):
-            checkpoint(heads, x, use_reentrant=reentrant).float().pow(2).sum().backward()
-            seen += [x.grad.clone(), grads(heads), look(heads)]
-    return seen
 
 
 @sdpa_kernel(SDPBackend.MATH)
@@ -348,8 +205,8 @@ SCENARIOS = {
 }
 # no cast may be saved in these: each asks whether the caches step aside
 STEPS_ASIDE = {
-    "an_input_that_stops_needing_a_gradient", "checkpoints", "forward_mode", "forward_mode_over_backward", "inference_inside_a_graph",
-    "saved_tensors_may_be_changed", "saved_tensors_packed_to_python",
+    "an_input_that_stops_needing_a_gradient", "forward_mode", "forward_mode_over_backward", "saved_tensors_may_be_changed",
+    "saved_tensors_packed_to_python",
 }  # fmt: skip
 
 

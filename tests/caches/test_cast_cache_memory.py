@@ -80,19 +80,6 @@ def test_hits_and_misses_are_counted():
         assert hmp.cache_info()[3:5] == (4, 4)
 
 
-def test_the_second_forward_casts_no_weight():
-    model = net()
-    for mode in (torch.no_grad, torch.inference_mode):
-        hmp.clear_cache()
-        with mode():
-            model(X.bfloat16())
-            before = hmp.cache_info()
-            model(X.bfloat16())
-        after = hmp.cache_info()
-        assert after.hits - before.hits == 4 == len(list(model.parameters()))
-        assert after.misses == before.misses
-
-
 def test_frozen_weights_are_cast_once_where_gradients_flow():
     model = net().requires_grad_(False)
     for _ in range(3):
@@ -126,12 +113,6 @@ def test_weights_shared_by_layers_are_cast_once_a_step():
     layer = torch.nn.Linear(16, 16)
     layer(torch.tanh(layer(torch.tanh(layer(X.bfloat16()))))).float().sum().backward()
     assert hmp.cache_info().hits == 2
-
-
-def test_a_checkpoint_keeps_no_copies_for_its_recomputation():
-    model = net()
-    torch.utils.checkpoint.checkpoint(model, X.bfloat16(), use_reentrant=False).float().sum().backward()
-    assert hmp.cache_info().entries == 0
 
 
 def _saved_bytes(forward):
@@ -190,26 +171,6 @@ def test_a_limit_below_what_is_held_frees_it():
     gc.collect()
     assert hmp.cache_info().bytes <= _bytes(model) - 1
     assert not any(c() is not None for c in copies)
-
-
-def test_a_limit_of_0_keeps_none():
-    hmp.set_cache_limit(0)
-    model = net()
-    look(model)
-    for _ in range(3):
-        loss(model).backward()
-    assert hmp.cache_info()[:3] == (0, 0, 0)
-
-
-def test_a_weight_that_changes_keeps_its_place_below_the_limit():
-    model = net()
-    hmp.set_cache_limit(_bytes(model))
-    for _ in range(3):
-        look(model)
-        assert hmp.cache_info()[:2] == (4, _bytes(model))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.mul_(0.5)
 
 
 @pytest.mark.parametrize("limit", [-1, 1.5, "1", True, False, float("inf"), torch.tensor(1), [1]])
@@ -311,20 +272,6 @@ def test_without_a_graph_one_copy_is_kept_and_dies_with_its_source():
         assert source() is None and second() is None and _last() is None
 
 
-def test_activations_die_when_they_would_without_caches():
-    model, sources = net(), []
-    for grad_on in (False, True):
-        with torch.set_grad_enabled(grad_on):
-            h = torch.exp(X)
-            sources.append(weakref.ref(h))
-            out = model[0](h), model[0](h)
-            del h
-            if not grad_on:
-                assert sources[-1]() is None
-            del out
-            assert sources[-1]() is None
-
-
 def test_no_copy_travels_with_a_model():
     def size(value):
         buffer = io.BytesIO()
@@ -354,7 +301,7 @@ def _tensors_alive():
     return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
 
-@pytest.mark.parametrize("steps", [300, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [120, pytest.param(5000, marks=pytest.mark.nightly)])
 def test_what_is_held_stays_flat(steps):
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

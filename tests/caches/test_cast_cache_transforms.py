@@ -95,17 +95,6 @@ def test_a_trace_follows_later_changes_of_the_weights(grad_on):
     assert_caches_change_nothing(scenario)
 
 
-def test_a_trace_holds_the_cast_and_not_its_result():
-    with caches(True), torch.no_grad():
-        model = net()
-        look(model)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            traced = torch.jit.trace(model, (X,))
-        assert len(list(traced.parameters())) == 4
-        assert not [n for n in traced.inlined_graph.nodes() if n.kind() == "prim::Constant" and "Tensor" in str(n.output().type())]
-
-
 def test_make_fx_holds_the_cast_and_not_its_result():
     from torch.fx.experimental.proxy_tensor import make_fx
 

@@ -40,6 +40,7 @@ def _counts(mode: str) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["torch.inference_mode()", "FakeTensorMode()", "torch.device('meta')"])
 def test_the_first_convert_inside_a_mode_is_as_one_outside(mode: str) -> None:
     assert _counts(mode) == _counts("torch.enable_grad()")

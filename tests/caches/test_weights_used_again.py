@@ -8,7 +8,6 @@ import gc
 import inspect
 import pickle
 import sys
-import threading
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -20,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from thread_kit import in_threads
 
 LOW = torch.bfloat16
 USES = 5
@@ -165,15 +165,6 @@ def written_between_two_uses(model: Loop) -> Any:
     return first, second, third, x.grad, model.grads
 
 
-def two_graphs_at_once(model: Loop) -> Any:
-    x = model.batch()
-    one, other = model.loss(x), model.loss(x + 1)
-    other.backward()
-    first = model.grads
-    one.backward()
-    return first, model.grads
-
-
 def used_without_a_gradient_between(model: Loop) -> Any:
     x = model.batch()
     first = model(x)
@@ -269,14 +260,6 @@ def a_parameter_that_is_cut_from_its_graph(model: Loop) -> Any:
     return model.grads, [factor.grad for factor in old]
 
 
-def backward_in_another_thread(model: Loop) -> Any:
-    value = model.loss(model.batch())
-    thread = threading.Thread(target=value.backward)
-    thread.start()
-    thread.join()
-    return model.grads
-
-
 def threads_with_graphs_of_their_own(model: Loop) -> Any:
     found: dict[int, Any] = {}
     x = model.batch().detach()
@@ -287,11 +270,7 @@ def threads_with_graphs_of_their_own(model: Loop) -> Any:
             for _ in range(3):
                 found[number] = torch.autograd.grad(mine.loss(x + number), mine.weights)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, range(4))
     return [found[number] for number in range(4)]
 
 
@@ -321,10 +300,6 @@ def gradients_by_function(model: Loop) -> Any:
     return list(together.values()), torch.autograd.functional.vjp(model, x, torch.ones_like(x))
 
 
-def jacobian(model: Loop) -> Any:
-    return torch.autograd.functional.jacobian(lambda x: model(x).flatten()[:3], model.batch().detach())
-
-
 QUESTIONS: dict[str, Callable[[Loop], Any]] = {
     name: value
     for name, value in list(globals().items())
@@ -332,6 +307,7 @@ QUESTIONS: dict[str, Callable[[Loop], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", ["linear", "conv", "cell"])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_r21_gradients_are_those_of_a_cast_for_each_use(question: str, kind: str) -> None:

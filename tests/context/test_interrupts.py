@@ -217,7 +217,7 @@ def _is_as_before(here: Any, standing: int) -> None:
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_interrupt_leaves_the_thread_as_it_was(name: str, in_force: None) -> None:
-    interrupt(ACTIONS[name], 300)
+    interrupt(ACTIONS[name], 150)
 
 
 @pytest.mark.parametrize("name", ["casts()", "nested", "decorated generator"])
@@ -225,7 +225,7 @@ def test_an_interrupt_leaves_the_thread_as_it_was_where_dynamo_runs_its_code(nam
     """Python looks for interrupts after each call there, where it does not after calls of Python functions elsewhere."""
     before = eval_frame.set_eval_frame(False)  # as torch._dynamo.run() does
     try:
-        interrupt(ACTIONS[name], 300)
+        interrupt(ACTIONS[name], 150)
     finally:
         eval_frame.set_eval_frame(before)
 
@@ -233,11 +233,12 @@ def test_an_interrupt_leaves_the_thread_as_it_was_where_dynamo_runs_its_code(nam
 @pytest.mark.parametrize("name", ["disable_casts()", "composites"])
 def test_an_interrupt_inside_a_region_leaves_the_thread_in_it(name: str, in_force: None) -> None:
     with hmp.casts(OTHER):
-        interrupt(ACTIONS[name], 300)
+        interrupt(ACTIONS[name], 150)
         assert hmp.casts_enabled()
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_thousands_of_interrupts_leave_the_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt(ACTIONS[name], 3000, seed=1)
@@ -290,10 +291,11 @@ FROM_OUTSIDE = ["casts()", "nested", "entered again", "decorated", "decorated ge
 
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in_force: None) -> None:
-    interrupt_from_outside(ACTIONS[name], 200)
+    interrupt_from_outside(ACTIONS[name], 100)
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 2000)

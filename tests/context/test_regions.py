@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from thread_kit import in_threads
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -47,11 +48,7 @@ def test_one_region_object_in_many_threads_at_once() -> None:
             if in_force() != "LISTS":
                 wrong.append("outside")
 
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(lambda _: work(), range(4))
     assert not wrong
 
 

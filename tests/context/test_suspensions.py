@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 import hmp
 from autocast_kit import real_state
 from innermost_kit import FULL, OFF, autocast
+from thread_kit import in_thread
 
 
 def in_casts():
@@ -58,9 +58,7 @@ def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_reg
         with autocast():
             generator = in_casts()
             next(generator)
-            other = threading.Thread(target=generator.close)
-            other.start()
-            other.join()
+            in_thread(generator.close)
         assert real_state()[0][0]
     assert real_state() == OFF
 
@@ -82,13 +80,9 @@ def test_r17_a_policy_in_a_thread_that_another_one_reverted_does_not_bring_a_reg
         with autocast():
             generator = in_casts()
             next(generator)
-            other = threading.Thread(target=hmp.revert)
-            other.start()
-            other.join()
+            in_thread(hmp.revert)
         generator.close()  # the region's end was not seen
         states.append(real_state())
 
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
+    in_thread(run)
     assert states == [OFF]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from typing import ClassVar
 
 import pytest
@@ -11,7 +9,6 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from hmp.context import state
 from hmp.dispatch import deciding
 from hmp.dispatch.fast_path import fast_path_of
 from hmp.ops import signatures, sites
@@ -192,69 +189,6 @@ def test_dispatchers_cast_what_is_on_a_list(listed: str) -> None:
                 assert (given[0] + given[1]).dtype is want
             assert torch.mean(u, axis=0).dtype is want
             assert F.gelu(u, approximate="tanh").dtype is want
-
-
-def test_a_task_that_was_started_in_a_region_keeps_its_state_after_the_region() -> None:
-    seen = []
-
-    async def work() -> None:
-        for _ in range(3):
-            await asyncio.sleep(0)
-            seen.append(F.linear(x, y).dtype)
-
-    async def main() -> None:
-        with hmp.disable_casts():
-            task = asyncio.ensure_future(work())
-        assert F.linear(x, y).dtype is BF16
-        await task
-        assert F.linear(x, y).dtype is BF16
-
-    with hmp.convert():
-        asyncio.run(main())
-    assert seen == [F32] * 3
-
-
-def test_a_region_in_one_thread_is_none_in_another() -> None:
-    inside, done = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with hmp.disable_casts():
-            inside.set()
-            done.wait(20)
-            seen.append(F.linear(x, y).dtype)
-
-    seen: list[torch.dtype] = []
-    with hmp.convert():
-        thread = threading.Thread(target=stay)
-        thread.start()
-        inside.wait(20)
-        assert F.linear(x, y).dtype is BF16
-        assert x.matmul(y).dtype is BF16
-        done.set()
-        thread.join()
-    assert seen == [F32]
-
-
-def test_nobody_is_in_a_region_when_all_have_left() -> None:
-    def steps():
-        with hmp.disable_casts():
-            yield 1
-
-    before = len(state.regions_open)
-    with hmp.convert():
-        with hmp.disable_casts(), hmp.casts("bert"), hmp.enable_casts():
-            assert len(state.regions_open) > before
-        with pytest.raises(ZeroDivisionError), hmp.disable_casts():
-            1 / 0  # noqa: B018
-        generator = steps()
-        next(generator)
-        assert len(state.regions_open) > before
-        generator.close()
-        torch.autograd.backward(F.linear(x, y.requires_grad_()).sum())
-        with torch.autocast("cpu", enabled=False):
-            pass
-    y.requires_grad_(False).grad = None
-    assert len(state.regions_open) == before
 
 
 class Wrapper(torch.Tensor):

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-import time
 
-import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
 from hmp.context import state
-from hmp.dispatch import dispatchers
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -48,16 +43,6 @@ def test_first_calls_at_once_in_many_threads_are_cast() -> None:
         thread.join()
 
 
-def test_a_first_call_of_one_policy_says_nothing_of_the_next() -> None:
-    with hmp.convert(policy=LISTS):
-        assert torch.matmul(x, x).dtype is BF16
-        with hmp.convert(policy=OTHER):
-            assert torch.matmul(x, x).dtype is F32
-            assert F.linear(x, x).dtype is F32
-        assert torch.matmul(x, x).dtype is BF16
-        assert F.linear(x, x).dtype is BF16
-
-
 def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
     with hmp.convert(policy=LISTS):
         with hmp.disable_casts():
@@ -70,42 +55,6 @@ def test_a_first_call_inside_a_region_is_under_the_regions_state() -> None:
         assert F.linear(x, x).dtype is BF16
         assert F.linear(x.bfloat16(), x).dtype is BF16
     assert F.linear(x, x).dtype is F32
-
-
-def test_what_was_held_before_revert_calls_torchs_own_op() -> None:
-    with hmp.convert(policy=LISTS):
-        held = torch.matmul
-    assert held(x, x).dtype is F32
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
-def test_a_process_forked_while_a_dispatcher_is_being_written_can_write_its_own() -> None:
-    taken, done = threading.Event(), threading.Event()
-
-    def write() -> None:
-        with dispatchers._lock:
-            taken.set()
-            done.wait(30)
-
-    with hmp.convert(policy=LISTS):
-        writer = threading.Thread(target=write)
-        writer.start()
-        assert taken.wait(30)
-        threading.Timer(0.3, done.set).start()
-        child = os.fork()
-        if child == 0:
-            os._exit(0 if torch.matmul(x, x).dtype is BF16 else 1)
-        writer.join()
-        deadline = time.monotonic() + 20
-        status = None
-        while status is None and time.monotonic() < deadline:
-            ended, code = os.waitpid(child, os.WNOHANG)
-            status = code if ended else None
-            time.sleep(0.02)
-        if status is None:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-    assert status == 0
 
 
 def test_an_ops_wrapper_stands_in_the_table_for_as_long_as_the_policy_is_used() -> None:

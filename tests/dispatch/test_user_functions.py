@@ -116,30 +116,10 @@ def test_coroutines_and_generators_are_one_op_until_they_end() -> None:
         assert seen == [torch.float32, True] * 2
 
 
-def test_a_list_of_the_users_own_class_stays_one() -> None:
-    class Pair(list):
-        def __init__(self, a, b):
-            super().__init__([a, b])
-
-    @hmp.bf16_function
-    def kinds(x):
-        return type(x), [t.dtype for t in x]
-
-    with hmp.casts("habana"):
-        given = Pair(ONE, ONE)
-        assert kinds(given) == (Pair, [LOW, LOW])
-    assert given[0] is ONE
-
-
 @pytest.mark.parametrize("name", ["torch.nn.ReLU", "torch.save", "fractions.Fraction"])
 def test_classes_and_torchs_other_functions_are_no_ops(name: str) -> None:
     with pytest.raises(hmp.OpListError, match="no"):
         hmp.Policy(bf16={name})
-
-
-def test_torchs_own_functions_belong_on_lists() -> None:
-    with pytest.raises(hmp.HmpError, match="put 'mul' on a list"):
-        hmp.register(torch, "mul", "fp32")
 
 
 def test_out_is_kept_only_where_it_is_optional_and_positions_are_the_callers() -> None:

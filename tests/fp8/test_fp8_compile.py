@@ -43,7 +43,7 @@ def run(module: torch.nn.Module, function: object, x: torch.Tensor) -> list[torc
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
     block = Block(recipe)
@@ -53,6 +53,7 @@ def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_graphs_of_other_shapes_and_without_gradients_give_eagers_numbers(recipe: str, backend: str) -> None:
@@ -66,6 +67,7 @@ def test_graphs_of_other_shapes_and_without_gradients_give_eagers_numbers(recipe
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("inductor_has_compiled")
 @pytest.mark.parametrize("recipe", NAMES)
 def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
@@ -85,6 +87,7 @@ def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.usefixtures("inductor_has_compiled")
 @pytest.mark.parametrize("recipe", NAMES)
 def test_inductor_compiles_a_product_of_a_result_with_itself(recipe: str) -> None:
@@ -109,6 +112,7 @@ def test_inductor_compiles_a_product_of_a_result_with_itself(recipe: str) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_a_compiled_checkpoint(recipe: str) -> None:
     block = Block(recipe)
@@ -129,7 +133,7 @@ def test_a_compiled_second_derivative_is_an_error() -> None:
         torch.autograd.grad(torch.autograd.grad(compiled().float().square().sum(), x, create_graph=True)[0].sum(), w)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("strict", [False, True])
 def test_an_exported_program_gives_eagers_numbers(recipe: str, strict: bool) -> None:

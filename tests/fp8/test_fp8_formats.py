@@ -68,8 +68,9 @@ def matrices(draw: st.DrawFn) -> torch.Tensor:
         matrix = (matrix * 2.0 ** draw(st.integers(-140, 120))).astype(np.float32)
     for special in draw(st.lists(st.sampled_from([0.0, -0.0, np.inf, -np.inf, np.nan, 3.4e38, 1e-45]), max_size=4)):
         matrix[numbers.integers(rows), numbers.integers(columns)] = special
-    if draw(st.booleans()):
-        matrix[numbers.integers(rows)] = 0
+    zeros = draw(st.sampled_from(["none", "a row", "all"]))
+    if zeros != "none":
+        matrix[numbers.integers(rows) if zeros == "a row" else slice(None)] = 0
     return torch.from_numpy(matrix).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])))
 
 
@@ -79,21 +80,13 @@ def test_codes_and_scales_are_those_of_the_definition(matrix: torch.Tensor, form
     check(matrix, form, *kind, axis)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(matrices(), st.sampled_from(FORMS), st.sampled_from(KINDS), st.sampled_from([-1, -2]))
 @settings(max_examples=5000)
 def test_codes_and_scales_are_those_of_the_definition_at_length(
     matrix: torch.Tensor, form: torch.dtype, kind: tuple[str, bool], axis: int
 ) -> None:
     check(matrix, form, *kind, axis)
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("scaling", "power_of_two"), KINDS)
-def test_zeros_have_scale_1_and_stay_zeros(form: torch.dtype, scaling: str, power_of_two: bool) -> None:
-    found = quantise(torch.zeros(4, 32), Layout(form, scaling, power_of_two))
-    assert (found.scale == (127 if scaling == "block" else 1)).all()
-    assert not found.data.float().any()
 
 
 @pytest.mark.parametrize("exponent", range(-120, 110, 7))
@@ -106,28 +99,3 @@ def test_a_power_of_two_is_exact_next_to_powers_of_two(form: torch.dtype, expone
         check(row, form, "row", True, -1)
         check(row, form, "block", True, -1)
         assert quantise(row, Layout(form, "row", True)).data.float().max() <= MAXIMUM[form]
-
-
-@pytest.mark.parametrize("amax", [1e-45, 1e-38, 1e-30, 1e-20, 1e-13])
-def test_small_magnitudes_are_scaled_as_far_as_a_scale_can_be_a_normal_number(amax: float) -> None:
-    """torchao takes 1e-12 for everything below: a tensor of 1e-20 would become zeros."""
-    found = values(quantise(torch.full((2, 32), amax), Layout(E4M3)))
-    if amax >= 1e-30:
-        assert torch.allclose(found, torch.full((2, 32), amax), rtol=1e-6, atol=0)
-    assert found.isfinite().all()
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("scaling", "power_of_two"), KINDS)
-@pytest.mark.parametrize("special", [float("inf"), -float("inf"), float("nan")])
-def test_what_is_not_finite_becomes_nan_and_the_rest_stays(form: torch.dtype, scaling: str, power_of_two: bool, special: float) -> None:
-    torch.manual_seed(0)
-    clean = torch.randn(4, 64)
-    dirty = clean.clone()
-    clean[1, 3] = 0  # no amax
-    dirty[1, 3] = special
-    layout = Layout(form, scaling, power_of_two)
-    found, wanted = values(quantise(dirty, layout)), values(quantise(clean, layout))
-    assert found[1, 3].isnan()
-    found[1, 3] = wanted[1, 3]
-    assert torch.equal(found, wanted)

@@ -30,6 +30,7 @@ def gradients(op: str, args: tuple[torch.Tensor, ...], recipe: str, low: torch.d
 
 @NEEDS_REFERENCE
 @pytest.mark.slow
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp"])
 @pytest.mark.parametrize("low", [BF16, torch.float16])
 @pytest.mark.parametrize("rows", [16, 19, 1])

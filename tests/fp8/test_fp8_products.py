@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import hmp
 from fp8_oracle import gradients, product, roundings
@@ -43,6 +42,7 @@ def _seed() -> None:
 # --- linear: forward, every gradient, the leaf's dtype ---------------------------------------------------------------------
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("low", LOWS)
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, BF16), (torch.float16, torch.float32), (BF16, BF16)])
@@ -192,28 +192,6 @@ def test_r6_out_takes_the_result_in_its_own_dtype(recipe: str) -> None:
 
 
 @pytest.mark.parametrize("recipe", NAMES)
-def test_a_weight_used_twice_gets_the_sum_in_its_own_dtype(recipe: str) -> None:
-    x, w = tensor(16, 32), tensor(32, 32, grad=True)
-    one, other = run("linear", x, w, recipe=recipe), run("linear", 3 * x, w, recipe=recipe)
-    separate = [torch.autograd.grad(each.float().square().sum(), w, retain_graph=True)[0] for each in (one, other)]
-    (one.float().square().sum() + other.float().square().sum()).backward()
-    assert w.grad.dtype is torch.float32
-    assert torch.equal(w.grad, separate[0] + separate[1])
-
-
-@pytest.mark.parametrize("recipe", NAMES)
-def test_without_gradients_the_numbers_are_the_same(recipe: str) -> None:
-    x, w = tensor(16, 32), tensor(32, 32, grad=True)
-    wanted = run("linear", x, w, recipe=recipe)
-    for region in (torch.no_grad, torch.inference_mode):
-        with region():
-            found = run("linear", x, w, recipe=recipe)
-        assert torch.equal(found, wanted) and not found.requires_grad
-    with torch.inference_mode():
-        assert run("linear", tensor(16, 32), w, recipe=recipe).is_inference()
-
-
-@pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("cast", ["bf16", "fp32"])
 def test_r8_what_a_product_is_made_of_is_not_cast(recipe: str, cast: str) -> None:
     """With every op of torch on a list, the product is what it is without."""
@@ -337,11 +315,3 @@ def test_a_copy_of_a_weight_that_is_kept_gives_the_same_result(recipe: str) -> N
 def test_an_unknown_kernel_is_an_error() -> None:
     with pytest.raises(hmp.HmpError, match="takes kernel='auto', 'emulate' or 'real', got 'fast'"):
         PRODUCTS["mm"](tensor(16, 16), tensor(16, 16), recipe=RECIPES["rowwise"], low=BF16, kernel="fast")
-
-
-def test_the_error_of_fp8_is_that_of_three_bits_of_mantissa() -> None:
-    x, w = tensor(256, 512), tensor(256, 512)
-    exact = F.linear(x, w)
-    for recipe in NAMES:
-        found = run("linear", x, w, recipe=recipe)
-        assert 0.02 < float((found.float() - exact).norm() / exact.norm()) < 0.045

@@ -91,7 +91,7 @@ def test_forward_and_gradients_are_torchaos(recipe: str, data: st.DataObject) ->
     check(recipe, data.draw(layers(recipe)))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("recipe", RECIPES)
 @given(st.data())
 @settings(max_examples=1500)

@@ -14,6 +14,7 @@ from process_kit import run_in_another_process
 pytestmark = pytest.mark.searches_references
 
 
+@pytest.mark.slow
 def test_a_proxy_is_not_asked_for_its_class_and_a_class_for_no_hash() -> None:
     run_in_another_process(
         """

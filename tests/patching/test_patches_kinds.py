@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import types
 import warnings
 
@@ -219,3 +220,31 @@ def test_r16_revert_restores_all_before_it_warns_of_a_foreign_patch(torch_differ
     finally:
         F.dropout2d.__code__ = original
     assert torch_differences() == []
+
+
+# --- whoever looks at them sees ordinary functions
+
+
+def test_r16_the_frames_of_patched_functions_can_be_looked_at():
+    """Debuggers, tracebacks and libraries that walk the stack read the locals of every frame; closures are the hard case."""
+    seen = []
+
+    class Looking(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            frame = sys._getframe()
+            while frame is not None:
+                seen.append((frame.f_code.co_name, dict(frame.f_locals)))
+                frame = frame.f_back
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    with hmp.convert(policy="resnet50"):
+        x = torch.randn(1, 1, 4, 4).as_subclass(Looking)
+        for swapped in (torch.nn.functional.max_pool2d, torch.nn.functional.relu, torch.Tensor.__rsub__, torch.nn.utils.clip_grad_norm_):
+            assert callable(swapped)
+        torch.nn.functional.max_pool2d(x, 2)
+        torch.nn.utils.clip_grad_norm_([torch.nn.Parameter(torch.ones(2))], 1.0)
+        with pytest.raises(TypeError) as error:
+            torch.nn.functional.max_pool2d(x)
+        str(error.getrepr(showlocals=True))
+    assert seen

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -71,51 +72,22 @@ WRITES = {
 }
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("grad", [True, False], ids=["grad", "no_grad"])
-@pytest.mark.parametrize("name", WRITES)
-def test_r10_a_write_into_a_cast_copy_of_a_view_is_refused(name, grad):
-    x = torch.arange(6.0).reshape(2, 3)
+def test_r10_a_write_into_a_cast_copy_of_a_view_is_refused(grad):
+    lost = []
     with hmp.casts("habana"), torch.set_grad_enabled(grad):
-        y = x.t()
-        assert y.dtype == LOW
-        before = y.clone()
-        refused(lambda: WRITES[name](y))
-        same(y, before)
-    same(x, torch.arange(6.0).reshape(2, 3))
-
-
-VIEWS = {
-    "t": lambda x: x.t(),
-    "torch.t": lambda x: torch.t(x),
-    "transpose": lambda x: x.transpose(0, 1),
-    "swapaxes": lambda x: torch.swapaxes(x, 0, 1),
-    "permute": lambda x: x.permute(1, 0),
-    "reshape": lambda x: x.reshape(6),
-    "view": lambda x: x.view(6),
-    "flatten": lambda x: x.flatten(),
-    "squeeze": lambda x: x.squeeze(),
-    "unsqueeze": lambda x: x.unsqueeze(0),
-    "select": lambda x: x.select(0, 1),
-    "narrow": lambda x: x.narrow(0, 0, 1),
-    "expand": lambda x: x.unsqueeze(0).expand(1, 2, 3),
-    "diagonal": lambda x: x.diagonal(),
-    "movedim": lambda x: torch.movedim(x, 0, 1),
-    "chunk": lambda x: x.chunk(2)[1],
-    "split": lambda x: torch.split(x, 1)[1],
-    "unbind": lambda x: x.unbind()[1],
-    "unfold": lambda x: x.unfold(1, 2, 1),
-}
-
-
-@pytest.mark.parametrize("name", VIEWS)
-def test_r10_holds_for_every_view_op_that_a_list_names(name):
-    x = torch.arange(6.0).reshape(2, 3)
-    with hmp.casts(policy(bf16=[name.removeprefix("torch.")])):
-        y = VIEWS[name](x)
-        assert y.dtype == LOW
-        refused(lambda: y.add_(1))
-    same(x, torch.arange(6.0).reshape(2, 3))
+        for name, write in WRITES.items():
+            x = torch.arange(6.0).reshape(2, 3)
+            y = x.t()
+            assert y.dtype == LOW
+            before = y.clone()
+            try:
+                refused(lambda write=write, y=y: write(y))
+                same(y, before)
+                same(x, torch.arange(6.0).reshape(2, 3))
+            except AssertionError as error:
+                lost.append(f"{name}: {error}")
+    assert not lost
 
 
 @pytest.mark.parametrize("dtype", [LOW, torch.float64, torch.int64, torch.complex64], ids=str)
@@ -233,3 +205,20 @@ def test_r10_views_under_other_names_refuse_and_what_is_no_view_does_not():
     ):
         with hmp.casts(hmp.Policy(bf16={listed})):
             assert fresh().add_(1).dtype == torch.bfloat16
+
+
+def test_r10_dropout_in_eval_may_be_written_to_where_nobody_has_its_input():
+    """Residual code writes into what dropout gave; in plain torch the write is seen in x too, if anybody still has x."""
+    x, base, array = torch.ones(3), torch.ones(2, 3), np.ones(3, "float32")
+    with hmp.casts("habana"):
+        y = F.dropout(x.clone(), 0.5, training=False)
+        y += 1
+        y[0] = 5
+        for kept in (x, base[0], torch.from_numpy(array)):
+            with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
+                F.dropout(kept, 0.5, training=False).__iadd__(1)
+        for fill in (torch.nn.init.uniform_, torch.nn.init.normal_, torch.nn.init.kaiming_uniform_):
+            with pytest.raises(hmp.HmpError, match="'dropout' is on a list that casts"):
+                fill(F.dropout(base, 0.5, training=False))
+    assert y.tolist() == [5.0, 2.0, 2.0] and y.dtype is LOW
+    assert (x == 1).all() and (base == 1).all()

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
-from strategies import RULES, Leaf
+from strategies import Leaf
 
 LOWEST = torch.finfo(F32).min
 HUGE = [LOWEST, -LOWEST, 1e39, -1e300, 2**130, -(2**130)]  # beyond bfloat16, most of them beyond float32
@@ -89,6 +90,7 @@ def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(nam
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FILLS)
 @given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
 @RULES
@@ -205,13 +207,6 @@ def test_r12_the_gradient_of_a_saturated_product_is_finite_in_the_leafs_dtype() 
     assert x.grad.dtype is F32 and bool(torch.isfinite(x.grad).all())
 
 
-def test_r12_a_scalar_that_fits_is_the_plain_rule() -> None:
-    x = torch.randn(4)
-    with hmp.casts("habana"):
-        got = x * 1e38
-    assert_identical(got, x.to(BF16) * 1e38, "the product")
-
-
 KEEP = torch.tensor([[1.0, 1.0, 0.0], [0.0, 0.0, 0.0]])  # the second row is masked altogether
 
 
@@ -264,13 +259,6 @@ def test_r12_an_operand_that_needs_a_gradient_gets_the_plain_cast() -> None:
     with hmp.casts(hmp.Policy(name="r12", bf16=frozenset({"add"}), fp32=frozenset(), promote=frozenset())):
         got = outcome(lambda a: a + torch.ones(2), [x])
     assert_same(got, outcome(lambda a: a.to(BF16) + torch.ones(2, dtype=BF16), [x]))
-
-
-def test_r12_a_mask_on_the_promote_list_needs_no_help() -> None:
-    scores, mask = torch.randn(2, 3).to(BF16), torch.where(KEEP > 0, 0.0, LOWEST)
-    with hmp.casts("habana"):
-        got = scores + mask
-    assert_identical(got, scores + mask, "the masked scores")
 
 
 ATTENTION_POLICIES = {

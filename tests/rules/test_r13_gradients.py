@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import itertools
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 import hmp
 from op_table import BF16_LIST, FP32_LIST, Op
-from oracle import BF16, F16, F32, assert_identical, cast, flat, widest
+from oracle import BF16, F16, F32, assert_identical, cast, flat
 from strategies import Leaf, build
+from thread_kit import in_thread
 from trap_kit import policy, same
-
-# a table of every listed op: more than the default command has time for
-pytestmark = pytest.mark.slow
 
 Call = Callable[..., Any]
 MIXTURES = [(F32,), (BF16,), (F16,), (F32, BF16), (BF16, F32), (F16, BF16)]
@@ -44,18 +40,6 @@ def derivatives(call: Call, args: list[Any], orders: int = 2) -> list[torch.Tens
     return found
 
 
-def assert_same_derivatives(policy: Any, call: Call, by_hand: Call, args: list[Any], orders: int = 2) -> None:
-    """`call` under the policy has the first and second derivatives that `by_hand` has in plain torch, to the bit."""
-    expected = derivatives(by_hand, args, orders)
-    with hmp.casts(policy):
-        got = derivatives(call, args, orders)
-    assert len(got) == len(expected)
-    for number, (one, other) in enumerate(zip(got, expected, strict=True)):
-        assert (one is None) == (other is None)
-        if one is not None:
-            assert_identical(one, other, f"derivative {number}")
-
-
 def leaves_of(op: Op, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
     turn = itertools.cycle(dtypes)
     templates = [
@@ -65,225 +49,30 @@ def leaves_of(op: Op, dtypes: tuple[torch.dtype, ...]) -> list[Any]:
     return build(templates)
 
 
-def first_sites(ops: list[Op]) -> list[Any]:
-    return [pytest.param(op, next(iter(op.sites.values())), id=f"{op.name}-{next(iter(op.sites))}") for op in ops]
+EACH_OP = [
+    pytest.param(dtype, op, id=f"{op.name}-{next(iter(op.sites))}") for dtype, ops in ((BF16, BF16_LIST), (F32, FP32_LIST)) for op in ops
+]
 
 
-@pytest.mark.parametrize(("op", "call"), first_sites(BF16_LIST))
-def test_r13_derivatives_of_ops_of_the_bf16_list(op: Op, call: Call) -> None:
+@pytest.mark.slow
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize(("dtype", "op"), EACH_OP)
+def test_r13_first_and_second_derivatives_are_those_of_explicit_casts(dtype: torch.dtype, op: Op) -> None:
+    call = next(iter(op.sites.values()))
+    orders = 1 if op.name == "embedding_bag" else 2  # torch has no second derivative of weighted bags
+
+    def by_hand(*args: Any) -> Any:
+        return call(*(a if i in op.keep else cast(a, dtype) for i, a in enumerate(args)))
+
     for dtypes in MIXTURES:
-        by_hand = lambda *args: call(*(a if i in op.keep else cast(a, BF16) for i, a in enumerate(args)))  # noqa: E731
-        assert_same_derivatives("habana", call, by_hand, leaves_of(op, dtypes))
-
-
-@pytest.mark.parametrize(("op", "call"), first_sites(FP32_LIST))
-def test_r13_derivatives_of_ops_of_the_fp32_list(op: Op, call: Call) -> None:
-    for dtypes in MIXTURES:
-        orders = 1 if op.name == "embedding_bag" else 2  # torch has no second derivative of weighted bags
-        assert_same_derivatives("habana", call, lambda *args: call(*cast(args, F32)), leaves_of(op, dtypes), orders)
-
-
-ROWS = torch.tensor([2, 0])
-PROMOTED: dict[str, tuple[Call, tuple[tuple[int, ...], ...]]] = {
-    "cat": (lambda a, b: torch.cat([a, b]), ((2, 3), (2, 3))),
-    "stack": (lambda a, b: torch.stack([a, b]), ((2, 3), (2, 3))),
-    "baddbmm": (lambda a, b, c: torch.baddbmm(a, b, c), ((2, 3, 3), (2, 3, 3), (2, 3, 3))),
-    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), ((2, 3), (3, 2))),
-    "lerp": (lambda a, b: torch.lerp(a, b, 0.25), ((3,), (3,))),
-    "bilinear": (lambda a, b, w: F.bilinear(a, b, w), ((2, 3), (2, 3), (4, 3, 3))),
-}
-# torch promotes these by itself, but its formula for the derivative computes a part of it in the narrower dtype
-ROUNDED_BY_TORCH: dict[str, tuple[Call, tuple[tuple[int, ...], ...]]] = {
-    "atan2": (lambda a, b: torch.atan2(a, b), ((3,), (3,))),
-    "pow": (lambda a, b: torch.pow(a, b), ((3,), (3,))),
-    "addcmul": (lambda a, b, c: torch.addcmul(a, b, c, value=0.3), ((3,), (3,), (3,))),
-    "addcdiv": (lambda a, b, c: torch.addcdiv(a, b, c, value=0.3), ((3,), (3,), (3,))),
-    "special.xlog1py": (lambda a, b: torch.special.xlog1py(a, b), ((3,), (3,))),
-}
-TO_FIRST: dict[str, tuple[Call, tuple[tuple[int, ...], ...]]] = {
-    "addmm_": (lambda a, b, c: a.clone().addmm_(b, c), ((2, 2), (2, 3), (3, 2))),
-    "index_add": (lambda a, b: a.index_add(0, ROWS, b), ((3, 2), (2, 2))),
-    "index_put": (lambda a, b: a.index_put((ROWS,), b), ((3, 2), (2, 2))),
-    "scatter_add": (lambda a, b: a.scatter_add(0, ROWS, b), ((3,), (2,))),
-    "setitem": (lambda a, b: _set_first_row(a.clone(), b), ((3, 2), (2,))),
-    "huber_loss": (lambda a, b: F.huber_loss(a, b, reduction="none"), ((3,), (3,))),
-    "inner": (lambda a, b: torch.inner(a, b), ((3,), (3,))),
-    "cross": (lambda a, b: torch.linalg.cross(a, b), ((3,), (3,))),
-}
-IN_FLOAT32: dict[str, tuple[Call, tuple[tuple[int, ...], ...]]] = {
-    "inv": (lambda a: torch.linalg.inv(a), ((3, 3),)),
-    "det": (lambda a: torch.linalg.det(a), ((3, 3),)),
-    "rfft": (lambda a: torch.view_as_real(torch.fft.rfft(a)), ((8,),)),
-    "norm(nuc)": (lambda a: torch.norm(a, "nuc"), ((3, 3),)),
-    "avg_pool3d": (lambda a: F.avg_pool3d(a, 2), ((1, 2, 2, 2),)),
-}
-
-
-def _set_first_row(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    a[0] = b
-    return a
-
-
-def tensors_of(shapes: tuple[tuple[int, ...], ...], dtypes: tuple[torch.dtype, ...]) -> list[Any]:
-    turn = itertools.cycle(dtypes)
-    return build([Leaf(shape, next(turn), grad=True, values="positive", seed=seed) for seed, shape in enumerate(shapes)])
-
-
-@pytest.mark.parametrize("name", [*PROMOTED, *ROUNDED_BY_TORCH])
-def test_r13_derivatives_of_promoted_ops(name: str) -> None:
-    call, shapes = {**PROMOTED, **ROUNDED_BY_TORCH}[name]
-    for dtypes in MIXTURES:
-        assert_same_derivatives(policy(promote=[name]), call, lambda *args: call(*cast(args, widest(args))), tensors_of(shapes, dtypes))
-
-
-@pytest.mark.parametrize("name", TO_FIRST)
-def test_r13_derivatives_of_ops_that_follow_their_first_input(name: str) -> None:
-    call, shapes = TO_FIRST[name]
-    for dtypes in MIXTURES:
-        assert_same_derivatives(policy(), call, lambda *args: call(*cast(args, args[0].dtype)), tensors_of(shapes, dtypes))
-
-
-@pytest.mark.parametrize("name", IN_FLOAT32)
-def test_r13_derivatives_of_ops_without_a_low_kernel(name: str) -> None:
-    call, shapes = IN_FLOAT32[name]
-    for dtype in (BF16, F16):
-        args = tensors_of(shapes, (dtype,))
-        if len(shapes[0]) == 2:
-            args[0].detach().add_(3 * torch.eye(*shapes[0]))  # invertible
-        assert_same_derivatives(policy(), call, lambda *args: call(*cast(args, F32)), args)
-
-
-def test_r13_an_operation_that_reads_a_cast_view_gives_its_leaf_a_gradient() -> None:
-    listed = policy(bf16=["t", "transpose", "reshape", "unbind"])
-    views: dict[str, Call] = {
-        "t": lambda x: x.t(),
-        "transpose": lambda x: x.transpose(0, 1),
-        "reshape": lambda x: x.reshape(-1),
-        "unbind": lambda x: x.unbind(0)[1],
-        "a view of a view": lambda x: x.t().reshape(-1)[2:],
-    }
-    for name, view in views.items():
-        args = tensors_of(((3, 4),), (F32,))
-        assert_same_derivatives(listed, lambda x, v=view: v(x).sin(), lambda x, v=view: v(x.to(BF16)).sin(), args)
-        assert_same_derivatives(listed, lambda x, v=view: v(x).sin(), lambda x, v=view: v(x).sin(), tensors_of(((3, 4),), (BF16,))), name
-
-
-@pytest.mark.parametrize("name", ["embedding", "embedding_bag"])
-@pytest.mark.parametrize("lists", [{"bf16": ["embedding", "embedding_bag"]}, {"fp32": ["embedding", "embedding_bag"]}], ids=str)
-@pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
-def test_r13_a_sparse_gradient_is_sparse_and_in_the_tables_dtype(name: str, lists: dict[str, list[str]], dtype: torch.dtype) -> None:
-    indices = torch.tensor([[0, 2], [2, 1]])
-    table = torch.randn(4, 3).to(dtype).requires_grad_()
-    look_up = {"embedding": F.embedding, "embedding_bag": lambda i, t, sparse: F.embedding_bag(i, t, mode="sum", sparse=sparse)}[name]
-    with hmp.casts(policy(**lists)):
-        look_up(indices, table, sparse=True).float().sum().backward()
-    assert table.grad.is_sparse and table.grad.dtype is dtype
-    counts = torch.tensor([1.0, 1.0, 2.0, 0.0])[:, None].expand(4, 3)
-    same(table.grad.to_dense(), counts.to(dtype))
-
-
-# --- leaves
-
-
-def test_r13_a_leaf_used_several_times_sums_its_gradients_in_its_own_dtype() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    by_hand = x.detach().requires_grad_()
-    low = [by_hand.to(BF16) for _ in range(4)]
-    (low[0] @ low[1] + torch.relu(low[2]) + (low[3] * 3)).float().sum().backward()
-    with hmp.casts("habana"):
-        (x @ x + torch.relu(x) + x * 3).float().sum().backward()
-    same(x.grad, by_hand.grad)
-
-
-@pytest.mark.parametrize("dtype", [F32, BF16, F16], ids=str)
-def test_r13_gradients_accumulate_into_the_one_that_is_there(dtype: torch.dtype) -> None:
-    x = torch.randn(3, 3).to(dtype).requires_grad_()
-    with hmp.casts("habana"):
-        torch.mm(x, x).float().sum().backward()
-        first = x.grad
-        value = first.clone()
-        torch.relu(x).float().sum().backward()
-    assert x.grad is first and first.dtype is dtype
-    same(x.grad, value + (x > 0).to(dtype))
-
-
-def test_r13_the_gradient_of_what_is_no_leaf_has_that_tensors_dtype() -> None:
-    x = torch.randn(3, 3, requires_grad=True)
-    with hmp.casts("habana"):
-        hidden = torch.mm(x, x)
-        loss = torch.softmax(hidden, -1).square().sum()
-        to_hidden, to_x = torch.autograd.grad(loss, (hidden, x), retain_graph=True)
-        loss.backward(inputs=[hidden])
-    assert hidden.dtype is to_hidden.dtype is hidden.grad.dtype is BF16 and to_x.dtype is F32
-    assert x.grad is None
-    same(hidden.grad, to_hidden)
-
-
-@pytest.mark.parametrize("low", [BF16, F16], ids=str)
-def test_r13_float32_parameters_with_low_activations(low: torch.dtype) -> None:
-    """What a mixed-precision model is: weights, a learned 0-dim scale and a norm in float32, activations in the low dtype."""
-    weight, scale, gain = torch.randn(3, 4), torch.tensor(0.7), torch.rand(3)
-    parameters = [p.clone().requires_grad_() for p in (weight, scale, gain)]
-    by_hand = [p.clone().requires_grad_() for p in (weight, scale, gain)]
-    x = torch.randn(2, 4).to(low)
-    with hmp.casts(hmp.Policy.load("habana").replace(dtype=low)):
-        w, s, g = parameters
-        y = F.layer_norm(torch.relu(F.linear(x, w)) + s, (3,), g)
-        F.cross_entropy(y, torch.tensor([0, 2])).backward()
-    w, s, g = by_hand
-    y = F.layer_norm(torch.relu(F.linear(x, w.to(low))) + s, (3,), g)
-    F.cross_entropy(y.float(), torch.tensor([0, 2])).backward()
-    for ours, theirs in zip(parameters, by_hand, strict=True):
-        assert ours.grad.dtype is F32
-        same(ours.grad, theirs.grad)
-
-
-# --- graphs
-
-
-def cubic(x: torch.Tensor) -> torch.Tensor:
-    return torch.mul(torch.mul(x, x), x)
-
-
-def test_r13_third_derivatives() -> None:
-    def three_times(call: Call, x: torch.Tensor) -> list[torch.Tensor]:
-        found, end = [], call(x).float().sum()
-        for _ in range(3):
-            (gradient,) = torch.autograd.grad(end, x, create_graph=True)
-            found.append(gradient)
-            end = gradient.sum()
-        return found
-
-    x = torch.randn(5, requires_grad=True)
-
-    def by_hand(x: torch.Tensor) -> torch.Tensor:
-        return (x.to(BF16) * x.to(BF16)) * x.to(BF16)
-
-    expected = three_times(by_hand, x)
-    with hmp.casts("habana"):
-        got = three_times(cubic, x)
-    for ours, theirs in zip(got, expected, strict=True):
-        same(ours, theirs)
-    torch.testing.assert_close(got[2], torch.full((5,), 6.0))
-
-
-def test_r13_a_graph_that_is_kept_gives_the_same_gradients_again() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    with hmp.casts("habana"):
-        loss = torch.softmax(torch.mm(x, x), -1).square().sum()
-        loss.backward(retain_graph=True)
-        first, x.grad = x.grad, None
-        loss.backward(retain_graph=True)
-        second, x.grad = x.grad, None
-    loss.backward()
-    same(second, first)
-    same(x.grad, first)
-
-
-def _in_a_thread(loss: torch.Tensor) -> None:
-    thread = threading.Thread(target=loss.backward)
-    thread.start()
-    thread.join()
+        args = leaves_of(op, dtypes)
+        expected = derivatives(by_hand, args, orders)
+        with hmp.casts("habana"):
+            got = derivatives(call, args, orders)
+        for number, (one, other) in enumerate(zip(got, expected, strict=True)):
+            assert (one is None) == (other is None)
+            if one is not None:
+                assert_identical(one, other, f"derivative {number}")
 
 
 def _inside_disabled(loss: torch.Tensor) -> None:
@@ -301,7 +90,11 @@ def _after_revert(loss: torch.Tensor) -> None:
     loss.backward()
 
 
-@pytest.mark.parametrize("where", [_in_a_thread, _inside_disabled, _under_another_policy, _after_revert], ids=lambda f: f.__name__[1:])
+@pytest.mark.parametrize(
+    "where",
+    [lambda loss: in_thread(loss.backward), _inside_disabled, _under_another_policy, _after_revert],
+    ids=["thread", "disabled", "another policy", "after revert"],
+)
 def test_r13_gradients_are_the_same_wherever_backward_is_called(where: Callable[[torch.Tensor], None]) -> None:
     x = torch.randn(4, 4, requires_grad=True)
 
@@ -313,21 +106,6 @@ def test_r13_gradients_are_the_same_wherever_backward_is_called(where: Callable[
     expected, x.grad = x.grad, None
     where(loss())
     same(x.grad, expected)
-
-
-def test_r13_threads_that_share_a_graph_sum_their_gradients_in_the_leafs_dtype() -> None:
-    x = torch.randn(4, 4, requires_grad=True)
-    with hmp.casts("habana"):
-        shared = torch.mm(x, x)
-        losses = [torch.softmax(shared * scale, -1).square().sum() for scale in (1, 2, 4, 8)]
-    expected = torch.stack([torch.autograd.grad(loss, x, retain_graph=True)[0] for loss in losses])
-    threads = [threading.Thread(target=loss.backward, kwargs={"retain_graph": True}) for loss in losses]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert x.grad.dtype is F32
-    torch.testing.assert_close(x.grad, expected.sum(0), rtol=1e-6, atol=1e-6)  # the order of the sum is the threads' own
 
 
 def test_r13_anomaly_mode_names_the_op_and_changes_nothing() -> None:

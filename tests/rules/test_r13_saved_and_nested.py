@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 from backward_kit import Seen
 from oracle import BF16, F32
+from thread_kit import in_threads
 from trap_kit import policy, same
 
 SEEN = Seen()
@@ -50,44 +51,6 @@ def test_r13_pack_hooks_run_without_casts_as_their_unpack_does() -> None:
             SEEN.assert_without_lists(len(SEEN.notes))
             same(x.grad, expected)
             x.grad = None
-
-
-def test_r13_hooks_that_compress_saved_tensors_see_what_the_op_saves() -> None:
-    """Packed to int8 with a scale per tensor, as activation compression does, under a policy that lists each of its ops."""
-    listed = policy(bf16=["div", "truediv", "mul", "abs", "amax", "round", "clamp"])
-
-    def pack(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.dtype]:
-        scale = tensor.abs().amax() / 127
-        assert scale.dtype is tensor.dtype
-        return (tensor / scale).round().to(torch.int8), scale, tensor.dtype
-
-    def unpack(packed: tuple[torch.Tensor, torch.Tensor, torch.dtype]) -> torch.Tensor:
-        values, scale, dtype = packed
-        return (values * scale).to(dtype)
-
-    def gradient() -> torch.Tensor:
-        x = torch.linspace(-1, 1, 16).requires_grad_()
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            x.exp().sum().backward()
-        return x.grad
-
-    plain = gradient()
-    with hmp.casts(listed):
-        same(gradient(), plain)
-
-
-def test_r13_saved_tensors_hooks_that_torch_uses_itself_are_not_cast() -> None:
-    listed = policy(bf16=["detach", "clone", "empty_like"])
-    x = torch.randn(3, 3, requires_grad=True)
-    x.exp().sin().sum().backward()
-    plain, x.grad = x.grad, None
-    with hmp.casts(listed):
-        checkpoint(lambda t: t.exp().sin(), x, use_reentrant=False).sum().backward()
-        same(x.grad, plain)
-        x.grad = None
-        with torch.autograd.graph.save_on_cpu():
-            x.exp().sin().sum().backward()
-        same(x.grad, plain)
 
 
 SQUARED: list[tuple[str, bool]] = []
@@ -236,9 +199,5 @@ def test_r13_threads_that_run_backward_at_once_keep_their_own_casts() -> None:
         if seen.notes != [(False, F32, F32, BF16, BF16, F32)] * 10:
             wrong.append((number, seen.notes))
 
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(run, range(8))
     assert not wrong

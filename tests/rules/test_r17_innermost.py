@@ -7,7 +7,6 @@ import contextlib
 import functools
 import gc
 import logging
-import threading
 import types
 
 import pytest
@@ -298,26 +297,6 @@ def test_r17_a_task_that_ends_first_does_not_switch_the_region_on_in_another():
 
     with autocast():
         assert asyncio.run(both()) == [F32, F32, BF16]
-
-
-def test_r17_another_thread_ends_it_and_has_its_own_regions():
-    found = []
-
-    def elsewhere(generator):
-        generator.close()
-        found.append((matmuls(), real_state()))
-
-    with autocast():
-        generator = steps()
-        next(generator)
-        thread = threading.Thread(target=elsewhere, args=[generator])
-        thread.start()
-        thread.join()
-        with hmp.casts(FULL):
-            assert matmuls() is F32
-        assert (matmuls(), real_state()) == (BF16, ON)
-    assert found == [(F32, OFF)]
-    assert real_state() == OFF
 
 
 def test_r17_the_regions_nesting_and_its_cache_of_weights_last():

@@ -219,7 +219,7 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_r18_every_product_is_of_the_weights_that_are_there() -> None:
-    run(examples=10, steps=40)
+    run(examples=6, steps=40)
 
 
 @pytest.mark.slow  # where each conversion searches for names that were taken, which takes most of the time
@@ -227,7 +227,7 @@ def test_r18_every_product_is_of_the_weights_that_are_there_in_long_lives() -> N
     run(examples=60, steps=80)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("writes_the_input", [False, True], ids=["weight", "input"])
 def test_r18_a_write_by_any_writer_is_seen(mode: str, writes_the_input: bool) -> None:

@@ -281,37 +281,6 @@ def test_r18_tensors_that_show_one_memory_otherwise_share_no_copy(name: str, mon
     assert torch.equal(got, torch.mm(ones.bfloat16(), other.clone().bfloat16()))
 
 
-def test_r18_a_weight_shows_another_part_of_its_memory() -> None:
-    weight = torch.nn.Parameter(torch.randn(256, 128)[:128], requires_grad=False)
-    x = torch.randn(4, 128)
-    with hmp.casts("habana"), torch.no_grad():
-        F.linear(x, weight)
-        weight.data = weight.data.as_strided((128, 128), (128, 1), 128 * 128)
-        got = F.linear(x, weight)
-    assert torch.equal(got, F.linear(x.bfloat16(), weight.bfloat16()))
-
-
-TRANSFORMS = {
-    "vmap": lambda layer, x: torch.vmap(layer)(x),
-    "grad": lambda layer, x: torch.func.grad(lambda x: layer(x).float().sum())(x),
-    "jvp": lambda layer, x: torch.func.jvp(layer, (x,), (x,))[1],
-    "vjp": lambda layer, x: torch.func.vjp(layer, x)[0],
-    "jacrev": lambda layer, x: torch.func.jacrev(layer)(x),
-}
-
-
-@pytest.mark.parametrize("name", TRANSFORMS)
-@pytest.mark.parametrize("frozen", [True, False])
-def test_r18_a_function_transform_keeps_nothing_and_takes_weights_that_nobody_read_yet(name: str, frozen: bool) -> None:
-    layer, x = torch.nn.Linear(8, 8).requires_grad_(not frozen), torch.randn(3, 8)
-    want = TRANSFORMS[name](copy.deepcopy(layer).bfloat16(), x.bfloat16())
-    with hmp.casts("habana"):
-        for _ in range(2):
-            got = TRANSFORMS[name](layer, x)
-            assert torch.allclose(got.float(), want.float(), atol=0.05)
-        assert hmp.cache_info().entries == 0
-
-
 def test_r18_the_quick_question_says_yes_to_what_looks_the_same_alone() -> None:
     base = torch.randn(8, 8)
     weight = torch.nn.Parameter(base[:4, :4])

@@ -17,7 +17,6 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
-from process_kit import run_in_another_process
 from trap_kit import policy, same
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -299,23 +298,6 @@ def test_r19_copies_of_what_is_handed_out(copied: Callable[[Any], Any]) -> None:
     assert not any(b"hmp" in each for each in pickled)
 
 
-def test_r19_wraps_and_signatures() -> None:
-    with hmp.convert(policy="habana-o2"):
-        with Mode():
-            torch.matmul(A, B)
-
-        @functools.wraps(torch.matmul)
-        def wrapped() -> None: ...
-
-        @functools.wraps(torch.Tensor.mul)
-        def method() -> None: ...
-
-        assert (wrapped.__name__, method.__name__) == ("matmul", "mul")
-        assert inspect.unwrap(wrapped) == torch.matmul and inspect.unwrap(method) == torch.Tensor.mul
-        assert inspect.isbuiltin(inspect.unwrap(torch.matmul))
-        assert torch.Tensor.mul.__objclass__ is torch._C.TensorBase
-
-
 def test_r19_graphs_of_fx_hold_torchs_own() -> None:
     class Net(torch.nn.Module):
         def forward(self, x: Any) -> Any:
@@ -332,28 +314,6 @@ def test_r19_graphs_of_fx_hold_torchs_own() -> None:
     assert all(a is b or (isinstance(a, str) and a == b) for a, b in zip(traced, plain, strict=True))
     graph.recompile()
     same(graph(A), Net()(A))
-
-
-def test_r19_devices_as_contexts_and_defaults() -> None:
-    """In a process of its own, where torch has not looked its factories up yet."""
-    run_in_another_process(
-        """
-        names = "empty zeros ones full arange eye linspace logspace rand randn randint randperm tensor tril_indices empty_strided".split()
-        arguments = {"full": ((2,), 1.0), "linspace": (0, 1, 2), "logspace": (0, 1, 2), "randint": (2, (2,)), "tensor": ([1.0],),
-                     "tril_indices": (2, 2), "empty_strided": ((2,), (1,))}
-        def devices():
-            return {getattr(torch, name)(*arguments.get(name, (2,))).device.type for name in names}
-        with hmp.convert(policy="habana-o2"):
-            with torch.device("meta"):
-                assert devices() == {"meta"}, devices()
-            assert devices() == {"cpu"}
-            torch.set_default_device("meta")
-            assert devices() == {"meta"}
-            torch.set_default_device(None)
-        with torch.device("meta"):
-            assert devices() == {"meta"}
-        """
-    )
 
 
 def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:

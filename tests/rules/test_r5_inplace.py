@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F16, F32, F64, assert_same, cast, outcome
-from strategies import INTEGER, RULES, Leaf, any_dtypes, build, castable_dtypes, leaves
+from strategies import INTEGER, Leaf, any_dtypes, build, castable_dtypes, leaves
 
 NAMES = """add iadd sub isub mul imul div truediv itruediv floor_divide floordiv ifloordiv fmod remainder mod imod pow ipow atan2
 hypot copysign xlogy addcmul addcdiv clamp addmm addmv addbmm baddbmm lerp index_add index_copy index_put scatter

@@ -9,8 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from few_examples import RULES
 from oracle import BF16, F32, assert_same, by_explicit_casts, outcome
-from strategies import RULES, Leaf, build, castable_dtypes, leaves
+from strategies import Leaf, build, castable_dtypes, leaves
 
 # What torch's Python code calls inside other functions (torch-surface.md, "Nesting").
 INNER = frozenset(
@@ -240,6 +241,7 @@ def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
     layer, a = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(2, 5, 8)
     hmp.convert()
     later = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    assert later.activation is F.relu and later.activation_relu_or_gelu == 1
     later.load_state_dict(layer.state_dict())
     with torch.no_grad():
         assert torch.equal(layer.eval()(a), later.eval()(a))

@@ -77,45 +77,17 @@ def test_r9_casts_are_on_again_after_a_constructor_and_after_one_that_raises():
 def _tiny_transformers():
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32, "vocab_size": 40}
+    tiny = {"n_embd": 16, "n_layer": 1, "n_head": 2, "vocab_size": 40, "n_positions": 64}
     return {
-        "bert": lambda: transformers.BertModel(transformers.BertConfig(**small)),
         "llama": lambda: transformers.LlamaModel(transformers.LlamaConfig(**small, num_key_value_heads=2)),
-        "gpt2": lambda: transformers.GPT2LMHeadModel(
-            transformers.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=40, n_positions=32)
-        ),
-        "t5": lambda: transformers.T5Model(transformers.T5Config(d_model=16, d_kv=8, d_ff=32, num_layers=2, num_heads=2, vocab_size=40)),
-        "vit": lambda: transformers.ViTModel(
-            transformers.ViTConfig(**{k: v for k, v in small.items() if k != "vocab_size"}, image_size=16, patch_size=4)
-        ),
-        "gpt_neox": lambda: transformers.GPTNeoXModel(transformers.GPTNeoXConfig(**small)),
-        "wav2vec2": lambda: transformers.Wav2Vec2Model(
-            transformers.Wav2Vec2Config(**small, conv_dim=(8, 8), conv_stride=(5, 2), conv_kernel=(10, 3), num_conv_pos_embedding_groups=2)
-        ),
-        "ctrl": lambda: transformers.CTRLModel(
-            transformers.CTRLConfig(n_embd=16, dff=32, n_layer=1, n_head=2, vocab_size=40, n_positions=64)
-        ),
-        "gptj": lambda: transformers.GPTJModel(
-            transformers.GPTJConfig(n_embd=16, n_layer=1, n_head=2, rotary_dim=8, vocab_size=40, n_positions=64)
-        ),
-        "speech_to_text": lambda: transformers.Speech2TextModel(
-            transformers.Speech2TextConfig(
-                d_model=16,
-                encoder_layers=1,
-                decoder_layers=1,
-                encoder_attention_heads=2,
-                decoder_attention_heads=2,
-                encoder_ffn_dim=32,
-                decoder_ffn_dim=32,
-                vocab_size=40,
-                max_source_positions=64,
-                max_target_positions=64,
-            )
-        ),
+        "gpt2": lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config(**tiny)),
+        "ctrl": lambda: transformers.CTRLModel(transformers.CTRLConfig(**tiny, dff=32)),
+        "gptj": lambda: transformers.GPTJModel(transformers.GPTJConfig(**tiny, rotary_dim=8)),
         "roformer": lambda: transformers.RoFormerModel(transformers.RoFormerConfig(**small, embedding_size=16, max_position_embeddings=32)),
     }
 
 
-@pytest.mark.parametrize("name", ["bert", "llama", "gpt2", "t5", "vit", "gpt_neox", "wav2vec2", "roformer"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "roformer"])
 def test_r9_transformers_models_are_the_same_before_and_after_convert(name):
     make = _tiny_transformers()[name]
     torch.manual_seed(7)
@@ -126,7 +98,7 @@ def test_r9_transformers_models_are_the_same_before_and_after_convert(name):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "ctrl", "gptj", "speech_to_text"])
+@pytest.mark.parametrize("name", ["llama", "ctrl", "gptj"])
 def test_r9_pretrained_models_are_the_same_when_loaded_after_convert(name, dtype, tmp_path):
     """from_pretrained computes the tables that no file holds, sinusoids among them, after the constructor."""
     plain = _tiny_transformers()[name]()
@@ -144,6 +116,18 @@ def _dataclass_module() -> type[torch.nn.Module]:
         def __post_init__(self):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.randn(self.size, self.size) * 0.02)
+
+    return Module
+
+
+def _mixin_module() -> type[torch.nn.Module]:
+    class Mixin:
+        def __init__(self, size):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(size, size) * 0.02)
+
+    class Module(Mixin, torch.nn.Module):
+        pass
 
     return Module
 
@@ -173,7 +157,7 @@ def _wrapped_module() -> type[torch.nn.Module]:
 
 
 @pytest.mark.parametrize("converted", ["before", "after"])
-@pytest.mark.parametrize("make", [_dataclass_module, _late_module, _wrapped_module])
+@pytest.mark.parametrize("make", [_dataclass_module, _mixin_module, _late_module, _wrapped_module])
 def test_r9_every_way_of_giving_a_class_its_constructor(make, converted):
     if converted == "before":
         hmp.convert()

@@ -61,6 +61,10 @@ def test_r9_statistics_given_by_keyword_and_to_torchs_own_layout():
         with hmp.casts("habana"):
             assert call(mean, variance).dtype == LOW
         torch.testing.assert_close(mean, 0.1 * x.mean(0), rtol=1e-2, atol=1e-2)
+    weight = torch.rand(3)
+    with hmp.casts("habana"):
+        without_statistics = F.batch_norm(x, None, None, weight, None, True)
+    same(without_statistics, F.batch_norm(x.to(LOW), None, None, weight, None, True))
 
 
 def test_r9_float32_rule_leaves_low_precision_statistics_in_place():
@@ -73,17 +77,18 @@ def test_r9_float32_rule_leaves_low_precision_statistics_in_place():
 
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
 @pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
-def test_r9_max_norm_renormalises_the_real_weight(make, listed):
+@pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
+def test_r9_max_norm_renormalises_the_real_weight(make, listed, dtype):
     names = ["embedding", "embedding_bag"]
-    table = make(4, 16, max_norm=1.0)
+    table = make(4, 16, max_norm=1.0).to(dtype)
     torch.nn.init.constant_(table.weight, 5.0)
     weight = table.weight
     with hmp.casts(policy(**{listed: names}) if listed != "unlisted" else policy(bf16=["relu"])):
         y = table(torch.tensor([[1, 2]]))
-    assert table.weight is weight and weight.dtype == torch.float32
-    torch.testing.assert_close(weight[1:3].norm(dim=1), torch.ones(2), rtol=1e-4, atol=1e-4)
+    assert table.weight is weight and weight.dtype == dtype
+    torch.testing.assert_close(weight[1:3].float().norm(dim=1), torch.ones(2), rtol=1e-4 if dtype is not LOW else 0.02, atol=0)
     assert (weight[0] == 5).all() and (weight[3] == 5).all()
-    assert y.dtype == (LOW if listed == "bf16" else torch.float32)
+    assert y.dtype == {"bf16": LOW, "fp32": torch.float32, "unlisted": dtype}[listed]
 
 
 def test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient():
@@ -154,14 +159,6 @@ def test_r9_an_explicit_change_of_dtype_still_works_under_convert():
     assert {p.dtype for p in model.parameters()} == {LOW}
 
 
-def test_r9_data_may_be_narrowed_by_hand_under_disable_casts():
-    p = torch.nn.Parameter(torch.ones(3))
-    hmp.convert()
-    with hmp.disable_casts():
-        p.data = p.data.to(LOW)
-    assert p.dtype == LOW
-
-
 def test_r9_gradients_keep_the_dtype_of_their_tensor():
     p = torch.nn.Parameter(torch.ones(3))
     p.grad = torch.full((3,), 2.0)
@@ -193,12 +190,6 @@ def test_r9_registered_buffers_keep_their_dtype_and_other_attributes_do_not():
     same(holder.ids, torch.ones(2, dtype=torch.int64))
     assert holder.plain.dtype == LOW
     assert dict(holder.named_buffers())["count"].dtype == torch.float32
-
-
-def test_r9_a_buffer_cast_by_hand_outside_a_region_changes():
-    norm = torch.nn.BatchNorm1d(2)
-    norm.running_mean = norm.running_mean.to(LOW)
-    assert norm.running_mean.dtype == LOW
 
 
 def test_r9_aten_spellings_of_norms_keep_their_statistics():

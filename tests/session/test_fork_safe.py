@@ -17,6 +17,7 @@ import torch
 
 import hmp
 from hmp import fork_safe
+from thread_kit import in_thread
 from trap_kit import policy
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this platform has no fork()")
@@ -62,6 +63,7 @@ def _in_child(function: Callable[[], bool]) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", LOCKS)
 @pytest.mark.parametrize("released", [True, False], ids=["released in time", "held on"])
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(
@@ -100,9 +102,7 @@ def test_who_holds_a_lock_and_forks_holds_it_in_the_child_as_well() -> None:
 
     def only_ours() -> bool:
         taken = []
-        other = threading.Thread(target=lambda: taken.append(lock.acquire(blocking=False)))
-        other.start()
-        other.join()
+        in_thread(lambda: taken.append(lock.acquire(blocking=False)))
         lock.release()
         return taken == [False] and lock.acquire(blocking=False)
 
@@ -145,6 +145,7 @@ def test_a_lock_that_nobody_refers_to_is_gone() -> None:
     assert len(fork_safe._locks) == before
 
 
+@pytest.mark.slow
 def test_importing_hmp_alone_makes_forks_safe() -> None:
     code = "import hmp, os; p = os.fork(); os._exit(0) if p == 0 else None; assert os.waitpid(p, 0)[1] == 0"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import threading
 import tracemalloc
 import weakref
 
@@ -15,6 +14,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.context.state import CompiledPolicy
 from hmp.session import compiled_policies
+from thread_kit import in_thread
 from trap_kit import policy
 
 X = torch.ones(2, 2)
@@ -78,13 +78,13 @@ def assert_flat(numbers: int, model: torch.nn.Module | None = None) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [100, 300])
+@pytest.mark.parametrize("numbers", [100, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_conversions_inside_a_conversion(numbers: int):
     assert_flat(numbers)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("numbers", [90, 300])
+@pytest.mark.parametrize("numbers", [90, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_policies_with_scoped_lines(numbers: int):
     assert_flat(numbers, Net())
 
@@ -94,9 +94,7 @@ def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     model, region = hmp.apply(torch.nn.Linear(2, 2), used), hmp.casts(policy(bf16=["matmul"]))
     handle = hmp.convert(policy=policy(bf16=["mul"]))
     with region:
-        other = threading.Thread(target=tries, args=(range(2 * compiled_policies.MOST),))
-        other.start()
-        other.join()
+        in_thread(tries, range(2 * compiled_policies.MOST))
         assert (X @ X).dtype == torch.bfloat16
         assert model(X).dtype == torch.bfloat16
         hmp.revert()
@@ -105,6 +103,7 @@ def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     assert alive() <= 3  # the process's, and two that this test holds by its regions
 
 
+@pytest.mark.slow
 def test_the_latest_policies_are_kept_though_nothing_uses_them():
     hmp.convert(policy=policy(bf16=["linear"]))
     with hmp.casts(the(0)):
@@ -120,6 +119,7 @@ def test_the_latest_policies_are_kept_though_nothing_uses_them():
         assert F.linear(X, X).dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_verbose_conversions_forget_what_they_said_with_their_policy(caplog, monkeypatch):
     caplog.set_level("INFO", "hmp")
     monkeypatch.setattr(sys.modules["hmp.session.conversion"], "tell_unreachable", lambda: None)  # goes through all modules, each time

@@ -75,6 +75,7 @@ def test_scoped_lines_are_resolved_again_where_the_model_arrives():
     assert "_hmp_applied" not in {name for made in (model, *model.modules()) for name in vars(made)}
 
 
+@pytest.mark.slow
 def test_a_file_has_no_policy_and_says_so_once(tmp_path):
     file = tmp_path / "model.pt"
     torch.save(nn.Sequential(hmp.apply(nn.Linear(3, 3), hmp.Policy(bf16={"linear"}, name="mine"))), file)
@@ -113,6 +114,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_spawned_processes_run_under_the_policy(tmp_path: Path):
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)

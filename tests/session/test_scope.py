@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import io
 import pickle
-import subprocess
-import sys
 import threading
 import warnings
 
@@ -16,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
+from thread_kit import in_thread, in_threads
 from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
@@ -48,43 +46,6 @@ HALF_LINEAR = policy(bf16=["linear"], dtype=HALF, name="half")
 X = torch.ones(1, 2)
 
 
-def test_scope_a_region_ends():
-    with hmp.casts("habana"):
-        assert plain() == LOW
-    assert plain() == WIDE
-    with pytest.raises(KeyError), hmp.casts("habana"):
-        raise KeyError
-    assert plain() == WIDE
-
-
-def test_scope_regions_nest_and_the_policy_around_is_in_force_again():
-    with hmp.casts("habana"):
-        with hmp.casts(HALF_LINEAR):
-            assert plain() == HALF
-            with hmp.casts(policy(fp32=["linear"])):
-                assert plain() == WIDE
-                with hmp.casts("habana"):
-                    assert plain() == LOW
-            assert plain() == HALF
-        assert plain() == LOW
-    hmp.convert()
-    with hmp.casts(HALF_LINEAR):
-        assert plain() == HALF
-    assert plain() == LOW
-
-
-def test_scope_a_region_inside_disabled_casts_is_on_and_disable_inside_it_is_off():
-    with hmp.casts("habana"), hmp.disable_casts():
-        assert plain() == WIDE
-        with hmp.casts(HALF_LINEAR):
-            assert plain() == HALF
-            with hmp.disable_casts():
-                assert plain() == WIDE
-                with hmp.enable_casts():
-                    assert plain() == HALF
-        assert plain() == WIDE
-
-
 def test_scope_a_region_decorates():
     @hmp.casts(HALF_LINEAR)
     def called():
@@ -105,18 +66,6 @@ def test_scope_a_region_decorates():
     assert asyncio.run(awaited()) == LOW and plain() == WIDE
 
 
-def test_scope_tasks_with_regions_of_their_own():
-    async def task(n):
-        with hmp.casts("habana" if n % 2 else HALF_LINEAR):
-            await asyncio.sleep(0.001 * (n % 3))
-            return plain()
-
-    async def main():
-        return await asyncio.gather(*(task(n) for n in range(20)))
-
-    assert asyncio.run(main()) == [HALF, LOW] * 10
-
-
 def test_apply_casts_inside_the_calls_of_the_model_only():
     model = Seen()
     assert hmp.apply(model, "habana") is model
@@ -127,11 +76,6 @@ def test_apply_casts_inside_the_calls_of_the_model_only():
     y.float().sum().backward()
     assert model.linear.weight.grad.dtype == WIDE
     assert model.linear(X).dtype == WIDE  # a part that is called by itself is not the model's call
-
-
-def test_apply_other_models_are_not_cast():
-    first, second = hmp.apply(Seen()), Seen()
-    assert (first(X).dtype, second(X).dtype, torch.nn.Linear(2, 2)(X).dtype) == (LOW, WIDE, WIDE)
 
 
 def test_apply_remove_undoes_it():
@@ -191,12 +135,6 @@ def test_apply_hooks_of_the_model_belong_to_its_call():
     assert plain() == WIDE
 
 
-def test_apply_two_models_with_two_policies_in_one_process():
-    first, second = hmp.apply(Seen(), "habana"), hmp.apply(Seen(), HALF_LINEAR)
-    for _ in range(3):
-        assert (first(X).dtype, second(X).dtype) == (LOW, HALF)
-
-
 def test_apply_two_models_with_two_policies_in_two_threads_at_once():
     models = {LOW: hmp.apply(Seen(), "habana"), HALF: hmp.apply(Seen(), HALF_LINEAR), WIDE: Seen()}
     barrier, wrong = threading.Barrier(len(models)), []
@@ -207,22 +145,8 @@ def test_apply_two_models_with_two_policies_in_two_threads_at_once():
             if models[dtype](X).dtype != dtype or plain() != WIDE:
                 wrong.append(dtype)
 
-    threads = [threading.Thread(target=work, args=(dtype,)) for dtype in models]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(work, models)
     assert wrong == []
-
-
-def test_apply_one_model_in_many_threads():
-    model, results = hmp.apply(Seen(), HALF_LINEAR), []
-    threads = [threading.Thread(target=lambda: results.append((model(X).dtype, plain()))) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert results == [(HALF, WIDE)] * 8
 
 
 def test_apply_a_deep_copy_is_applied_to_as_well():
@@ -232,37 +156,6 @@ def test_apply_a_deep_copy_is_applied_to_as_well():
     same(twin(X), model(X))
     hmp.remove(twin)
     assert (twin(X).dtype, model(X).dtype) == (WIDE, HALF)
-
-
-def test_apply_a_model_pickles_and_saves():
-    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.ReLU()))
-    restored = pickle.loads(pickle.dumps(model))
-    same(restored[0].weight, model[0].weight)
-    assert restored(X).dtype in (LOW, WIDE)
-    file = io.BytesIO()
-    torch.save(model, file)
-    file.seek(0)
-    assert type(torch.load(file, weights_only=False)) is torch.nn.Sequential
-    hmp.revert()
-    assert restored(X).dtype == pickle.loads(pickle.dumps(model))(X).dtype == WIDE
-
-
-def test_apply_a_pickle_needs_no_hmp_and_takes_no_policy_along(tmp_path):
-    """Another process that applies a policy to a model of its own must not reach the one that it loads."""
-    saving = """if True:
-        import pickle, sys, torch, hmp
-        pickle.dump(hmp.apply(torch.nn.Linear(2, 2)), open(sys.argv[1], "wb"))
-    """
-    loading = """if True:
-        import pickle, sys, torch
-        model = pickle.load(open(sys.argv[1], "rb"))
-        assert "hmp" not in sys.modules
-        import hmp
-        hmp.apply(torch.nn.Linear(2, 2))
-        print(model(torch.ones(1, 2)).dtype)
-    """
-    done = [subprocess.run([sys.executable, "-c", code, tmp_path / "model"], capture_output=True, text=True) for code in (saving, loading)]
-    assert done[1].stdout.strip() == "torch.float32", [each.stderr for each in done]
 
 
 def test_apply_revert_leaves_nothing_on_copies_of_the_model():
@@ -312,31 +205,13 @@ def test_apply_torch_modules_and_classes_with_a_call_of_their_own():
         assert torch.nn.Linear(2, 2)(X).dtype == WIDE
 
 
-def test_apply_evaluates_as_it_trains():
-    model = hmp.apply(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5), torch.nn.LayerNorm(2)))
-    with torch.no_grad():
-        assert model.eval()(X).dtype == model.train()(X).dtype == LOW
-    with torch.inference_mode():
-        assert model(X).dtype == LOW
-
-
-def test_apply_after_revert_starts_anew():
-    model = hmp.apply(Seen())
-    hmp.revert()
-    assert model(X).dtype == WIDE
-    hmp.apply(model, HALF_LINEAR)
-    assert model(X).dtype == HALF
-
-
 def test_scope_a_thread_that_ends_inside_a_region_leaves_the_others_alone():
     def work():
         hmp.casts("habana").__enter__()
         seen.append(plain())
 
     seen: list[torch.dtype] = []
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
+    in_thread(work)
     assert seen == [LOW] and plain() == WIDE
 
 

@@ -144,11 +144,6 @@ def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_dif
     _race(6, torch_differences)
 
 
-@pytest.mark.slow
-def test_every_op_is_fully_patched_or_fully_plain_for_two_minutes(torch_differences: Callable[[], list[str]]) -> None:
-    _race(120, torch_differences)
-
-
 # --- what began before
 
 
@@ -284,17 +279,3 @@ def test_a_first_call_while_the_policy_changes_ends() -> None:
     hmp.convert(policy=policy(bf16=["sin"]))
     state.PROCESS.replacements = state.NO_REPLACEMENTS
     assert torch.sin(torch.ones(1)).dtype is torch.float32
-
-
-@pytest.mark.slow
-def test_tuples_that_other_threads_are_making_are_left_alone() -> None:
-    """Python refuses to finish a tuple that somebody else refers to, and a list of all objects refers to it."""
-
-    def work(_: random.Random) -> None:
-        for _ in range(200):
-            assert len(tuple(x for x in range(40))) == 40
-
-    with threads(work, 3):
-        for _ in range(8):
-            hmp.convert()
-            hmp.revert()

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
@@ -46,11 +45,6 @@ class Op:
             for i, a in enumerate(self.args)
         ]
         return st.tuples(*slots).map(list)
-
-
-def sites(ops: list[Op]) -> list[Any]:
-    """One pytest parameter for each (op, site)."""
-    return [pytest.param(op, call, id=f"{op.name}-{label}") for op in ops for label, call in op.sites.items()]
 
 
 def x(*shape: int, values: str = "normal", grad: bool = True) -> Leaf:

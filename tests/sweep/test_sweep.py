@@ -61,7 +61,14 @@ def _report(lines: list[str]) -> str:
     return f"{len(lines)} complaints:\n  " + "\n  ".join(lines[:60])
 
 
-@pytest.mark.parametrize("policy", [POLICIES[0], *(pytest.param(name, marks=pytest.mark.slow) for name in POLICIES[1:])])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "habana",
+        pytest.param("random A", marks=pytest.mark.slow),
+        *(pytest.param(p, marks=pytest.mark.nightly) for p in ("torch-cpu", "random B")),
+    ],
+)
 def test_op_db_subset_follows_the_rules(policy: str) -> None:
     chosen = [info for info in OP_DB if title(info) in SUBSET]
     lines = complaints(chosen, policy, 1, whole=False)

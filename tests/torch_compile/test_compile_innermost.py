@@ -11,7 +11,8 @@ import hmp
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32
 from innermost_kit import Head, X, assert_by_the_lists, autocast, closing_over, write_lists
 
-pytestmark = [pytest.mark.usefixtures("fresh_compiler"), BRIDGED]
+# by default each question is asked of one of the backends
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2), BRIDGED]
 
 
 @pytest.fixture

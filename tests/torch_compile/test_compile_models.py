@@ -79,6 +79,7 @@ def test_compiled_models_compute_what_eager_does(name):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("policy", ["habana", "torch-cpu", "habana-o2"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", MODELS)
@@ -87,6 +88,7 @@ def test_every_compiled_model_computes_what_eager_does(name, backend, policy):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_models_compiled_by_inductor_are_within_bf16_tolerance(name, inductor_has_compiled):
     check(name, "inductor", "habana", 3e-2)

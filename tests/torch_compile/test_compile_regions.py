@@ -10,7 +10,8 @@ import hmp
 from autocast_kit import real_state
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+# by default each question is asked of one of the backends
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
 X = torch.ones(3, 3)
 REGION = hmp.casts(HALF)
 
@@ -84,6 +85,11 @@ def asking_autocast(x):
     return y.double()
 
 
+def asking_autocast_in_a_region(x):
+    with hmp.casts(HALF):
+        return torch.mul(x, x), asking_autocast(x)
+
+
 @pytest.mark.sampled(3)
 @EACH_BACKEND
 @pytest.mark.parametrize(
@@ -96,6 +102,7 @@ def asking_autocast(x):
         (raising, [BF16], [F32]),
         (autocast_off, [F32, BF16, BF16, BF16], [F32, F32, BF16, F32]),
         (asking_autocast, [BF16], [torch.float64]),
+        (asking_autocast_in_a_region, [F16, F16], [F16, F16]),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -10,8 +10,10 @@ import torch
 
 import hmp
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, OTHER, Graphs, dtypes
+from thread_kit import in_threads
 
-pytestmark = pytest.mark.usefixtures("fresh_compiler")
+# by default each question is asked of one of the backends
+pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
 X = torch.ones(3, 3)
 ON, OFF, OTHERS, HALVES = [BF16, F32, BF16], [F32, F32, F32], [F32, BF16, F32], [F16, F32, F32]
 
@@ -75,11 +77,7 @@ def test_threads_have_their_own_state():
         with hmp.disable_casts() if number % 2 else contextlib.nullcontext():
             found[number] = dtypes(compiled(X))
 
-    threads = [threading.Thread(target=call, args=(number,)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(call, range(4))
     assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
 
 
@@ -101,35 +99,6 @@ def test_eager_code_of_other_threads_is_cast_while_one_compiles():
 
 
 @EACH_BACKEND
-def test_a_graph_casts_nothing_more_when_it_runs(backend):
-    """The graph of the eager backend calls torch.nn.functional.relu and Tensor.mul by name, with casts on."""
-
-    def mixed(x):
-        with hmp.disable_casts():
-            wide = torch.nn.functional.relu(x).mul(2)
-        return wide, torch.nn.functional.relu(x).mul(2)
-
-    hmp.convert(policy=LOW)
-    compiled = torch.compile(mixed, backend=backend, fullgraph=True)
-    for _ in range(2):
-        assert dtypes(compiled(X)) == [F32, BF16]
-
-
-class Squares(torch.nn.Module):
-    def forward(self, x):
-        return x @ x
-
-
-def test_modules_compiled_in_place():
-    module = Squares()
-    module.compile(backend="eager", fullgraph=True)
-    hmp.convert(policy=LOW)
-    assert module(X).dtype is BF16
-    with hmp.disable_casts():
-        assert module(X).dtype is F32
-
-
-@EACH_BACKEND
 def test_models_that_are_applied_to(backend):
     model = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
     compiled = torch.compile(lambda x: (model[0](x), model(x), torch.mul(x, x)), backend=backend, fullgraph=True)
@@ -146,17 +115,6 @@ def test_models_that_are_applied_to(backend):
     assert dtypes(compiled(X)) == [F32, F16, F32]
     hmp.remove(model[1])
     assert dtypes(compiled(X)) == [F32, F32, F32]
-
-
-@EACH_BACKEND
-def test_a_compiled_model_that_is_applied_to(backend):
-    model = torch.nn.Linear(3, 3)
-    hmp.apply(model, LOW)
-    compiled = torch.compile(model, backend=backend, fullgraph=True)
-    assert compiled(X).dtype is BF16
-    with hmp.disable_casts():
-        assert compiled(X).dtype is F32
-    assert compiled(X).dtype is BF16
 
 
 @BRIDGED

@@ -138,14 +138,6 @@ def test_scripted_code_has_no_casts():
         same(one.detach(), other.detach())
 
 
-def test_code_scripted_before_runs_as_before():
-    scripted, x = torch.jit.script(Scripted()), torch.randn(4, 4)
-    hmp.convert()
-    assert {t.dtype for t in scripted(x)} == {F32}
-    with hmp.casts("bert"):
-        assert {t.dtype for t in scripted(x)} == {F32}
-
-
 def test_a_trace_calls_scripted_code_without_casts():
     @torch.jit.script
     def compiled(x: torch.Tensor) -> torch.Tensor:

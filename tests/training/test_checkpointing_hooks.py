@@ -1,15 +1,14 @@
-"""Hooks on saved tensors, offloading above all: they see what an op saves, and the gradients are those of explicit casts."""
+"""Hooks on saved tensors, offloading above all, and checkpoints: gradients are those of explicit casts, and nothing is kept for longer."""
 
 from __future__ import annotations
 
 import contextlib
-import threading
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch.autograd.graph import allow_mutation_on_saved_tensors, disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import disable_saved_tensors_hooks, save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import hmp
@@ -91,6 +90,7 @@ HOOKS = {
 AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lists", [LISTS, EVERYTHING], ids=["", "what hooks call is listed"])
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
@@ -105,24 +105,6 @@ def test_hooks_on_saved_tensors_leave_the_gradients_of_explicit_casts(width, nam
     for around in AROUND.values():  # the later ones with what the caches learned
         for one, other in zip(gradients(model, run, x, around), want, strict=True):
             same(one, other)
-
-
-def test_saved_tensors_may_be_written_where_torch_allows_it():
-    def mutated(layer, cast):
-        x = torch.linspace(-1, 1, 64).reshape(8, 8).requires_grad_()
-        with allow_mutation_on_saved_tensors():
-            hidden = cast(torch.sin(x))
-            result = F.linear(hidden, cast(layer.weight), cast(layer.bias))
-            with torch.no_grad():
-                hidden.mul_(2)
-            return torch.autograd.grad(result.float().square().sum(), [x, layer.weight])
-
-    layer = torch.nn.Linear(8, 8)
-    want = mutated(layer, lambda t: t.to(BF16))
-    with hmp.casts(LISTS):
-        got = mutated(layer, lambda t: t)
-    for one, other in zip(got, want, strict=True):
-        same(one, other)
 
 
 def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
@@ -159,34 +141,6 @@ def test_checkpoints_and_hooks_together(name, inside, reentrant, tmp_path):
         same(one, other)
 
 
-def test_the_offload_wrapper_of_torch():
-    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import offload_wrapper
-
-    model, x = Model(8), torch.randn(8, 8)
-    want = gradients(model, lambda x: by_hand(model, x), x)
-    wrapped = offload_wrapper(model)
-    with hmp.convert(policy=LISTS):
-        for one, other in zip(gradients(model, lambda x: wrapped(x), x, hmp.disable_casts), want, strict=True):
-            same(one, other)
-
-
-def test_backward_in_another_thread_unpacks_without_lists():
-    model, x, seen = Model(8), torch.randn(8, 8, requires_grad=True), []
-
-    def unpack(tensor):
-        seen.append((hmp.casts_enabled(), torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype))
-        return tensor
-
-    hmp.convert(policy=LISTS)
-    with saved_tensors_hooks(lambda t: t, unpack):
-        result = model(x).sum()
-    worker = threading.Thread(target=result.backward)
-    worker.start()
-    worker.join()
-    assert seen and set(seen) == {(False, F32)}
-    assert x.grad is not None
-
-
 def test_offloaded_activations_are_let_go_of():
     """What a hook takes away is not kept alive by hmp: neither an activation nor its low-precision copy."""
     kept = []
@@ -199,3 +153,85 @@ def test_offloaded_activations_are_let_go_of():
     assert kept[0]() is None
     result.backward()
     assert x.grad is not None
+
+
+# --- checkpoints keep no copies of weights that train
+
+
+REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
+
+
+def entries() -> int:
+    return hmp.cache_info().entries
+
+
+@REENTRANT
+@pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
+@pytest.mark.parametrize("nested", [False, True], ids=["", "nested"])
+def test_a_checkpoint_keeps_no_copies_of_weights_that_train(reentrant, width, nested):
+    model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, width))
+    x, seen = torch.randn(4, width, requires_grad=True), []
+
+    def block(t):
+        hidden = model[0](t)
+        seen.append(entries())  # a recomputation stops when it has what backward needs
+        return model[2](model[1](hidden))
+
+    def outer(t):
+        return checkpoint(block, t, use_reentrant=reentrant)
+
+    hmp.convert(policy="torch-cpu")
+    checkpoint(outer if nested else block, x, use_reentrant=reentrant).float().sum().backward()
+    assert len(seen) >= 2
+    assert {*seen, entries()} == {0}
+
+
+def test_weights_that_do_not_train_are_kept_in_a_reentrant_checkpoint():
+    frozen, trained = torch.nn.Linear(8, 8).requires_grad_(False), torch.nn.Linear(8, 8)
+    hmp.convert(policy="torch-cpu")
+    x = torch.randn(4, 8, requires_grad=True)
+    checkpoint(lambda t: trained(frozen(t)), x, use_reentrant=True).float().sum().backward()
+    assert entries() == 2, hmp.cache_info()  # the frozen weight and bias
+
+
+def test_inference_keeps_copies_after_a_checkpoint_and_after_its_error():
+    model = torch.nn.Linear(8, 8)
+
+    def broken(t):
+        model(t)
+        raise KeyError
+
+    hmp.convert(policy="torch-cpu")
+    x = torch.randn(4, 8, requires_grad=True)
+    with pytest.raises(KeyError):
+        checkpoint(broken, x, use_reentrant=True)
+    assert entries() == 0
+    with torch.no_grad():
+        model(x)
+    assert entries() == 2
+
+
+def test_a_reentrant_checkpoint_uses_the_weights_of_the_last_step():
+    """Several steps, evaluation between them, the fused kind of optimizer too: as explicit casts give."""
+
+    def run(cast):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(128, 128)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+        x, seen = torch.randn(4, 128, requires_grad=True), []
+
+        def block(t):
+            return F.linear(cast(t), cast(model.weight), cast(model.bias))
+
+        for _ in range(3):
+            checkpoint(block, x, use_reentrant=True).float().square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                seen.append(block(x).float())
+        return seen
+
+    want = run(lambda t: t.bfloat16())
+    hmp.convert(policy="torch-cpu")
+    for one, other in zip(run(lambda t: t), want, strict=True):
+        assert torch.equal(one, other)

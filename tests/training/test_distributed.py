@@ -69,7 +69,7 @@ def test_ddp_fsdp2_and_tensor_parallel_train_as_one_process(tmp_path: Path) -> N
     check(tmp_path, ["habana", "torch-cpu"], DDP + FSDP2 + DTENSOR)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("policies", [["habana", "torch-cpu"], ["habana-o2", "bert", "autocast"]], ids=" ".join)
 def test_every_mode_trains_as_one_process(policies: list[str], tmp_path: Path) -> None:
     check(tmp_path, policies, DDP + FSDP2 + DTENSOR + MORE)

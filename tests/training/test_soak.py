@@ -270,7 +270,7 @@ def test_a_short_soak_gives_what_plain_torch_gives(torch_differences: Callable[[
 
 
 @needs_proc
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_twelve_thousand_steps_give_what_plain_torch_gives_in_flat_memory(torch_differences: Callable[[], list[str]]) -> None:
     measured = _soak(12_000)
     assert torch_differences() == []

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
 import torch.nn.functional as F
 
 import hmp
-from trap_kit import policy, same
+from trap_kit import same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 
@@ -122,124 +120,6 @@ def test_training_gradients_of_an_applied_model_are_those_of_explicit_casts():
     hmp.apply(model)(x).float().square().sum().backward()
     for ours, theirs in zip(model.parameters(), parameters, strict=True):
         same(ours.grad, theirs.grad)
-
-
-RECURRENT = {
-    "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, batch_first=True),
-    "LSTM-projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),
-    "LSTM-bidirectional": lambda: torch.nn.LSTM(3, 4, bidirectional=True, batch_first=True),
-    "GRU": lambda: torch.nn.GRU(3, 4, batch_first=True),
-    "RNN-tanh": lambda: torch.nn.RNN(3, 4, batch_first=True),
-    "RNN-relu": lambda: torch.nn.RNN(3, 4, nonlinearity="relu", batch_first=True),
-}
-CELLS = {"LSTMCell": torch.nn.LSTMCell, "GRUCell": torch.nn.GRUCell, "RNNCell": torch.nn.RNNCell}
-
-
-@pytest.mark.parametrize("packed", [False, True])
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_nets_take_a_low_input_with_float32_weights(name, packed):
-    net, x = RECURRENT[name](), torch.randn(2, 5, 3)
-    plain, _ = net(x)
-    twin = copy.deepcopy(net).to(LOW)
-    with hmp.casts("habana"):
-        low = torch.relu(x)
-        assert low.dtype == LOW
-        if packed:
-            packed_input = torch.nn.utils.rnn.pack_padded_sequence(x.to(LOW), [5, 5], batch_first=True)
-            y, _ = torch.nn.utils.rnn.pad_packed_sequence(net(packed_input)[0], batch_first=True)
-        else:
-            y, _ = net(x.to(LOW))
-        y.float().sum().backward()
-    assert y.dtype == LOW
-    torch.testing.assert_close(y.float(), plain, rtol=5e-2, atol=5e-2)
-    torch.testing.assert_close(y, twin(x.to(LOW))[0], rtol=2e-2, atol=2e-2)
-    assert all(p.dtype == p.grad.dtype == WIDE and torch.isfinite(p.grad).all() for p in net.parameters())
-
-
-@pytest.mark.parametrize("name", RECURRENT)
-def test_recurrent_nets_take_a_state_of_another_dtype(name):
-    net, x = RECURRENT[name](), torch.randn(2, 5, 3)
-    _, state = net(x)
-    with hmp.casts("habana"):
-        y, _ = net(x.to(LOW), state)
-        wide, _ = net(x, tuple(s.to(LOW) for s in state) if isinstance(state, tuple) else state.to(LOW))
-    assert y.dtype == LOW and wide.dtype == WIDE
-
-
-@pytest.mark.parametrize("name", CELLS)
-def test_recurrent_cells_take_a_low_input_with_float32_weights(name):
-    cell, x = CELLS[name](3, 4), torch.randn(2, 3)
-    plain = cell(x)
-    with hmp.casts("habana"):
-        y = cell(x.to(LOW))
-        again = cell(x.to(LOW), y)
-    first = y[0] if isinstance(y, tuple) else y
-    torch.testing.assert_close(first.float(), plain[0] if isinstance(plain, tuple) else plain, rtol=5e-2, atol=5e-2)
-    assert first.dtype == LOW == (again[0] if isinstance(again, tuple) else again).dtype
-    first.float().sum().backward()
-    assert all(p.grad is None or p.grad.dtype == WIDE for p in cell.parameters())
-
-
-def test_recurrent_nets_still_refuse_what_torch_refuses():
-    net = torch.nn.LSTM(3, 4)
-    with hmp.casts("habana"), pytest.raises(RuntimeError):
-        net(torch.randn(2, 5, 7).to(LOW))
-    with pytest.raises(ValueError, match=r"torch\.bfloat16"):
-        net(torch.randn(2, 5, 3).to(LOW))
-
-
-MASKS = {
-    "none": None,
-    "bool": torch.ones(5, 5).triu(1).bool(),
-    "float": torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), float("-inf")),
-}
-
-
-@pytest.mark.parametrize("need_weights", [True, False])
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("lists", ["habana", "bert", "linear"])
-def test_attention_in_eval_has_the_precision_of_training(lists, mask, need_weights):
-    attention, x = torch.nn.MultiheadAttention(8, 2, batch_first=True), torch.randn(2, 5, 8)
-    plain, _ = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
-    with hmp.casts(policy(bf16=["linear"]) if lists == "linear" else lists):
-        trained, weights = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
-        attention.eval()
-        with torch.no_grad():
-            evaluated, evaluated_weights = attention(x, x, x, attn_mask=MASKS[mask], need_weights=need_weights)
-    assert trained.dtype == evaluated.dtype == LOW
-    torch.testing.assert_close(trained, evaluated, rtol=1e-2, atol=1e-2)
-    torch.testing.assert_close(trained.float(), plain, rtol=5e-2, atol=5e-2)
-    if need_weights:
-        assert weights.dtype == evaluated_weights.dtype
-
-
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("lists", ["habana", "bert", "linear"])
-def test_an_encoder_layer_in_eval_has_the_precision_of_training(lists, norm_first):
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True, norm_first=norm_first)
-    encoder, x = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False), torch.randn(2, 5, 8)
-    plain = encoder(x)
-    with hmp.casts(policy(bf16=["linear"]) if lists == "linear" else lists):
-        trained = encoder(x)
-        with torch.no_grad():
-            evaluated = encoder.eval()(x)
-    assert trained.dtype == evaluated.dtype
-    torch.testing.assert_close(trained, evaluated, rtol=2e-2, atol=2e-2)
-    torch.testing.assert_close(trained.float(), plain, rtol=1e-1, atol=1e-1)
-    same(encoder.train()(x), plain)
-
-
-def test_an_encoder_with_padding_in_eval_has_the_precision_of_training():
-    """With padding torch's own fast path would go through nested tensors."""
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    encoder, x = torch.nn.TransformerEncoder(layer, 2), torch.randn(2, 5, 8)
-    padding = torch.tensor([[False] * 5, [False] * 3 + [True] * 2])
-    with hmp.casts("habana"):
-        trained = encoder(x, src_key_padding_mask=padding)
-        with torch.no_grad():
-            evaluated = encoder.eval()(x, src_key_padding_mask=padding)
-    assert trained.dtype == evaluated.dtype
-    torch.testing.assert_close(trained[~padding], evaluated[~padding], rtol=2e-2, atol=2e-2)
 
 
 def test_the_fast_path_is_on_again_where_casts_are_off():

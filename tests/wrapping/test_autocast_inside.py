@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import threading
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ import hmp
 from autocast_kit import is_real, real_state
 from compile_kit import EACH_BACKEND
 from oracle import BF16, F16, F32
+from thread_kit import in_thread
 
 A, B = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 3, 16).reshape(4, 4)
 POLICY = hmp.Policy("inside", bf16={"einsum.autocast", "gru_cell.autocast", "interpolate.autocast", "pad.autocast"})
@@ -82,6 +82,7 @@ def _trained(make: type[nn.Module], around: Any, each_step: Any) -> list[float]:
     return losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
 @pytest.mark.parametrize("make", RECURRENT.values(), ids=RECURRENT)
@@ -159,9 +160,7 @@ def test_another_thread_has_no_autocast_meanwhile() -> None:
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            thread = threading.Thread(target=lambda: found.append(is_real()))
-            thread.start()
-            thread.join()
+            in_thread(lambda: found.append(is_real()))
             return func(*args, **(kwargs or {}))
 
     with hmp.casts(POLICY), Mode():
@@ -192,6 +191,7 @@ def test_float64_and_integers_are_left_to_torch() -> None:
         assert torch.einsum("ij,jk->ik", A.long(), B.long()).dtype is torch.int64
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.usefixtures("fresh_compiler")
 @EACH_BACKEND
 @pytest.mark.parametrize("op", ["einsum", "cell", "pad"])

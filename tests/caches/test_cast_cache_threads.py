@@ -1,0 +1,96 @@
+"""Threads see the weights that are, with the cast caches as without."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+import hmp
+from cast_cache_kit import X, assert_caches_change_nothing, caches, grads, look, loss, net, params
+from hmp.caches import weight_cache
+from thread_kit import in_threads
+
+
+def _at_once(*functions):
+    """Runs the functions in threads that begin together."""
+    barrier = threading.Barrier(len(functions))
+
+    def begin(function):
+        barrier.wait()
+        function()
+
+    in_threads(begin, functions)
+
+
+def test_threads_that_cast_one_activation_agree():
+    def scenario():
+        models, x, seen = [net() for _ in range(3)], X.clone(), [None] * 3
+
+        def infer(i):
+            for _ in range(40):
+                with torch.no_grad():
+                    seen[i] = models[i](x)
+                loss(models[i], x).backward()
+
+        _at_once(*(lambda i=i: infer(i) for i in range(3)))
+        return seen, [grads(m) for m in models]
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_threads_that_train_while_others_infer_and_clear_agree():
+    """Each on its own model, all on one cache."""
+
+    def scenario():
+        trained, frozen = [net() for _ in range(2)], net()
+        seen = []
+
+        def train(model):
+            optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+            for _ in range(15):
+                for _ in range(2):
+                    loss(model).backward()
+                look(model)
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def infer():
+            first = look(frozen)
+            for _ in range(60):
+                assert torch.equal(look(frozen), first)
+                if hmp.cache_info().limit:
+                    hmp.clear_cache()
+            seen.append(first)
+
+        _at_once(*(lambda m=m: train(m) for m in trained), infer)
+        return seen, [params(m) for m in trained]
+
+    assert_caches_change_nothing(scenario)
+
+
+def test_a_count_of_bytes_is_right_after_threads_raced():
+    with caches(True):
+        model = net()
+
+        def race():
+            for _ in range(60):
+                look(model)
+                with torch.no_grad():
+                    model[0].bias.add_(0)
+
+        _at_once(race, race, race)
+        for _ in range(weight_cache._MOST_SKIPPED + 2):  # the last try may have met another thread in a call
+            look(model)
+        assert hmp.cache_info()[:2] == (4, 2 * sum(p.numel() for p in model.parameters()))
+        hmp.clear_cache()
+        assert hmp.cache_info()[:2] == (0, 0)
+
+
+def test_a_weight_in_memory_of_several_processes_is_never_kept():
+    with caches(True):
+        model = net().share_memory()
+        look(model)
+        for _ in range(3):
+            loss(model).backward()
+        assert hmp.cache_info().entries == 0

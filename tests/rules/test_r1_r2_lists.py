@@ -1,0 +1,265 @@
+"""R1 and R2: all castable inputs of an op on the BF16 list become the low dtype, of one on the FP32 list float32, wherever they stand."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
+
+import hmp
+from few_examples import RULES
+from op_table import BF16_LIST, FP32_LIST, Op
+from oracle import BF16, CASTABLE, F16, F32, F64, assert_same, by_explicit_casts, left_to_torch, outcome, target
+from strategies import INTEGER, Leaf, Tagged, any_dtypes, build, castable_dtypes, leaves, pairs, spelled
+from trap_kit import policy
+
+DTYPE = {"bf16": BF16, "fp32": F32}
+EACH_OP = pytest.mark.parametrize(
+    ("rule", "op"),
+    [
+        pytest.param(rule, op, id=f"{op.name}-{next(iter(op.sites))}")
+        for rule, ops in (("bf16", BF16_LIST), ("fp32", FP32_LIST))
+        for op in ops
+    ],
+)
+EACH_RULE = pytest.mark.parametrize("rule", DTYPE)
+
+
+@EACH_OP
+def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: Op) -> None:
+    for site, call in op.sites.items():
+        for start in CASTABLE:
+            args = [
+                dataclasses.replace(a, dtype=F32 if i in op.keep else start, seed=i) if isinstance(a, Leaf) else a
+                for i, a in enumerate(op.args)
+            ]
+            expected = op.expected(call, build(args), rule)
+            with hmp.casts("habana"):
+                got = outcome(call, build(args))
+            assert DTYPE[rule] in {r.dtype for r in got.results}, (site, start)
+            assert_same(got, expected)
+
+
+@EACH_OP
+@given(data=st.data())
+@RULES
+def test_r1_r2_equals_casts_written_by_hand(rule: str, op: Op, data: st.DataObject) -> None:
+    call = op.sites[data.draw(st.sampled_from(sorted(op.sites)))]
+    args = data.draw(op.draw())
+    expected = op.expected(call, build(args), rule)
+    with hmp.casts("habana"):
+        got = outcome(call, build(args))
+    assert_same(got, expected)
+
+
+ARITHMETIC = {
+    "torch.mul": ("bf16", lambda a, b: torch.mul(a, b)),
+    "*": ("bf16", lambda a, b: a * b),
+    "Tensor.mul": ("bf16", lambda a, b: a.mul(b)),
+    "__rmul__": ("bf16", lambda a, b: b.__rmul__(a)),
+    "div": ("fp32", lambda a, b: torch.div(a, b)),
+    "/": ("fp32", lambda a, b: a / b),
+    "Tensor.divide": ("fp32", lambda a, b: a.divide(b)),
+    "true_divide": ("fp32", lambda a, b: torch.true_divide(a, b)),
+}
+
+
+@pytest.mark.parametrize("site", ARITHMETIC)
+@given(tree=pairs(values="positive"))
+@RULES
+def test_r1_r2_arithmetic_of_any_two_tensors_0dim_and_empty_included(site, tree) -> None:
+    rule, call = ARITHMETIC[site]
+    args = build(tree)
+    expected = by_explicit_casts(call, args, {}, target(rule, args))
+    with hmp.casts("habana"):
+        got = outcome(call, build(tree))
+    assert_same(got, expected)
+
+
+KEYWORDS = {
+    "mul": (lambda *a, **k: torch.mul(*a, **k), ("input", "other"), [(2, 3), (3,)], "bf16"),
+    "addmm": (lambda *a, **k: torch.addmm(*a, **k), ("input", "mat1", "mat2"), [(2, 4), (2, 3), (3, 4)], "bf16"),
+    "Tensor.addmm": (lambda s, *a, **k: s.addmm(*a, **k), ("self", "mat1", "mat2"), [(2, 4), (2, 3), (3, 4)], "bf16"),
+    "linear": (lambda *a, **k: F.linear(*a, **k), ("input", "weight", "bias"), [(2, 3), (4, 3), (4,)], "bf16"),
+    "conv2d": (lambda *a, **k: F.conv2d(*a, **k), ("input", "weight", "bias"), [(1, 2, 4, 4), (3, 2, 3, 3), (3,)], "bf16"),
+    "matmul": (lambda *a, **k: torch.matmul(*a, **k), ("input", "other"), [(2, 3), (3, 2)], "bf16"),
+    "mv": (lambda *a, **k: torch.mv(*a, **k), ("input", "vec"), [(2, 3), (3,)], "bf16"),
+    "bmm": (lambda *a, **k: torch.bmm(*a, **k), ("input", "mat2"), [(2, 2, 3), (2, 3, 2)], "bf16"),
+    "div": (lambda *a, **k: torch.div(*a, **k), ("input", "other"), [(2, 3), (3,)], "fp32"),
+    "Tensor.div": (lambda s, *a, **k: s.div(*a, **k), ("self", "other"), [(2, 3), (3,)], "fp32"),
+    "smooth_l1_loss": (lambda *a, **k: F.smooth_l1_loss(*a, **k), ("input", "target"), [(4,), (4,)], "fp32"),
+    "cross_entropy": (lambda *a, **k: F.cross_entropy(*a, **k), ("input", "target"), [(4, 3), (4, 3)], "fp32"),
+}
+
+
+@pytest.mark.parametrize("name", KEYWORDS)
+@given(data=st.data())
+@RULES
+def test_r1_r2_hold_for_positional_and_keyword_arguments_in_any_order(name: str, data: st.DataObject) -> None:
+    call, names, shapes, rule = KEYWORDS[name]
+    drawn = [data.draw(leaves(shape, values="positive")) for shape in shapes]
+    args, kwargs = data.draw(spelled(names, drawn, int(names[0] == "self")))
+    expected = by_explicit_casts(call, build(args), build(kwargs), DTYPE[rule])
+    with hmp.casts("habana"):
+        got = outcome(call, build(args), build(kwargs))
+    assert {r.dtype for r in got.results} == {DTYPE[rule]}
+    assert_same(got, expected)
+
+
+NESTED = {
+    "cat": (lambda ts: torch.cat(ts), [(2, 3), (1, 3), (2, 3)]),
+    "stack": (lambda ts: torch.stack(tensors=ts, dim=1), [(2, 3), (2, 3)]),
+    "block_diag": (lambda ts: torch.block_diag(*ts), [(2, 3), (1, 3)]),
+    "einsum": (lambda ts: torch.einsum("ij,jk->ik", ts), [(2, 3), (3, 4)]),
+    "linalg.multi_dot": (lambda ts: torch.linalg.multi_dot(ts), [(2, 3), (3, 4), (4, 2)]),
+    "meshgrid": (lambda ts: torch.meshgrid(*ts, indexing="ij"), [(2,), (3,)]),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+@given(rule=st.sampled_from(sorted(DTYPE)), data=st.data())
+@RULES
+def test_r1_r2_reach_tensors_inside_lists_and_tuples(name: str, rule: str, data: st.DataObject) -> None:
+    call, shapes = NESTED[name]
+    container = list if name == "linalg.multi_dot" else data.draw(st.sampled_from([list, tuple]))
+    nest = container(data.draw(leaves(shape, any_dtypes)) for shape in shapes)
+    args = build([nest])
+    expected = by_explicit_casts(call, args, {}, target(rule, args))
+    with hmp.casts(policy(**{rule: [name]})):
+        got = outcome(call, build([nest]))
+    assert_same(got, expected)
+
+
+WITH_DTYPE = {
+    "torch.softmax": lambda x, d: torch.softmax(x, 0, dtype=d),
+    "torch.softmax by position": lambda x, d: torch.softmax(x, 0, d),
+    "Tensor.softmax": lambda x, d: x.softmax(0, dtype=d),
+    "Tensor.softmax by position": lambda x, d: x.softmax(0, d),
+    "F.softmax": lambda x, d: F.softmax(x, 0, dtype=d),
+    "F.softmax by position": lambda x, d: F.softmax(x, 0, 3, d),
+    "special.softmax": lambda x, d: torch.special.softmax(x, 0, dtype=d),
+    "F.log_softmax by position": lambda x, d: F.log_softmax(x, 0, 3, d),
+    "torch.log_softmax": lambda x, d: torch.log_softmax(x, dim=0, dtype=d),
+    "special.log_softmax": lambda x, d: torch.special.log_softmax(x, 0, dtype=d),
+    "sum": lambda x, d: torch.sum(x, dtype=d),
+    "cumsum": lambda x, d: x.cumsum(0, dtype=d),
+}
+
+
+@EACH_RULE
+@pytest.mark.parametrize("name", WITH_DTYPE)
+def test_r1_r2_an_explicit_dtype_wins(name: str, rule: str) -> None:
+    leaf = Leaf((5,), F32 if rule == "bf16" else BF16, seed=3)
+    with hmp.casts(policy(**{rule: ["softmax", "log_softmax", "sum", "cumsum"]})):
+        default = outcome(lambda x: torch.softmax(x, 0), [leaf.build()])
+        got = {dtype: outcome(WITH_DTYPE[name], [leaf.build(), dtype]) for dtype in (F32, F64, F16, BF16)}
+    assert default.results[0].dtype is DTYPE[rule]
+    for dtype, found in got.items():
+        assert found.results[0].dtype is dtype
+        if not (dtype is BF16 and rule == "bf16"):  # there softmax saturates, which test_r12_masked_scores.py asks
+            assert_same(found, outcome(WITH_DTYPE[name], [leaf.build(), dtype]))
+
+
+OF_INTEGERS = {
+    "mul": lambda a, b: torch.mul(a, b),
+    "div": lambda a, b: a / b,
+    "floor": lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "topk": lambda a, b: torch.topk(a, 2),
+    "log": lambda a, b: torch.log(b),
+    "softmax": lambda a, b: torch.softmax(a, 0),
+}
+
+
+@given(st.sampled_from(INTEGER), st.sampled_from(INTEGER), st.sampled_from(sorted(OF_INTEGERS)), st.integers(0, 99))
+@RULES
+def test_r1_r2_integers_and_bools_are_never_cast(one, other, name, seed) -> None:
+    """div of two ints is torch's own float32, rounding_mode keeps int64, topk keeps the dtype, softmax of ints still raises."""
+    tree = [Leaf((4,), one, seed=seed), Leaf((4,), other, values="positive", seed=seed + 1)]
+    expected = outcome(OF_INTEGERS[name], build(tree))
+    with hmp.casts("habana"):
+        got = outcome(OF_INTEGERS[name], build(tree))
+    assert_same(got, expected)
+
+
+@pytest.mark.parametrize("foreign", [F64, torch.complex64])
+@pytest.mark.parametrize("other", [*CASTABLE, torch.int64])
+def test_r1_r2_an_op_with_a_float64_or_complex_input_is_left_to_torch(foreign: torch.dtype, other: torch.dtype) -> None:
+    tree = [Leaf((3,), foreign, seed=1), Leaf((3,), other, seed=2, values="positive")]
+    assert left_to_torch(build(tree))
+    for call in (torch.Tensor.__mul__, torch.Tensor.dot, torch.Tensor.div):
+        for leaves_ in (tree, tree[::-1]):
+            expected = outcome(call, build(leaves_))
+            with hmp.casts("habana"):
+                got = outcome(lambda a, b, name=call.__name__: getattr(a, name)(b), build(leaves_))
+            assert_same(got, expected)
+    with hmp.casts("habana"):
+        assert bool(torch.isfinite(torch.log(torch.tensor([1e-300], dtype=F64))))
+
+
+def test_r1_float8_and_quantized_tensors_are_never_cast() -> None:
+    eight = torch.randn(2, 3).to(torch.float8_e4m3fn)
+    quantized = torch.quantize_per_tensor(torch.tensor([-1.0, 2.0]), 0.1, 10, torch.quint8)
+    with hmp.casts("habana"):
+        assert torch.t(eight).dtype is torch.float8_e4m3fn
+        assert torch.relu(quantized).dtype is torch.quint8
+
+
+def test_r1_sparse_tensors_are_cast() -> None:
+    dense = torch.tensor([[0.0, 1.1], [2.3, 0.0]])
+    other = torch.randn(2, 3)
+    want = torch.mm(dense.to_sparse().to(BF16), other.to(BF16))
+    with hmp.casts("habana"):
+        got = torch.mm(dense.to_sparse(), other)
+        turned = torch.relu(dense.to_sparse())
+    assert turned.is_sparse and turned.dtype is BF16
+    assert got.dtype is BF16 and torch.equal(got, want)
+
+
+def test_r1_a_subclass_stays_a_subclass() -> None:
+    tagged = torch.randn(3).as_subclass(Tagged)
+    with hmp.casts("habana"):
+        for got in (torch.relu(tagged), tagged * torch.randn(3)):
+            assert type(got) is Tagged and got.dtype is BF16
+
+
+@given(pairs(castable_dtypes))
+@RULES
+def test_r1_the_low_dtype_is_float16_where_the_policy_says_so(leaves_) -> None:
+    args = build(leaves_)
+    expected = by_explicit_casts(torch.mul, args, {}, F16)
+    with hmp.casts(policy(bf16=["mul"], dtype=F16)):
+        got = outcome(lambda a, b: a * b, build(leaves_))
+    assert got.results[0].dtype is F16
+    assert_same(got, expected)
+
+
+def test_r1_inputs_themselves_stay_what_they_are() -> None:
+    """A cast is of the argument, not of the caller's tensor."""
+    weight = torch.nn.Parameter(torch.randn(3, 4))
+    x = torch.randn(2, 4)
+    storage = weight.data_ptr()
+    with hmp.casts("habana"):
+        F.linear(x, weight).sum().backward()
+    assert weight.dtype is F32 and weight.data_ptr() == storage and weight.grad.dtype is F32 and x.dtype is F32
+
+
+@pytest.mark.filterwarnings("ignore:__array_wrap__")
+def test_r1_a_foreign_type_still_gets_its_turn_in_an_operator() -> None:
+    """`tensor * thing` falls to `thing.__rmul__`: the dunder answers NotImplemented, and so must its wrapper."""
+
+    class Thing:
+        def __rmul__(self, other):
+            return "thing's"
+
+        __radd__ = __rtruediv__ = __rmatmul__ = __rsub__ = __rmul__
+
+    x = torch.ones(2)
+    with hmp.casts("habana"):
+        assert {x * Thing(), x + Thing(), x / Thing(), x @ Thing(), x - Thing()} == {"thing's"}
+        assert (x * np.float32(1.5)).tolist() == [1.5] * 2
+        assert (x + np.ones(2, dtype=np.float32)).tolist() == [2.0] * 2
