@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, json_values, target_file
+from ..printers import printer
 from .row import Row
 
 
@@ -51,9 +52,7 @@ class Benchmark:
         return len(self.rows)
 
     def __str__(self) -> str:
-        from .table import table
-
-        return table(self)
+        return str(printer("Benchmark.__str__")(self))
 
     __repr__ = __str__
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..formatting import SCHEMA_VERSION, aligned, json_values, target_file
+from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
 
@@ -111,10 +112,8 @@ class Comparison:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
-        from .page import comparison_page
-
         target = target_file(path)
-        target.write_text(comparison_page(json_values(self.to_dict())), encoding="utf-8")
+        target.write_text(printer("Comparison.to_html")(json_values(self.to_dict())), encoding="utf-8")
         return target
 
     def _repr_html_(self) -> str:

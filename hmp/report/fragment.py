@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..formatting import duration, html, share, size
+from .report import Report
 from .rows import entry
-
-if TYPE_CHECKING:
-    from .report import Report
 
 _SHOWN = 12
 _HEADS = ("op", "rule", "list entry", "inputs → compute → output", "calls", "casts", "bytes cast", "in casts", "in ops")

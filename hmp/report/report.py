@@ -14,6 +14,8 @@ import torch
 from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, count, dtype_name, target_file
 from ..lists import LISTS
+from ..printers import printer
+from . import trace
 from .in_fp8 import Fp8Row, merged
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
 from .violations import Violation, together
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from .recorder import Recorder
-    from .trace import Slices
 
 FORMAT = 1
 
@@ -35,7 +36,7 @@ class Report:
 
     def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), violations: Iterable[Violation] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
-        self._slices: Slices | None = None
+        self._slices: trace.Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
         self._violations = tuple(violations)
@@ -283,10 +284,8 @@ class Report:
 
         It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
         """
-        from .page import report_page
-
         target = target_file(path)
-        target.write_text(report_page(self), encoding="utf-8")
+        target.write_text(printer("Report.to_html")(self), encoding="utf-8")
         return target
 
     def to_trace(self, path: str | Path) -> Path:
@@ -295,8 +294,6 @@ class Report:
         Of a recording, in the process that made it: what is loaded, merged or gathered holds sums alone, and raises HmpError. The first
         200,000 slices are kept, and the file says how many were not.
         """
-        from . import trace
-
         slices = self._slices if self._recorder is None else self._recorder.slices
         if slices is None:
             raise HmpError("a report that was loaded, merged or gathered holds no single calls; call to_trace() on what record() gave")
@@ -312,19 +309,14 @@ class Report:
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> Table:
         """The rows by "op", "module", "line" or "call" as a table of rich's."""
-        from .text import table
-
-        return table(self, by, sort)
+        made: Table = printer("Report.table")(self, by, sort)
+        return made
 
     def __str__(self) -> str:
-        from .text import text
-
-        return text(self)
+        return str(printer("Report.__str__")(self))
 
     def _repr_html_(self) -> str:
-        from .fragment import fragment
-
-        return fragment(self)
+        return str(printer("Report._repr_html_")(self))
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..errors import to_install
 
@@ -15,15 +14,10 @@ except ImportError as error:
     raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
-from .in_fp8 import merged
-from .rows import PAST, UNLISTED, entry, in_words
-from .violations import REMEDIES, kinds
-
-if TYPE_CHECKING:
-    from .in_fp8 import Fp8Row
-    from .report import Report
-    from .rows import Row
-    from .violations import Violation
+from .in_fp8 import Fp8Row, merged
+from .report import Report
+from .rows import PAST, UNLISTED, Row, entry, in_words
+from .violations import REMEDIES, Violation, kinds
 
 _WIDTH = 200
 _UNCAST = "Where no casts are in force (disable_casts(), optimizer steps, outside of a region or of an applied model)"

@@ -7,16 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import HmpError
 from ..formatting import count, dtype_name
 from ..lists import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
 from .reasons import gain, percent, why_float32, why_fp8, why_low
+from .result import TuneResult
 from .trial import Unit
-
-if TYPE_CHECKING:
-    from .result import TuneResult
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right

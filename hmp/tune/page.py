@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..formatting import NOTHING, count, dtype_name, size, typeset_duration
 from ..report.page import charts, render, trade_off
 from .files import list_by_unit, list_lines, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_fp8, why_low
+from .result import TuneResult
 from .trial import Trial, Unit
-
-if TYPE_CHECKING:
-    from .result import TuneResult
 
 _BARS = 24
 _ENDS = {

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, count, dtype_name, duration, size
+from .result import TuneResult
 from .trial import LEAST_GAIN, Objective, Trial, Unit, least_gain
-
-if TYPE_CHECKING:
-    from .result import TuneResult
 
 
 def gain(unit: Unit, objective: Objective) -> float:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..formatting import SCHEMA_VERSION, json_values, target_file
 from ..lists import Policy
+from ..printers import printer
 from .tolerance import Tolerance
 from .trial import Flow, Objective, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
 
@@ -62,9 +63,7 @@ class TuneResult:
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
     def __str__(self) -> str:
-        from .table import table
-
-        return table(self)
+        return str(printer("TuneResult.__str__")(self))
 
     __repr__ = __str__
 
@@ -89,17 +88,14 @@ class TuneResult:
 
     def to_html(self, path: str | Path) -> Path:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
-        from .page import tuning_page
-
         target = target_file(path)
-        target.write_text(tuning_page(self), encoding="utf-8")
+        target.write_text(printer("TuneResult.to_html")(self), encoding="utf-8")
         return target
 
     def save(self, folder: str | Path) -> Path:
         """Writes the lists, each name with a comment that says why, and tune.json into `folder`, which is made and returned."""
-        from .files import write
-
-        return write(self, Path(folder))
+        written: Path = printer("TuneResult.save")(self, Path(folder))
+        return written
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:

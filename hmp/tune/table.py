@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, aligned, count, duration, size
 from .files import list_by_unit, units_by_line
 from .reasons import amount, by_gain, gain, percent, runs_low
+from .result import TuneResult
 from .trial import Trial, Unit
-
-if TYPE_CHECKING:
-    from .result import TuneResult
 
 _UNITS = 30
 _TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import to_install
 
@@ -14,12 +14,10 @@ except ImportError as error:
     raise ImportError(f"a report's page needs jinja2: {to_install('report')}") from error
 
 from ...formatting import html, share, size, typeset_duration
+from ..report import Report
 from ..rows import PAST, UNLISTED, Row, entry
 from ..violations import REMEDIES, Violation, kinds
 from . import advice, charts, model
-
-if TYPE_CHECKING:
-    from ..report import Report
 
 UNLISTED_OPS, FP8_ROWS = 15, 200
 RULES = {

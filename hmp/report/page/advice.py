@@ -5,16 +5,13 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...errors import HmpError
 from ...formatting import count, dtype_name, share, typeset_duration
 from ...lists import EVERY_OP, Listed, ListName, Policy, can_be_listed, policies
+from ..report import Report
 from ..rows import UNLISTED, Row
 from .model import in_words, said_by_presets
-
-if TYPE_CHECKING:
-    from ..report import Report
 
 LEAST_SHARE = 0.01  # of the time in ops and casts: what is below it is not worth a line in a list
 LEAST_UNLISTED = 0.03

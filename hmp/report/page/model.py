@@ -6,14 +6,11 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...formatting import count, share
 from ...lists import Listed, Policy, policies
+from ..report import Report
 from ..rows import GROUPS, PAST, UNLISTED, Row, grouped
-
-if TYPE_CHECKING:
-    from ..report import Report
 
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
