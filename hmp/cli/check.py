@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-import hmp
-
-from .output import add_json, check_folder, give_json, say
+from .output import add_json, give_json, say
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -39,12 +36,7 @@ def run(options: argparse.Namespace) -> int:
     from ..diagnostics import check_lists
     from ..formatting import count
 
-    try:
-        check_folder(options.json, "--json ")
-        files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
-    except hmp.HmpError as error:
-        print(f"hmp check: {error}", file=sys.stderr)
-        return 2
+    files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
     found = check_lists.check(files, [path for path in map(Path, options.files) if path.is_dir()])
     errors = sum(each.level == "error" for each in found)
     if not give_json(options.json, {"findings": [each._asdict() for each in found]}):
