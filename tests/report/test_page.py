@@ -230,7 +230,15 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
     assert 'hmp.convert(policy="tuned") # or hmp run --policy tuned script.py' in text
     assert "Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated: habana." in text
     assert html.count('class="chart wide"') == html.count('class="chart narrow"') == 2
-    for words in ("within the tolerance", "beyond it", "chosen", "1.00% allowed", "autocast", "float32", "time of a step, float32 = 1"):
+    for words in (
+        "within the tolerance",
+        "beyond it",
+        "chosen: 2 of 4 units",
+        "1.00% allowed",
+        "autocast",
+        "float32",
+        "time of a step, float32 = 1",
+    ):
         assert f">{words}</text>" in html  # in the figure
     assert "bf16.txt line why linear gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls" in text
     assert "log gains less than 0.5% of float32's time" in text and " us" not in text

@@ -207,7 +207,7 @@ def _gain_and_change(bars: Sequence[Bar], gain: str, allowed: float | None, widt
 
 def legend(figure: Any, width: float) -> None:
     """Says above the chart what its marks mean."""
-    made = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=5 if width == _WIDE else 2)
+    made = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4 if width == _WIDE else 2, labelspacing=0.8)
     for text in made.get_texts():
         text.set_color(VARIABLES["--ink"])
         text.set_parse_math(False)
