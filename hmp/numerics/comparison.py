@@ -113,7 +113,7 @@ class Comparison:
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
         target = target_file(path)
-        target.write_text(printer("Comparison.to_html")(json_values(self.to_dict())), encoding="utf-8")
+        target.write_text(printer("Comparison.to_html")(self), encoding="utf-8")
         return target
 
     def _repr_html_(self) -> str:
