@@ -3,7 +3,7 @@
 from . import html
 from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
 from .origin import provenance
-from .target import target_file
+from .target import written
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
@@ -20,7 +20,7 @@ __all__ = [
     "provenance",
     "share",
     "size",
-    "target_file",
     "typeset_duration",
     "versioned",
+    "written",
 ]

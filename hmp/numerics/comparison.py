@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, json_values, target_file
+from ..formatting import SCHEMA_VERSION, aligned, json_values, written
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
@@ -106,15 +106,11 @@ class Comparison:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
-        target = target_file(path)
-        target.write_text(json.dumps(json_values(self.to_dict()), indent=1) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(json_values(self.to_dict()), indent=1) + "\n")
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
-        target = target_file(path)
-        target.write_text(printer("Comparison.to_html")(self), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("Comparison.to_html")(self))
 
     def _repr_html_(self) -> str:
         from ..formatting import html

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, count, dtype_name, target_file
+from ..formatting import SCHEMA_VERSION, count, dtype_name, written
 from ..lists import LISTS
 from ..printers import printer
 from . import trace
@@ -257,9 +257,7 @@ class Report:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = target_file(path)
-        target.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
@@ -284,9 +282,7 @@ class Report:
 
         It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
         """
-        target = target_file(path)
-        target.write_text(printer("Report.to_html")(self), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("Report.to_html")(self))
 
     def to_trace(self, path: str | Path) -> Path:
         """Writes each call and each cast as a slice into the file `path`, which is returned, for chrome://tracing and Perfetto.

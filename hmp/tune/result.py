@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, json_values, target_file
+from ..formatting import SCHEMA_VERSION, json_values, written
 from ..lists import Policy
 from ..printers import printer
 from .tolerance import Tolerance
@@ -82,20 +82,16 @@ class TuneResult:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = target_file(path)
-        target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     def to_html(self, path: str | Path) -> Path:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
-        target = target_file(path)
-        target.write_text(printer("TuneResult.to_html")(self), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("TuneResult.to_html")(self))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the lists, each name with a comment that says why, and tune.json into `folder`, which is made and returned."""
-        written: Path = printer("TuneResult.save")(self, Path(folder))
-        return written
+        saved: Path = printer("TuneResult.save")(self, Path(folder))
+        return saved
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:
