@@ -5,12 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .output import add_json, give_json, say
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
-
-_STYLES = {"ok": "", "note": "yellow", "error": "bold red"}
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -43,8 +41,7 @@ def run(options: argparse.Namespace) -> int:
         return 1 if errors else 0
     for each in found:
         if each.level != "ok" or not options.problems:
-            say(f"{each.level:5}  {each}", _STYLES[each.level])
+            print(f"{each.level:5}  {each}")
     notes = sum(each.level == "note" for each in found)
-    told = f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}"
-    say(told, "bold red" if errors else "bold green")
+    print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     return 1 if errors else 0
