@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ..formatting import NOTHING, aligned, count, duration, size
 from .files import units_by_line
-from .reasons import amount, gain, percent
+from .reasons import ENDS, amount, gain, percent
 from .result import TuneResult
 from .trial import Trial
 
@@ -69,12 +69,7 @@ def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
 
 def _ended(result: TuneResult) -> list[str]:
     best = result.best
-    how = {
-        "solved": "no change of one unit made it cheaper within the tolerance",
-        "budget": "the budget is spent; a larger one goes on from here",
-        "interrupted": "interrupted; the same call goes on from here",
-    }[result.stopped]
-    lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {how}"]
+    lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {ENDS[result.stopped]}"]
     if best.fp8:
         lines.append(f"in FP8 ({result.policy.fp8_recipe}): {result.share_in_fp8:.0%} of the products' work")
     if result.predicted < 0:

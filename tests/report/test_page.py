@@ -247,7 +247,7 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
 def test_a_search_for_little_memory_is_shown_by_bytes() -> None:
     html = tuning_page(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget"))
     assert ">bytes kept for backward, float32 = 1</text>" in html and ">bytes less to keep for backward</text>" in html
-    assert "The budget was spent; a larger one goes on from here." in said(html)
+    assert "The budget is spent; a larger one goes on from here." in said(html)
 
 
 def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
