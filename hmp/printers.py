@@ -11,7 +11,6 @@ PRINTERS = {
     "Benchmark.__str__": "hmp.benchmark.table:table",
     "Comparison.to_html": "hmp.numerics.page:comparison_page",
     "Report.__str__": "hmp.report.text:text",
-    "Report._repr_html_": "hmp.report.fragment:fragment",
     "Report.table": "hmp.report.text:table",
     "Report.to_html": "hmp.report.page:report_page",
     "TuneResult.__str__": "hmp.tune.table:table",

@@ -1,7 +1,7 @@
-"""Numbers, tables, JSON and HTML as text, for reports and messages."""
+"""Numbers, tables and JSON as text, for reports, messages and notebooks."""
 
-from . import html
 from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
+from .notebooks import in_notebook
 from .origin import provenance
 from .target import written
 from .text_table import aligned
@@ -14,7 +14,7 @@ __all__ = [
     "count",
     "dtype_name",
     "duration",
-    "html",
+    "in_notebook",
     "json_text",
     "json_values",
     "provenance",

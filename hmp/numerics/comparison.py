@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, json_values, written
+from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, written
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
@@ -113,13 +113,7 @@ class Comparison:
         return written(path, lambda: printer("Comparison.to_html")(self))
 
     def _repr_html_(self) -> str:
-        from ..formatting import html
-
-        heads = ("op", "calls", "isolated", "accumulated", "share")
-        rows = [(g.name, g.calls, _most(g.isolated, 1), _most(g.accumulated, 1), f"{g.share:.1%}") for g in self.by_op()[:20]]
-        first = "; ".join(self._first_changes()) or "to move to the FP32 list first: nothing"
-        heading = f"policy {self.policy!r} against float32, {self.loss_source}"
-        return html.box(heading, html.table(heads, rows, numbers=4), first)
+        return in_notebook(str(self))
 
     def __str__(self) -> str:
         low = self.in_low

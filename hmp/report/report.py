@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, count, dtype_name, written
+from ..formatting import SCHEMA_VERSION, count, dtype_name, in_notebook, written
 from ..lists import LISTS
 from ..printers import printer
 from . import trace
@@ -311,8 +311,11 @@ class Report:
     def __str__(self) -> str:
         return str(printer("Report.__str__")(self))
 
-    def _repr_html_(self) -> str:
-        return str(printer("Report._repr_html_")(self))
+    def _repr_html_(self) -> str | None:
+        try:
+            return in_notebook(str(self))
+        except ImportError:  # without rich: what repr() says
+            return None
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

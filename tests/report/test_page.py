@@ -257,13 +257,12 @@ def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
     assert "rest" not in trade_off.trade_off([*dots, *crosses], "cost", "worse", None)
 
 
-def test_fragments_read_in_a_notebook() -> None:
-    report = page_kit.report()._repr_html_()
-    assert said(report).startswith("hmp report: policy mine, 24 calls, 13 casts; 130 ms in casts (19 %), 551 ms in ops")
-    assert said(hmp.Policy.load("habana")._repr_html_()).startswith("policy habana, low dtype bf16, ")
-    assert said(hmp.explain("softmax", "habana")._repr_html_()).startswith("softmax: on the fp32 list of policy habana (")
-    assert "gelu: on no list" in said(hmp.explain("gelu", "habana")._repr_html_())
-    assert "<script" not in report and "<style" not in report
+def test_a_notebook_shows_what_print_does_and_of_a_policy_its_lists_too() -> None:
+    report, rule, policy = page_kit.report(), hmp.explain("softmax", "habana"), hmp.Policy.load("habana")
+    for each in (report, rule, policy):
+        assert said(each._repr_html_()).startswith(" ".join(str(each).split()))
+    assert "bf16: addmm, batch_norm, " in said(policy._repr_html_())
+    assert "<script" not in report._repr_html_() and "<style" not in report._repr_html_()
 
 
 def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
