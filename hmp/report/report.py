@@ -17,7 +17,7 @@ from ..lists import LISTS
 from ..printers import printer
 from . import trace
 from .in_fp8 import Fp8Row, merged
-from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
+from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
 from .violations import Violation, together
 
 if TYPE_CHECKING:
@@ -300,8 +300,9 @@ class Report:
         for row in grouped(self.rows, "op"):
             if row.compute:
                 writer.add_scalar(f"hmp/calls/{row.op}/{row.compute}", row.calls, step)
+        sums = total(self.rows)
         for name in ("casts", "casts_saved", "cast_bytes", "cast_seconds", "op_seconds"):
-            writer.add_scalar(f"hmp/{name}", sum(getattr(row, name) for row in self.rows), step)
+            writer.add_scalar(f"hmp/{name}", getattr(sums, name), step)
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> Table:
         """The rows by "op", "module", "line" or "call" as a table of rich's."""

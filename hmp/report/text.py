@@ -17,7 +17,7 @@ except ImportError as error:
 from ..formatting import duration, size
 from .in_fp8 import Fp8Row, merged
 from .report import Report
-from .rows import PAST, UNLISTED, Row, entry, in_words
+from .rows import PAST, UNLISTED, Row, entry, in_words, total
 from .violations import REMEDIES, Violation, kinds
 
 _WIDTH = 200
@@ -112,13 +112,12 @@ def _unlisted(rows: list[Row]) -> Table:
 
 
 def _heading(report: Report) -> str:
-    rows = report.rows
-    decided = [row for row in rows if row.rule not in (PAST, UNLISTED)]
+    decided = sum(row.calls for row in report.rows if row.rule not in (PAST, UNLISTED))
     names = ", ".join(f"{each['name']} ({each['fingerprint']})" for each in report.policies) or "none"
-    casts, saved = sum(row.casts for row in rows), sum(row.casts_saved for row in rows)
+    sums = total(report.rows)
     return (
-        f"hmp record: policy {names}; {sum(row.calls for row in decided)} decided calls, {casts} casts "
-        f"({size(sum(row.cast_bytes for row in rows))}, {duration(sum(row.cast_seconds for row in rows))}), {saved} saved by the caches\n"
+        f"hmp record: policy {names}; {decided} decided calls, {sums.casts} casts ({size(sums.cast_bytes)}, "
+        f"{duration(sums.cast_seconds)}), {sums.casts_saved} saved by the caches\n"
     )
 
 

@@ -15,7 +15,7 @@ except ImportError as error:
 
 from ...formatting import share, size, typeset_duration
 from ..report import Report
-from ..rows import PAST, UNLISTED, Row, entry
+from ..rows import PAST, UNLISTED, Row, entry, total
 from ..violations import REMEDIES, Violation, kinds
 from . import advice, charts, model
 
@@ -38,11 +38,11 @@ RULES = {
 def report_page(report: Report) -> str:
     """The page of `report`, as HTML."""
     rows = report.rows
-    sums = model.Sums.of(rows)
+    sums = total(rows)
     unlisted = report.unlisted
     found = advice.advices(report)
     violations = report.violations()
-    shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    shown = sorted(report.grouped("call"), key=lambda row: -row.seconds)
     return render(
         "report.html.j2",
         title="hmp report",

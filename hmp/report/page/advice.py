@@ -103,7 +103,7 @@ class _Seen:
         self.report, self.policy = report, policy
         self.low = dtype_name(policy.dtype)
         self.rows = report.grouped("op")
-        self.seconds = sum(row.op_seconds + row.cast_seconds for row in self.rows)
+        self.seconds = sum(row.seconds for row in self.rows)
 
     def by_op(self, wanted: Callable[[Row], bool]) -> Iterator[tuple[str, list[Row]]]:
         found: dict[str, list[Row]] = {}
