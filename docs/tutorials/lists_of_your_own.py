@@ -111,7 +111,7 @@ result = hmp.tune(
 print(result)
 
 # %% [markdown]
-# Each row of the first table is a training under some lists. Under `habana` the network guesses: one in ten is right. So it does under
+# Each row of the table is a training under some lists. Under `habana` the network guesses: one in ten is right. So it does under
 # `torch-cpu`, the lists of `torch.autocast`. The lists that were chosen have float32's accuracy.
 
 # %%

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, json_values, target_file
+from ..formatting import SCHEMA_VERSION, json_values, written
+from ..printers import printer
 from .row import Row
 
 
@@ -51,9 +52,7 @@ class Benchmark:
         return len(self.rows)
 
     def __str__(self) -> str:
-        from .table import table
-
-        return table(self)
+        return str(printer("Benchmark.__str__")(self))
 
     __repr__ = __str__
 
@@ -64,6 +63,4 @@ class Benchmark:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = target_file(path)
-        target.write_text(json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")

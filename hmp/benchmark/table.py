@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..formatting import NOTHING, aligned, count, duration, size
+from .result import Benchmark
 from .row import Row
-
-if TYPE_CHECKING:
-    from .result import Benchmark
 
 
 def table(result: Benchmark) -> str:

@@ -2,12 +2,12 @@
 
 A subcommand is one module (or package) of this package that has ``add(subparsers)``, which declares its
 options and sets its ``run(options) -> int`` as the default for ``run``. Nothing that imports torch is imported
-before ``run`` is called.
+before ``run`` is called. An HmpError that leaves ``run`` is wrong use.
 """
 
 from __future__ import annotations
 
-import functools
+import argparse
 import sys
 from collections.abc import Callable, Sequence
 
@@ -15,7 +15,7 @@ import hmp
 
 from ..errors import is_interrupt
 from . import benchmark, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
-from .output import flush, let_go_of_closed_pipes
+from .output import check_folder, flush, let_go_of_closed_pipes
 from .parser import Parser, parse
 
 __all__ = [
@@ -40,9 +40,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.run is None:
         parser.print_help(sys.stderr)
         return _WRONG_USE
-    command: Callable[[], int] = functools.partial(options.run, options)
-    # a script under `hmp run` ends as python has it end
-    return command() if options.run is run.run else _status_of(command, options.parser.prog)
+    command: Callable[[argparse.Namespace], int] = options.run
+    if command is run.run:
+        return command(options)  # a script under `hmp run` ends as python has it end
+    return _status_of(lambda: _used(command, options), options.parser.prog)
+
+
+def _used(command: Callable[[argparse.Namespace], int], options: argparse.Namespace) -> int:
+    """What the command returns; 2, and the error on stderr, for wrong use."""
+    try:
+        check_folder(getattr(options, "json", None), "--json ")
+        return command(options)
+    except hmp.HmpError as error:
+        print(f"{options.parser.prog}: {error}", file=sys.stderr)
+        return _WRONG_USE
 
 
 def _status_of(command: Callable[[], int], prog: str) -> int:

@@ -9,7 +9,7 @@ import traceback
 
 import hmp
 
-from .output import add_json, check_folder, give_json
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -51,7 +51,6 @@ def run(options: argparse.Namespace) -> int:
     from ..tune import recipe  # here, with what it imports: other subcommands do without
 
     try:
-        check_folder(options.json)
         torch.manual_seed(options.seed)
         step = recipe.load(options.recipe, "benchmark").make_step()
         result = hmp.benchmark(

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-import hmp
-
-from .output import add_json, check_folder, give_json, say
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
-
-_STYLES = {"ok": "", "note": "yellow", "error": "bold red"}
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -39,20 +34,14 @@ def run(options: argparse.Namespace) -> int:
     from ..diagnostics import check_lists
     from ..formatting import count
 
-    try:
-        check_folder(options.json, "--json ")
-        files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
-    except hmp.HmpError as error:
-        print(f"hmp check: {error}", file=sys.stderr)
-        return 2
+    files = [each for path in options.files for each in check_lists.files_of(path, options.list)]
     found = check_lists.check(files, [path for path in map(Path, options.files) if path.is_dir()])
     errors = sum(each.level == "error" for each in found)
     if not give_json(options.json, {"findings": [each._asdict() for each in found]}):
         return 1 if errors else 0
     for each in found:
         if each.level != "ok" or not options.problems:
-            say(f"{each.level:5}  {each}", _STYLES[each.level])
+            print(f"{each.level:5}  {each}")
     notes = sum(each.level == "note" for each in found)
-    told = f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}"
-    say(told, "bold red" if errors else "bold green")
+    print(f"{count(len(found), 'finding')}: {count(errors, 'error')}, {count(notes, 'note')}")
     return 1 if errors else 0

@@ -40,22 +40,17 @@ def run(options: argparse.Namespace) -> int:
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
-    try:
-        check_folder(options.json)
-        check_folder(options.html)
-        check_page(options.html, "--html ")
-        torch.manual_seed(options.seed)
-        policy = hmp.Policy.load(options.policy)
-        found = recipe.load(options.recipe, "compare")
-        step = found.make_step()
-        assert step.model is not None  # a recipe for compare has one
-        low = low_in_place_of_fp8(policy) if policy.scoped else None
-        if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
-            hmp.apply(step.model, policy)
-            policy = policy.unscoped
-    except hmp.HmpError as error:
-        print(f"hmp compare: {error}", file=sys.stderr)
-        return 2
+    check_folder(options.html)
+    check_page(options.html, "--html ")
+    torch.manual_seed(options.seed)
+    policy = hmp.Policy.load(options.policy)
+    found = recipe.load(options.recipe, "compare")
+    step = found.make_step()
+    assert step.model is not None  # a recipe for compare has one
+    low = low_in_place_of_fp8(policy) if policy.scoped else None
+    if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
+        hmp.apply(step.model, policy)
+        policy = policy.unscoped
     try:
         model, batch = LossAsModel(step.model, found.loss), (step.batches[0],)
         result = hmp.compare(model, batch, policy, loss=lambda loss: loss)

@@ -14,7 +14,7 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from .output import add_json, check_folder, give_json
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -46,11 +46,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if something stands in the way, 2 if the JSON cannot be written."""
-    try:
-        check_folder(options.json, "--json ")
-    except hmp.HmpError as error:
-        print(f"hmp doctor: {error}", file=sys.stderr)
-        return 2
     found = _found()
     if give_json(options.json, found):
         _say(found)

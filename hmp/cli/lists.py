@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 import hmp
 
-from .output import add_json, check_folder, give_json
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -28,16 +27,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0, or 2 if the policy cannot be read."""
-    try:
-        check_folder(options.json, "--json ")
-        if options.policy is None:
-            if give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}}):
-                _presets()
-            return 0
-        policy = hmp.Policy.load(options.policy)
-    except hmp.HmpError as error:
-        print(f"hmp lists: {error}", file=sys.stderr)
-        return 2
+    if options.policy is None:
+        if give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}}):
+            _presets()
+        return 0
+    policy = hmp.Policy.load(options.policy)
     if not give_json(options.json, policy.to_dict()):
         return 0
     print(policy)

@@ -1,4 +1,4 @@
-"""How subcommands print: in colour through rich on a terminal where rich is installed, plain text otherwise; and where they can write."""
+"""How subcommands print, and where they can write."""
 
 from __future__ import annotations
 
@@ -15,23 +15,7 @@ import hmp
 
 from ..errors import to_install
 
-__all__ = ["add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "missing_for_a_page", "say"]
-
-_consoles: dict[Any, Any] = {}
-
-
-def say(text: str, style: str = "") -> None:
-    """Print one line; piped output holds the text and nothing else."""
-    stream = sys.stdout
-    if not style or not stream.isatty() or importlib.util.find_spec("rich") is None:
-        print(text)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    if stream not in _consoles:
-        _consoles[stream] = Console(file=stream, highlight=False, soft_wrap=True)
-    _consoles[stream].print(Text(text, style=style))
+__all__ = ["add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "missing_for_a_page"]
 
 
 def flush() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import builtins
 import contextlib
-import importlib
 import importlib.machinery
 import importlib.util
 import io
@@ -22,6 +21,7 @@ from typing import Any
 
 import hmp
 
+from ..printers import printer
 from . import relaunched, run_options
 from .output import check_folder, check_page
 from .parser import Parser
@@ -187,9 +187,10 @@ def prepare(options: argparse.Namespace) -> None:
 def _check_report(target: Path) -> None:
     """HmpError where the report could not be written: better now than when the script has run."""
     check_folder(target, "--report ")
-    needed = {".html": "hmp.report.page", ".json": "hmp.report.report"}.get(target.suffix, "hmp.report.text")
+    if target.suffix == ".json":
+        return
     try:
-        importlib.import_module(needed)
+        printer("Report.to_html" if target.suffix == ".html" else "Report.__str__")
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 

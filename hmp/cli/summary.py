@@ -7,7 +7,7 @@ import sys
 
 import hmp
 
-from .output import add_json, check_folder, give_json
+from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -37,17 +37,12 @@ def run(options: argparse.Namespace) -> int:
     from ..numerics.summary import of_call
     from ..tune import recipe
 
-    try:
-        check_folder(options.json, "--json ")
-        torch.manual_seed(options.seed)
-        policy = hmp.Policy.load(options.policy)
-        found = recipe.load(options.recipe, "summary")
-        model, batches = found.make_model_and_batches(1)
-        loss = found.loss
-        assert loss is not None  # a recipe with a model has one
-    except hmp.HmpError as error:
-        print(f"hmp summary: {error}", file=sys.stderr)
-        return 2
+    torch.manual_seed(options.seed)
+    policy = hmp.Policy.load(options.policy)
+    found = recipe.load(options.recipe, "summary")
+    model, batches = found.make_model_and_batches(1)
+    loss = found.loss
+    assert loss is not None  # a recipe with a model has one
     try:
         result = of_call(model, lambda: loss(model, batches[0]), policy)
     except hmp.HmpError as error:

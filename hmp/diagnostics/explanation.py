@@ -9,7 +9,7 @@ from typing import Any
 from ..context import state
 from ..dispatch import deciding
 from ..errors import HmpError
-from ..formatting import dtype_name, html
+from ..formatting import dtype_name, in_notebook
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..ops import Site, op_facts, op_of, sites
 from ..wrapping import kernel_fallback
@@ -70,16 +70,7 @@ class Rule:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        on = f"on the <b>{html.text(self.cast)}</b> list" if self.cast else "on <b>no list</b>"
-        place = f" ({html.code(f'{self.path}:{self.line}')})" if self.path else ""
-        parts = [html.Html(f"{html.code(self.name)}: {on} of policy <b>{html.text(self.policy)}</b>{place}"), html.text(self.why)]
-        parts += [html.Html(f"in some modules: {html.code(line)}") for line in self.scoped]
-        if self.synonyms:
-            parts.append(html.Html("synonyms: " + ", ".join(map(html.code, self.synonyms))))
-        done = [(html.code(site), what) for site, _, what in (line.partition(": ") for line in self.sites)]
-        if done:
-            parts.append(html.table(("site", "what is done there"), done))
-        return html.box(*parts)
+        return in_notebook(str(self))
 
 
 def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) -> Rule:

@@ -1,9 +1,9 @@
-"""Numbers, tables, JSON and HTML as text, for reports and messages."""
+"""Numbers, tables and JSON as text, for reports, messages and notebooks."""
 
-from . import html
 from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
+from .notebooks import in_notebook
 from .origin import provenance
-from .target import target_file
+from .target import written
 from .text_table import aligned
 from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
 
@@ -14,13 +14,13 @@ __all__ = [
     "count",
     "dtype_name",
     "duration",
-    "html",
+    "in_notebook",
     "json_text",
     "json_values",
     "provenance",
     "share",
     "size",
-    "target_file",
     "typeset_duration",
     "versioned",
+    "written",
 ]

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ..ops import sites
 from .entries import EVERY_OP, LISTS, ListEntry, ListName
 
-if TYPE_CHECKING:
-    from .policy import Policy
+
+class HasLists(Protocol):
+    """What a look-up needs of a policy, which looks up itself where it is compared with another."""
+
+    def casts_by_op(self, cast: ListName) -> dict[str, ListEntry]:
+        """The ids of the ops on the list `cast`, each with the entry that names it."""
 
 
 class Listed:
     """The policy's lists by op id, for looking up what an op follows."""
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: HasLists) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()

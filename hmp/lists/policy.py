@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import textwrap
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from dataclasses import replace as dataclass_replace
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from ..errors import HmpError, OpListError
-from ..formatting import dtype_name, html
+from ..formatting import dtype_name, in_notebook
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
@@ -330,14 +331,8 @@ class Policy:
         return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
-        dtype = html.chip(dtype_name(self.dtype))
-        parts = [html.Html(f"policy <b>{html.text(self.name)}</b>, low dtype {dtype}, {html.code(self.fingerprint)}")]
-        for cast in self.lists:
-            names = self.entries(cast)
-            shown = " ".join(map(html.code, names)) or "no op"
-            folded = "" if len(names) > 40 else " open"
-            parts.append(html.Html(f"<details{folded}><summary>{cast}: {len(names)} names</summary>{shown}</details>"))
-        return html.box(*parts)
+        lists = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
+        return in_notebook("\n".join([str(self), *lists]))
 
 
 def _low_dtype(dtype: Any) -> torch.dtype:

@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, json_values, target_file
+from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, written
+from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
 
@@ -105,26 +106,14 @@ class Comparison:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
-        target = target_file(path)
-        target.write_text(json.dumps(json_values(self.to_dict()), indent=1) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(json_values(self.to_dict()), indent=1) + "\n")
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""
-        from .page import comparison_page
-
-        target = target_file(path)
-        target.write_text(comparison_page(json_values(self.to_dict())), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("Comparison.to_html")(self))
 
     def _repr_html_(self) -> str:
-        from ..formatting import html
-
-        heads = ("op", "calls", "isolated", "accumulated", "share")
-        rows = [(g.name, g.calls, _most(g.isolated, 1), _most(g.accumulated, 1), f"{g.share:.1%}") for g in self.by_op()[:20]]
-        first = "; ".join(self._first_changes()) or "to move to the FP32 list first: nothing"
-        heading = f"policy {self.policy!r} against float32, {self.loss_source}"
-        return html.box(heading, html.table(heads, rows, numbers=4), first)
+        return in_notebook(str(self))
 
     def __str__(self) -> str:
         low = self.in_low

@@ -12,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, count, dtype_name, target_file
+from ..formatting import SCHEMA_VERSION, count, dtype_name, in_notebook, written
 from ..lists import LISTS
+from ..printers import printer
+from . import trace
 from .in_fp8 import Fp8Row, merged
-from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words
+from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
 from .violations import Violation, together
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from .recorder import Recorder
-    from .trace import Slices
 
 FORMAT = 1
 
@@ -35,7 +36,7 @@ class Report:
 
     def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), violations: Iterable[Violation] = (), **about: Any) -> None:
         self._recorder: Recorder | None = None
-        self._slices: Slices | None = None
+        self._slices: trace.Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
         self._violations = tuple(violations)
@@ -256,9 +257,7 @@ class Report:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = target_file(path)
-        target.write_text(json.dumps(self.to_dict(), indent=1) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(self.to_dict(), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Report:
@@ -283,11 +282,7 @@ class Report:
 
         It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
         """
-        from .page import report_page
-
-        target = target_file(path)
-        target.write_text(report_page(self), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("Report.to_html")(self))
 
     def to_trace(self, path: str | Path) -> Path:
         """Writes each call and each cast as a slice into the file `path`, which is returned, for chrome://tracing and Perfetto.
@@ -295,8 +290,6 @@ class Report:
         Of a recording, in the process that made it: what is loaded, merged or gathered holds sums alone, and raises HmpError. The first
         200,000 slices are kept, and the file says how many were not.
         """
-        from . import trace
-
         slices = self._slices if self._recorder is None else self._recorder.slices
         if slices is None:
             raise HmpError("a report that was loaded, merged or gathered holds no single calls; call to_trace() on what record() gave")
@@ -307,24 +300,23 @@ class Report:
         for row in grouped(self.rows, "op"):
             if row.compute:
                 writer.add_scalar(f"hmp/calls/{row.op}/{row.compute}", row.calls, step)
+        sums = total(self.rows)
         for name in ("casts", "casts_saved", "cast_bytes", "cast_seconds", "op_seconds"):
-            writer.add_scalar(f"hmp/{name}", sum(getattr(row, name) for row in self.rows), step)
+            writer.add_scalar(f"hmp/{name}", getattr(sums, name), step)
 
     def table(self, by: str = "op", sort: str = "cast_seconds") -> Table:
         """The rows by "op", "module", "line" or "call" as a table of rich's."""
-        from .text import table
-
-        return table(self, by, sort)
+        made: Table = printer("Report.table")(self, by, sort)
+        return made
 
     def __str__(self) -> str:
-        from .text import text
+        return str(printer("Report.__str__")(self))
 
-        return text(self)
-
-    def _repr_html_(self) -> str:
-        from .fragment import fragment
-
-        return fragment(self)
+    def _repr_html_(self) -> str | None:
+        try:
+            return in_notebook(str(self))
+        except ImportError:  # without rich: what repr() says
+            return None
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()

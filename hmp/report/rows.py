@@ -56,6 +56,11 @@ class Row:
     traced: int = 0
 
     @property
+    def seconds(self) -> float:
+        """The time in the op and in its casts."""
+        return self.op_seconds + self.cast_seconds
+
+    @property
     def dtypes(self) -> str:
         """`inputs → compute → output`."""
         return " → ".join(part or "-" for part in (self.inputs, self.compute, self.output))
@@ -92,6 +97,12 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
         known = found.get(key)
         found[key] = row if known is None else _together(known, row)
     return list(found.values())
+
+
+def total(rows: Iterable[Row]) -> Row:
+    """What was counted of the rows, added up; nothing else is in the row that it gives."""
+    kept = list(rows)
+    return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
 
 
 def _together(one: Row, other: Row) -> Row:

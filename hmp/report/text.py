@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from ..errors import to_install
 
@@ -15,15 +15,10 @@ except ImportError as error:
     raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
-from .in_fp8 import merged
-from .rows import PAST, UNLISTED, entry, in_words
-from .violations import REMEDIES, kinds
-
-if TYPE_CHECKING:
-    from .in_fp8 import Fp8Row
-    from .report import Report
-    from .rows import Row
-    from .violations import Violation
+from .in_fp8 import Fp8Row, merged
+from .report import Report
+from .rows import PAST, UNLISTED, Row, entry, in_words, total
+from .violations import REMEDIES, Violation, kinds
 
 _WIDTH = 200
 _UNCAST = "Where no casts are in force (disable_casts(), optimizer steps, outside of a region or of an applied model)"
@@ -60,19 +55,13 @@ def text(report: Report) -> str:
 
 def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
     """The rows that a rule decided, added up by "op", "module", "line" or "call"."""
-    made = Table(title=None, box=None, pad_edge=False)
     named = {"op": ("op", "rule", "list entry", "dtypes"), "module": ("module",)}.get(by, ("op", "rule", "list entry", "dtypes", "place"))
-    for name in named:
-        made.add_column(name, overflow="fold")
-    for name in ("calls", "casts", "saved", "cast", "in casts", "in ops"):
-        made.add_column(name, justify="right", no_wrap=True)
+    made = _headed(named, ("calls", "casts", "saved", "cast", "in casts", "in ops"))
     for row in report.grouped(by, sort, unlisted=False):
-        listed = entry(row.source)
-        rule = in_words(row.rule)
         values = {
             "op": row.op,
-            "rule": rule,
-            "list entry": listed,
+            "rule": in_words(row.rule),
+            "list entry": entry(row.source),
             "dtypes": row.dtypes,
             "module": row.module,
             "place": row.place,
@@ -81,11 +70,18 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
     return made
 
 
-def _violations(found: list[Violation]) -> Table:
+def _headed(words: Iterable[str], numbers: Iterable[str]) -> Table:
+    """A table without rows: columns of words, which may be folded, and then of numbers."""
     made = Table(box=None, pad_edge=False)
-    for name in ("ran otherwise than its line says", "line", "wanted", "got", "in", "who had the last word"):
+    for name in words:
         made.add_column(name, overflow="fold")
-    made.add_column("calls", justify="right", no_wrap=True)
+    for name in numbers:
+        made.add_column(name, justify="right", no_wrap=True)
+    return made
+
+
+def _violations(found: list[Violation]) -> Table:
+    made = _headed(("ran otherwise than its line says", "line", "wanted", "got", "in", "who had the last word"), ("calls",))
     for each in found[:_SHOWN]:
         made.add_row(each.op, entry(each.source) or "-", each.wanted, each.got, each.place, f"{each.kind}: {each.by}", str(each.calls))
     if len(found) > _SHOWN:
@@ -95,11 +91,7 @@ def _violations(found: list[Violation]) -> Table:
 
 def _in_fp8(rows: list[Fp8Row]) -> Table:
     """By op and role; report.fp8 has the modules."""
-    made = Table(box=None, pad_edge=False)
-    for name in ("in FP8", "role"):
-        made.add_column(name, overflow="fold")
-    for name in ("tensors", "amax", "scale", "saturated", "flushed to 0"):
-        made.add_column(name, justify="right", no_wrap=True)
+    made = _headed(("in FP8", "role"), ("tensors", "amax", "scale", "saturated", "flushed to 0"))
     made.add_column("most flushed in", overflow="fold")
     for row in merged(replace(row, module="") for row in rows):
         worst = max((each for each in rows if (each.op, each.role) == (row.op, row.role)), key=lambda each: each.flushed)
@@ -111,11 +103,7 @@ def _in_fp8(rows: list[Fp8Row]) -> Table:
 
 
 def _unlisted(rows: list[Row]) -> Table:
-    made = Table(box=None, pad_edge=False)
-    for name in ("on no list", "dtypes"):
-        made.add_column(name, overflow="fold")
-    for name in ("calls", "in ops"):
-        made.add_column(name, justify="right", no_wrap=True)
+    made = _headed(("on no list", "dtypes"), ("calls", "in ops"))
     for row in rows[:_SHOWN]:
         made.add_row(row.op, row.dtypes, str(row.calls), duration(row.op_seconds))
     if len(rows) > _SHOWN:
@@ -124,13 +112,12 @@ def _unlisted(rows: list[Row]) -> Table:
 
 
 def _heading(report: Report) -> str:
-    rows = report.rows
-    decided = [row for row in rows if row.rule not in (PAST, UNLISTED)]
+    decided = sum(row.calls for row in report.rows if row.rule not in (PAST, UNLISTED))
     names = ", ".join(f"{each['name']} ({each['fingerprint']})" for each in report.policies) or "none"
-    casts, saved = sum(row.casts for row in rows), sum(row.casts_saved for row in rows)
+    sums = total(report.rows)
     return (
-        f"hmp record: policy {names}; {sum(row.calls for row in decided)} decided calls, {casts} casts "
-        f"({size(sum(row.cast_bytes for row in rows))}, {duration(sum(row.cast_seconds for row in rows))}), {saved} saved by the caches\n"
+        f"hmp record: policy {names}; {decided} decided calls, {sums.casts} casts ({size(sums.cast_bytes)}, "
+        f"{duration(sums.cast_seconds)}), {sums.casts_saved} saved by the caches\n"
     )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..formatting import target_file, versioned
+from ..formatting import versioned, written
 
 MOST = 200_000  # slices of a recording; later ones are counted, not kept
 
@@ -59,6 +59,4 @@ def write(path: str | Path, slices: Iterable[Slice], left_out: int, about: dict[
         for each in found
     ]
     values = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**about, "slices_left_out": left_out}}
-    target = target_file(path)
-    target.write_text(json.dumps(versioned(values)) + "\n", encoding="utf-8")
-    return target
+    return written(path, lambda: json.dumps(versioned(values)) + "\n")

@@ -7,16 +7,13 @@ import os
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..errors import HmpError
 from ..formatting import count, dtype_name
 from ..lists import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
-from .reasons import gain, percent, why_float32, why_fp8, why_low
+from .reasons import gain, percent, why, why_low
+from .result import TuneResult
 from .trial import Unit
-
-if TYPE_CHECKING:
-    from .result import TuneResult
 
 JSON_FILE = "tune.json"
 _WIDEST = 40  # names beyond it do not push all other comments to the right
@@ -153,8 +150,4 @@ def _comment(cast: ListName, name: str, units: Sequence[Unit], result: TuneResul
     taken = Path(result.start).name  # of a folder its last part: lists hold no paths of a machine
     if not units:
         return f"not decided; as in {taken}"
-    if cast == "fp8":
-        return why_fp8(units, result)
-    if cast == "bf16":
-        return why_low(units, result.objective)
-    return why_float32(units, result) if cast == "fp32" else f"as in {taken}"
+    return why(cast, units, result) or f"as in {taken}"

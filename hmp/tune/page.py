@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..formatting import NOTHING, count, dtype_name, size, typeset_duration
 from ..report.page import charts, render, trade_off
 from .files import list_by_unit, list_lines, units_by_line
-from .reasons import amount, by_gain, gain, percent, runs_low, why_float32, why_fp8, why_low
+from .reasons import ENDS, amount, by_gain, gain, percent, runs_low, why
+from .result import TuneResult
 from .trial import Trial, Unit
 
-if TYPE_CHECKING:
-    from .result import TuneResult
-
 _BARS = 24
-_ENDS = {
-    "solved": "No change of one unit made it cheaper within the tolerance.",
-    "budget": "The budget was spent; a larger one goes on from here.",
-    "interrupted": "It was interrupted; the same call goes on from here.",
-}
 _COSTS = {"time": "time of a step", "memory": "bytes kept for backward"}
 # above this many times float32's loss or cost the axis would show nothing else
 _MOST = 20.0
@@ -39,7 +32,7 @@ def tuning_page(result: TuneResult) -> str:
         result=result,
         low=low,
         cards=_cards(result),
-        ended=_ENDS[result.stopped],
+        ended=f"{ENDS[result.stopped].capitalize()}.",
         curve=curve,
         left_out=left_out,
         bars=_bars(ranked, listed, result, low),
@@ -202,16 +195,8 @@ def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
         "error_fp8": unit.error_fp8,
         "change_fp8": unit.sensitivity_fp8,
         "change_fp8_text": percent(unit.sensitivity_fp8) if unit.work_fp8 else NOTHING,
-        "why": _typeset(_why(unit, listed, result)),
+        "why": _typeset(why(listed, [unit], result)),
     }
-
-
-def _why(unit: Unit, listed: str, result: TuneResult) -> str:
-    if listed == "fp8":
-        return why_fp8([unit], result)
-    if listed == "bf16":
-        return why_low([unit], result.objective)
-    return why_float32([unit], result) if listed == "fp32" else ""
 
 
 def _typeset(text: str) -> str:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, count, dtype_name, duration, size
+from .result import TuneResult
 from .trial import LEAST_GAIN, Objective, Trial, Unit, least_gain
 
-if TYPE_CHECKING:
-    from .result import TuneResult
+# How a search ended.
+ENDS = {
+    "solved": "no change of one unit made it cheaper within the tolerance",
+    "budget": "the budget is spent; a larger one goes on from here",
+    "interrupted": "interrupted; the same call goes on from here",
+}
 
 
 def gain(unit: Unit, objective: Objective) -> float:
@@ -59,7 +63,16 @@ def why_low(units: Sequence[Unit], objective: Objective) -> str:
     return f"{bring}, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
 
 
-def why_fp8(units: Sequence[Unit], result: TuneResult) -> str:
+def why(cast: str, units: Sequence[Unit], result: TuneResult) -> str:
+    """Why these units are on the list `cast`, "" for a list that no unit is moved to."""
+    if cast == "fp8":
+        return _why_fp8(units, result)
+    if cast == "bf16":
+        return why_low(units, result.objective)
+    return _why_float32(units, result) if cast == "fp32" else ""
+
+
+def _why_fp8(units: Sequence[Unit], result: TuneResult) -> str:
     """What these units move to FP8, and what that costs in accuracy."""
     work = sum(unit.work for unit in result.units)
     moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
@@ -67,7 +80,7 @@ def why_fp8(units: Sequence[Unit], result: TuneResult) -> str:
     return f"{moved:.0%} of the products' work, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
 
 
-def why_float32(units: Sequence[Unit], result: TuneResult) -> str:
+def _why_float32(units: Sequence[Unit], result: TuneResult) -> str:
     """What keeps these units out of the low dtype."""
     low, objective = dtype_name(result.policy.dtype), result.objective
     runs = [unit for unit in units if runs_low(unit)]

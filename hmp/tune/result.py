@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, json_values, target_file
+from ..formatting import SCHEMA_VERSION, json_values, written
 from ..lists import Policy
+from ..printers import printer
 from .tolerance import Tolerance
 from .trial import Flow, Objective, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
 
@@ -62,9 +63,7 @@ class TuneResult:
         return sum(unit.work_fp8 for unit in self.units if unit.name in self.best.fp8) / work if work else 0.0
 
     def __str__(self) -> str:
-        from .table import table
-
-        return table(self)
+        return str(printer("TuneResult.__str__")(self))
 
     __repr__ = __str__
 
@@ -83,23 +82,16 @@ class TuneResult:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        target = target_file(path)
-        target.write_text(json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-        return target
+        return written(path, lambda: json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
 
     def to_html(self, path: str | Path) -> Path:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
-        from .page import tuning_page
-
-        target = target_file(path)
-        target.write_text(tuning_page(self), encoding="utf-8")
-        return target
+        return written(path, lambda: printer("TuneResult.to_html")(self))
 
     def save(self, folder: str | Path) -> Path:
         """Writes the lists, each name with a comment that says why, and tune.json into `folder`, which is made and returned."""
-        from .files import write
-
-        return write(self, Path(folder))
+        saved: Path = printer("TuneResult.save")(self, Path(folder))
+        return saved
 
 
 def result_of(values: Mapping[str, Any]) -> TuneResult:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ..formatting import NOTHING, aligned, count, duration, size
-from .files import list_by_unit, units_by_line
-from .reasons import amount, by_gain, gain, percent, runs_low
-from .trial import Trial, Unit
+from .files import units_by_line
+from .reasons import ENDS, amount, gain, percent
+from .result import TuneResult
+from .trial import Trial
 
-if TYPE_CHECKING:
-    from .result import TuneResult
-
-_UNITS = 30
 _TRIALS = ("trial", "low", "loss", "change", "metric", "worse", "cosine", "step", "vs float32", "saved", "within tolerance")
-_COLUMNS = ("unit", "list", "calls", "float32", "low", "casts", "gain", "saves", "error", "loss")
 
 
 def table(result: TuneResult) -> str:
-    """The lists that were chosen, the trials, the units by what they gain, and how the search ended."""
+    """The lists that were chosen, what gains most first, the trials, and how the search ended."""
     named = {"time": "the fastest", "memory": "the smallest"}[result.objective]
     steps = f"{count(result.steps, 'step')} a trial" if result.steps else "nothing is trained"
     moved = ", and as much in FP8 as fits," if result.best.fp8 else ""
@@ -32,11 +26,6 @@ def table(result: TuneResult) -> str:
         "",
         *_trials(result),
     ]
-    if result.units:
-        ranked = by_gain(result)
-        lines += ["", *_units(ranked[:_UNITS], result)]
-        if len(ranked) > _UNITS:
-            lines.append(f"and {len(ranked) - _UNITS} that gain less: result.units has them all")
     return "\n".join([*lines, "", *_ended(result), *result.notes])
 
 
@@ -62,21 +51,6 @@ def _trials(result: TuneResult) -> list[str]:
     return _ruled(rows, {0, len(rows[0]) - 1})
 
 
-def _units(units: Sequence[Unit], result: TuneResult) -> list[str]:
-    """What was measured of these units, as a table."""
-    listed = list_by_unit(result)
-    rows = [_COLUMNS, *(_unit(unit, listed.get(unit.name, ""), result) for unit in units)]
-    if any(unit.work_fp8 for unit in result.units):
-        rows = [(*row, *cells) for row, cells in zip(rows, [("fp8 error", "fp8 loss"), *map(_in_fp8, units)], strict=True)]
-    return _ruled(rows, {0, 1})
-
-
-def _in_fp8(unit: Unit) -> tuple[str, str]:
-    if not unit.work_fp8 or not math.isfinite(unit.sensitivity_fp8):
-        return "not finite" if unit.work_fp8 else NOTHING, NOTHING
-    return f"{unit.error_fp8:.1e}", percent(unit.sensitivity_fp8)
-
-
 def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
     return (
         trial.name,
@@ -93,31 +67,9 @@ def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
     )
 
 
-def _unit(unit: Unit, listed: str, result: TuneResult) -> tuple[str, ...]:
-    if not runs_low(unit):
-        return (unit.name, listed or NOTHING, str(unit.calls), duration(unit.seconds_float32), *[NOTHING] * 4, "not finite", NOTHING)
-    return (
-        unit.name,
-        listed or NOTHING,
-        str(unit.calls),
-        duration(unit.seconds_float32),
-        duration(unit.seconds_low),
-        duration(unit.cast_seconds),
-        amount(gain(unit, "time"), "time"),
-        amount(gain(unit, "memory"), "memory"),
-        f"{unit.error:.1e}",
-        percent(unit.sensitivity),
-    )
-
-
 def _ended(result: TuneResult) -> list[str]:
     best = result.best
-    how = {
-        "solved": "no change of one unit made it cheaper within the tolerance",
-        "budget": "the budget is spent; a larger one goes on from here",
-        "interrupted": "interrupted; the same call goes on from here",
-    }[result.stopped]
-    lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {how}"]
+    lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {ENDS[result.stopped]}"]
     if best.fp8:
         lines.append(f"in FP8 ({result.policy.fp8_recipe}): {result.share_in_fp8:.0%} of the products' work")
     if result.predicted < 0:

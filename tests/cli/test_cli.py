@@ -187,7 +187,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(tmp_path:
         (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (3, 2); return a scalar tensor"),
         (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
         (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),
-        (["HERE/good.py", "--json", "HERE/no/out.json"], "HERE/no/out.json: there is no such folder; make it first"),
+        (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder; make it first"),
         (["HERE/good.py", "--steps", "0"], "steps=0 is no count; give 1 or more"),
         (["HERE/good.py", "--device", "gpu"], "device='gpu' is none: "),
     ],

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -205,18 +201,6 @@ def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
-
-
-def test_colour_is_for_terminals_only(lists: tuple[str, str]) -> None:
-    command = [sys.executable, "-m", "hmp", "check", lists[1]]
-    piped = subprocess.run(command, capture_output=True, timeout=120, check=False)
-    assert b"\x1b[" not in piped.stdout
-    reader, writer = pty.openpty()
-    subprocess.run(command, stdout=writer, env=os.environ | {"TERM": "xterm-256color"}, timeout=120, check=False)
-    os.close(writer)
-    shown = os.read(reader, 10_000)
-    os.close(reader)
-    assert b"\x1b[" in shown
 
 
 def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,13 +1,18 @@
-"""The house of hmp: packages import from those below them only, and through what they export; no circles; rooms of bearable size."""
+"""The house of hmp: packages import from those below them only, and through what they export; no circle of files, not for a type and
+not inside a function; rooms of bearable size."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import NamedTuple
 
 import pytest
+
+from hmp.printers import PRINTERS
 
 ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
 
@@ -26,6 +31,7 @@ LEVELS = (
     "dispatch",
     "torch_compile diagnostics",
     "session",
+    "printers",
     "report benchmark",
     "numerics",
     "tune",
@@ -53,11 +59,11 @@ class Import(NamedTuple):
     name: str
 
 
-def modules() -> dict[str, Path]:
+def modules(root: Path = ROOT) -> dict[str, Path]:
     """Every module of hmp, by its dotted name; a package by its own."""
     found = {}
-    for path in sorted((ROOT / "hmp").rglob("*.py")):
-        parts = path.relative_to(ROOT).with_suffix("").parts
+    for path in sorted((root / "hmp").rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
         found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
@@ -65,15 +71,14 @@ def modules() -> dict[str, Path]:
 MODULES = modules()
 
 
-def imports_of(module: str) -> Iterator[Import]:
-    """What a module imports of hmp, wherever in it, but for types alone."""
-    path = MODULES[module]
+def imports_of(module: str, path: Path, *, for_types: bool = False) -> Iterator[Import]:
+    """What a module imports of hmp, wherever in it; with or without what it imports for types alone."""
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     todo: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
     while todo:
         node = todo.pop()
         # those of hmp itself are what it imports when they are asked for
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and module != "hmp":
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test) and module != "hmp" and not for_types:
             todo.extend(node.orelse)
             continue
         todo.extend(ast.iter_child_nodes(node))
@@ -86,7 +91,7 @@ def imports_of(module: str) -> Iterator[Import]:
                 yield from (Import(module, source, a.name) for a in node.names)
 
 
-EVERY_IMPORT = [each for module in MODULES for each in imports_of(module)]
+EVERY_IMPORT = [each for module, path in MODULES.items() for each in imports_of(module, path)]
 
 
 def package_of(module: str) -> str:
@@ -95,9 +100,19 @@ def package_of(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def taken(each: Import) -> str:
+def taken(each: Import, there_are: Mapping[str, Path] = MODULES) -> str:
     """The module that an import leads to."""
-    return f"{each.source}.{each.name}" if f"{each.source}.{each.name}" in MODULES else each.source
+    return f"{each.source}.{each.name}" if f"{each.source}.{each.name}" in there_are else each.source
+
+
+def circle(among: Mapping[str, Path]) -> list[str]:
+    """Modules each of which imports the next, the last of them the first; [] where there is no such circle."""
+    below = {module: {taken(each, among) for each in imports_of(module, path, for_types=True)} - {module} for module, path in among.items()}
+    try:
+        TopologicalSorter(below).prepare()
+    except CycleError as error:
+        return list(reversed(error.args[1]))  # graphlib names what is imported first
+    return []
 
 
 def test_every_package_has_a_level_and_says_in_a_sentence_what_it_is_for() -> None:
@@ -117,16 +132,37 @@ def test_a_package_imports_from_packages_below_it() -> None:
     assert not upwards, "\n".join(sorted(upwards))
 
 
-def test_modules_of_a_package_import_each_other_in_no_circle() -> None:
-    below = {module: {taken(each) for each in EVERY_IMPORT if each.importer == module} - {module} for module in MODULES}
-    # a package's own names are those of its modules
-    below = {module: found - {module.rpartition(".")[0]} for module, found in below.items()}
-    remaining = dict(below)
-    while remaining:
-        free = [module for module, found in remaining.items() if not found & (remaining.keys() - {module})]
-        assert free, f"these import each other: {sorted(remaining)}"
-        for module in free:
-            del remaining[module]
+def test_files_import_each_other_in_no_circle() -> None:
+    assert not circle(MODULES), " imports ".join(circle(MODULES))
+
+
+@pytest.mark.parametrize(
+    "back",
+    [
+        "from .table import table\n",
+        "def text():\n    from .table import table\n",
+        "def text():\n    import hmp.room.table\n",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import table\n",
+        "try:\n    from ..room.table import table\nexcept ImportError:\n    pass\n",
+    ],
+)
+def test_a_circle_of_files_is_found_wherever_the_import_stands(tmp_path: Path, back: str) -> None:
+    room = tmp_path / "hmp" / "room"
+    room.mkdir(parents=True)
+    for name, text in {"../__init__": "", "__init__": "", "table": "from .data import Data\n", "data": "import json\n"}.items():
+        (room / f"{name}.py").write_text(text, encoding="utf-8")
+    assert not circle(modules(tmp_path))
+    (room / "data.py").write_text(back, encoding="utf-8")
+    assert set(circle(modules(tmp_path))) == {"hmp.room.data", "hmp.room.table"}
+
+
+def test_a_printer_is_asked_for_in_the_method_that_it_works_for_and_nowhere_else() -> None:
+    for method, place in PRINTERS.items():
+        assert callable(resolve_name(place))
+        asking = [(module, path) for module, path in MODULES.items() if f'printer("{method}")' in path.read_text(encoding="utf-8")]
+        assert len(asking) == 1, f"{method} is asked for in {asking}"
+        ((module, _),) = asking
+        assert callable(resolve_name(f"{module}:{method}")), method
 
 
 def test_what_a_package_gives_to_others_is_what_it_exports() -> None:

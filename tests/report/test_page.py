@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ PAGES = {
     "report": lambda: report_page(page_kit.report()),
     "comparison": lambda: comparison_page(page_kit.comparison()),
     "empty": lambda: report_page(hmp.Report()),
-    "bare comparison": lambda: comparison_page({}),
+    "bare comparison": lambda: comparison_page(page_kit.comparison(rows=(), output=None, loss=None, gradient=None, advice=())),
     "tuning": lambda: tuning_page(tune_result_kit.result()),
     "bare tuning": lambda: tuning_page(tune_result_kit.bare()),
 }
@@ -89,7 +90,6 @@ def test_what_to_change_is_said_in_lines_to_copy() -> None:
         "Settle layer_norm: try it on the BF16 list": ["+bf16 layer_norm"],
         "Try tanh off the FP32 list": ["-fp32 tanh"],
         "Try mul off the BF16 list": ["-bf16 mul"],
-        "Did you mean max_pool2d by max_pool1d?": ["+bf16 max_pool2d"],
         "Take cdist off the BF16 list": ["-bf16 cdist"],
     }
     assert [item.seconds for item in found.items] == sorted((item.seconds for item in found.items), reverse=True)
@@ -106,7 +106,7 @@ def test_what_to_change_is_said_in_lines_to_copy() -> None:
     )
     tried = values["tried"]
     assert isinstance(tried, hmp.Policy)
-    assert tried.bf16 == (policy.bf16 - {"mul", "cdist"}) | {"relu", "add", "layer_norm", "max_pool2d"}
+    assert tried.bf16 == (policy.bf16 - {"mul", "cdist"}) | {"relu", "add", "layer_norm"}
     assert tried.fp32 == {"cross_entropy"}
 
 
@@ -172,8 +172,8 @@ def test_a_large_recording_stays_below_two_megabytes_and_says_what_is_left_out()
     text = said(html)
     assert "The 1,000 of 2,800 with most time; Report.to_json() has them all." in text
     assert re.search(r"… [\d,]+ lines with less time", text)
-    many = page_kit.comparison() | {"rows": [each | {"module": f"net.{at}"} for at in range(250) for each in page_kit.comparison()["rows"]]}
-    assert len(comparison_page(many).encode()) < 2_000_000
+    many = tuple(replace(each, module=f"net.{at}") for at in range(250) for each in page_kit.comparison().rows)
+    assert len(comparison_page(page_kit.comparison(rows=many)).encode()) < 2_000_000
 
 
 def test_the_tree_has_the_sums_of_what_is_below_and_unfolds_the_way_to_most_casts() -> None:
@@ -182,7 +182,8 @@ def test_the_tree_has_the_sums_of_what_is_below_and_unfolds_the_way_to_most_cast
     layer = net.branches["layer"].branches["0"]
     assert list(tree.branches) == ["net", model.OUTSIDE]
     assert [row.op for row in layer.rows] == ["relu", "tanh", "add"]
-    assert layer.sums == model.Sums(10, 6, 0, 4608, pytest.approx(0.08), pytest.approx(0.323))
+    assert (layer.sums.calls, layer.sums.casts, layer.sums.casts_saved, layer.sums.cast_bytes) == (10, 6, 0, 4608)
+    assert (layer.sums.cast_seconds, layer.sums.op_seconds) == (pytest.approx(0.08), pytest.approx(0.323))
     assert tree.sums.casts == sum(row.casts for row in page_kit.ROWS)
     assert layer.dtypes == ["float32", "bfloat16"]
     assert net.open and layer.open and layer.branches["query"].open
@@ -202,8 +203,7 @@ def test_to_html_writes_a_recording_and_returns_the_path(tmp_path: Path) -> None
 
 
 def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
-    values = page_kit.comparison()
-    html = comparison_page(values)
+    html = comparison_page(page_kit.comparison())
     text = said(html)
     assert "policy mine bf16 the output's own loss" in text
     assert "error of the output 0.04 relative to float32 error of the loss 1.0e-5 of 2.5 error of the gradient inf" in text
@@ -214,9 +214,6 @@ def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:
     assert "mul forward bf16 net.<script>alert(1)</script> 0.002 0.03 15" in text  # where the error grows
     assert html.count('class="chart wide"') == html.count('class="chart narrow"') == 2  # forward, and backward
     assert "accumulated" in text and "half a bfloat16 ulp" in text and "mul in net.<script>" in text
-    unordered = {**values, "rows": [{name: value for name, value in row.items() if name != "order"} for row in values["rows"]]}
-    assert "The order of the calls is not known." in said(comparison_page(unordered))
-    assert said(comparison_page(json.loads(json.dumps(values).replace("Infinity", '"inf"')))) == text
 
 
 def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons(tmp_path: Path) -> None:
@@ -230,7 +227,15 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
     assert 'hmp.convert(policy="tuned") # or hmp run --policy tuned script.py' in text
     assert "Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated: habana." in text
     assert html.count('class="chart wide"') == html.count('class="chart narrow"') == 2
-    for words in ("within the tolerance", "beyond it", "chosen", "1.00% allowed", "autocast", "float32", "time of a step, float32 = 1"):
+    for words in (
+        "within the tolerance",
+        "beyond it",
+        "chosen: 2 of 4 units",
+        "1.00% allowed",
+        "autocast",
+        "float32",
+        "time of a step, float32 = 1",
+    ):
         assert f">{words}</text>" in html  # in the figure
     assert "bf16.txt line why linear gain 3.1 ms a step, error 1.2e-03, loss +0.01%, 24 calls" in text
     assert "log gains less than 0.5% of float32's time" in text and " us" not in text
@@ -243,7 +248,7 @@ def test_a_search_shows_the_trade_off_the_units_and_the_lists_with_their_reasons
 def test_a_search_for_little_memory_is_shown_by_bytes() -> None:
     html = tuning_page(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20, stopped="budget"))
     assert ">bytes kept for backward, float32 = 1</text>" in html and ">bytes less to keep for backward</text>" in html
-    assert "The budget was spent; a larger one goes on from here." in said(html)
+    assert "The budget is spent; a larger one goes on from here." in said(html)
 
 
 def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
@@ -253,13 +258,12 @@ def test_marks_of_a_search_are_told_apart_by_their_form() -> None:
     assert "rest" not in trade_off.trade_off([*dots, *crosses], "cost", "worse", None)
 
 
-def test_fragments_read_in_a_notebook() -> None:
-    report = page_kit.report()._repr_html_()
-    assert said(report).startswith("hmp report: policy mine, 24 calls, 13 casts; 130 ms in casts (19 %), 551 ms in ops")
-    assert said(hmp.Policy.load("habana")._repr_html_()).startswith("policy habana, low dtype bf16, ")
-    assert said(hmp.explain("softmax", "habana")._repr_html_()).startswith("softmax: on the fp32 list of policy habana (")
-    assert "gelu: on no list" in said(hmp.explain("gelu", "habana")._repr_html_())
-    assert "<script" not in report and "<style" not in report
+def test_a_notebook_shows_what_print_does_and_of_a_policy_its_lists_too() -> None:
+    report, rule, policy = page_kit.report(), hmp.explain("softmax", "habana"), hmp.Policy.load("habana")
+    for each in (report, rule, policy):
+        assert said(each._repr_html_()).startswith(" ".join(str(each).split()))
+    assert "bf16: addmm, batch_norm, " in said(policy._repr_html_())
+    assert "<script" not in report._repr_html_() and "<style" not in report._repr_html_()
 
 
 def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:

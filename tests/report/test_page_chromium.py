@@ -134,41 +134,6 @@ return [...document.querySelectorAll("td.module")].filter((each) => {
   return lines > 1 + each.textContent.length / 10;
 }).map((each) => each.textContent.slice(0, 60));
 """
-# Each name in the trade-off, with the mark that is nearest to it, how many times as far the next one is, and the mark that its line
-# leads to, if it has one; marks are told apart by their titles.
-NAMED_MARKS = """
-const chart = [...document.querySelectorAll("#curve svg.chart")].find((each) => each.getBoundingClientRect().width);
-const marks = [...chart.querySelectorAll("use > title")].map((title) => {
-  const box = title.parentElement.getBoundingClientRect();
-  return [title.textContent.split(": ")[0], (box.left + box.right) / 2, (box.top + box.bottom) / 2];
-});
-const away = (box, x, y) => Math.hypot(Math.max(box.left - x, x - box.right, 0), Math.max(box.top - y, y - box.bottom, 0));
-const nearest = (distance) => marks.map((mark) => [distance(mark), mark[0]]).sort((a, b) => a[0] - b[0]);
-return [...chart.querySelectorAll("[id*='-name-']")].map((name) => {
-  const box = name.querySelector("text").getBoundingClientRect();
-  const [first, second] = nearest((mark) => away(box, mark[1], mark[2]));
-  const line = chart.getElementById(name.id.replace("-name-", "-leader-"))?.querySelector("path");
-  const ends = line ? [0, line.getTotalLength()].map((at) => line.getPointAtLength(at).matrixTransform(line.getScreenCTM())) : [];
-  const [end] = ends.sort((a, b) => away(box, b.x, b.y) - away(box, a.x, a.y));
-  const leads = end ? nearest((mark) => Math.hypot(mark[1] - end.x, mark[2] - end.y))[0][1] : null;
-  return [name.textContent.trim(), first[1], second[0] / Math.max(first[0], 1), leads];
-});
-"""
-
-
-@pytest.mark.parametrize("width", [390, WIDTH])
-@pytest.mark.parametrize("name", ["tuning", "small tuning"])
-def test_a_name_in_the_trade_off_is_nearest_to_its_own_mark_or_has_a_line_to_it(
-    browser: Any, pages: dict[str, Path], name: str, width: int
-) -> None:
-    opened(browser, pages[name])
-    sized(browser, width, HEIGHT)
-    found = browser.execute_script(NAMED_MARKS)
-    trials = {"tuning": tune_result_kit.crowded(), "small tuning": tune_result_kit.result()}[name].trials
-    drawn = [trial.name for trial in trials if trial.name in ("float32", "2 of 4 units") or (trial.low is None and trial.name != "habana")]
-    assert sorted(each[0] for each in found) == sorted(drawn)
-    for label, nearest, by_far, leads_to in found:
-        assert leads_to == label or (leads_to is None and nearest == label and by_far > 1.3), (label, nearest, by_far, leads_to)
 
 
 @pytest.mark.parametrize("width", [390, WIDTH])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from html.parser import HTMLParser
 from typing import Any
 
 import hmp
+from hmp.numerics.comparison import Comparison
+from hmp.numerics.comparison import Row as ErrorRow
 from hmp.report.rows import Row
 
 LOW, WIDE = "bfloat16", "float32"
@@ -59,25 +62,29 @@ def large(layers: int = 700) -> hmp.Report:
     )  # fmt: skip
 
 
-def comparison() -> dict[str, Any]:
-    """A comparison's values, as hmp.report.page.comparison documents them; ranked as Comparison has them, not in the order of calls."""
+def comparison(**changes: Any) -> Comparison:
+    """A comparison made by hand; ranked as compare() has its rows, not in the order of calls."""
     forward = [
         (0, "embedding", "net.embed", WIDE, "fp32", 1e-8, 1e-8, 0.0), (1, "linear", "net.0", LOW, "bf16", 0.002, 0.002, 0.2),
         (2, "mul", f"net.{NASTY}", LOW, "bf16", 0.03, 0.03, 0.7), (3, "softmax", "net.1", WIDE, "fp32", 2e-8, 0.031, 0.0),
         (4, "linear", "net.1", LOW, "bf16", 0.003, 0.04, 0.1),
     ]  # fmt: skip
-    names = ("order", "op", "module", "dtype", "listed", "isolated", "accumulated", "share")
-    rows: list[dict[str, Any]] = [
-        {**dict(zip(names, each, strict=True)), "aten": each[1], "direction": "forward", "calls": 3, "isolated_ulps": each[5] * 256}
-        for each in forward
+    rows = [
+        ErrorRow(
+            op, op, "forward", module, dtype, listed, 3, own, own, own * 256, accumulated, accumulated, accumulated * 256, share, order
+        )
+        for order, op, module, dtype, listed, own, accumulated, share in forward
     ]
-    backward = {"direction": "backward", "accumulated": math.inf, "isolated": None, "share": 0.0}
-    rows += [{**each, **backward, "order": 9 - each["order"]} for each in rows]
-    return {
+    rows += [
+        replace(row, direction="backward", accumulated=math.inf, isolated=None, isolated_ulps=None, share=0.0, order=9 - row.order)
+        for row in rows
+    ]
+    values = {
         "policy": "mine", "output": 0.04, "loss": 1e-5, "gradient": math.inf, "loss_value": 2.5, "loss_source": "the output's own loss",
-        "advice": [{"op": "mul", "share": 0.7}, {"op": "linear", "share": 0.3}, {"op": "native_odd", "share": 0.2}],
-        "notes": ["One batch."], "rows": sorted(rows, key=lambda row: -(row["isolated"] or 0)),
+        "advice": (("mul", 0.7), ("linear", 0.3), ("native_odd", 0.2)), "notes": ("One batch.",),
+        "rows": tuple(sorted(rows, key=lambda row: -(row.isolated or 0.0))),
     }  # fmt: skip
+    return Comparison(**values | changes)
 
 
 BLOCKS = set("td th dt dd li p h1 h2 h3 div summary text option button title a".split())

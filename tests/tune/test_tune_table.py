@@ -67,11 +67,3 @@ def test_no_gain_is_called_that() -> None:
     slow = tune_result_kit.trial("slow", ("linear",), ratio=1.25)
     assert "1.25 of float32's time, which is no gain here;" in str(tune_result_kit.result(best=slow))
     assert "0.71 of float32's bytes;" in str(tune_result_kit.result(objective="memory", predicted=-(2.0**21), left=2.0**20))
-
-
-def test_units_beyond_thirty_are_counted() -> None:
-    units = tuple(tune_result_kit.unit("linear", f"layer.{at:02}", seconds_low=at * 1e-4) for at in range(35))
-    lines = str(tune_result_kit.result(units=units)).splitlines()
-    first = next(at for at, line in enumerate(lines) if line.startswith("unit "))
-    assert lines[first + 2].startswith("linear @ layer.00") and lines[first + 31].startswith("linear @ layer.29")
-    assert lines[first + 32] == "and 5 that gain less: result.units has them all"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import to_install
 
@@ -13,15 +13,14 @@ try:
 except ImportError as error:
     raise ImportError(f"a report's page needs jinja2: {to_install('report')}") from error
 
-from ...formatting import html, share, size, typeset_duration
-from ..rows import PAST, UNLISTED, Row, entry
+from ...formatting import share, size, typeset_duration
+from ..report import Report
+from ..rows import PAST, UNLISTED, Row, entry, total
 from ..violations import REMEDIES, Violation, kinds
 from . import advice, charts, model
 
-if TYPE_CHECKING:
-    from ..report import Report
-
 UNLISTED_OPS, FP8_ROWS = 15, 200
+_SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 RULES = {
     "fp8": "on the FP8 list: both inputs become float8_e4m3fn, with scales from their own values",
     "bf16": "on the BF16 list: inputs become the low dtype (R1)",
@@ -39,11 +38,11 @@ RULES = {
 def report_page(report: Report) -> str:
     """The page of `report`, as HTML."""
     rows = report.rows
-    sums = model.Sums.of(rows)
+    sums = total(rows)
     unlisted = report.unlisted
     found = advice.advices(report)
     violations = report.violations()
-    shown = sorted(report.grouped("call"), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    shown = sorted(report.grouped("call"), key=lambda row: -row.seconds)
     return render(
         "report.html.j2",
         title="hmp report",
@@ -93,7 +92,7 @@ def _environment() -> jinja2.Environment:
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
-        "short": html.short,
+        "short": lambda dtype: _SHORT.get(dtype, dtype),
         "error": _error,
         "sortable": lambda value: -1 if value is None else min(value, 1e300),  # JavaScript reads no "inf"
     }

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ...errors import HmpError
 from ...formatting import count, dtype_name, share, typeset_duration
 from ...lists import EVERY_OP, Listed, ListName, Policy, can_be_listed, policies
+from ..report import Report
 from ..rows import UNLISTED, Row
 from .model import in_words, said_by_presets
-
-if TYPE_CHECKING:
-    from ..report import Report
 
 LEAST_SHARE = 0.01  # of the time in ops and casts: what is below it is not worth a line in a list
 LEAST_UNLISTED = 0.03
@@ -68,8 +64,7 @@ RULES = (
     "down again. Try it on the BF16 list.",
     "An op on no list that ran in the dtype of its first input, in two dtypes: put it on a list to settle which.",
     "An op on the BF16 list that ran in float32 for want of a kernel (R11): take it off the list where this is the device to run on.",
-    "In a list of your own: a name that was never called, and much like the name of an op on no list that was: did you mean that one?",
-    f"What takes less than {LEAST_SHARE:.0%} of the time in ops and casts is left out, except for the last two.",
+    f"What takes less than {LEAST_SHARE:.0%} of the time in ops and casts is left out, except for the last one.",
 )
 _FP32_CAUTION = "It may stand on the FP32 list for the sake of accuracy."
 _BF16_CAUTION = "Eight significant bits have to be enough for its results."
@@ -90,7 +85,7 @@ def advices(report: Report) -> Advices:
         return Advices(nothing=f"The policy of this recording cannot be read here: {error}")
     seen = _Seen(report, policy)
     found: dict[tuple[Change, ...], Advice] = {}
-    for rule in (_costly_fp32, _costly_bf16, _unsettled, _unlisted_float32, _widening, _no_kernel, _nearly_called):
+    for rule in (_costly_fp32, _costly_bf16, _unsettled, _unlisted_float32, _widening, _no_kernel):
         for advice in rule(seen):
             taken = {change.name for known in found.values() for change in known.changes}
             if advice.changes and taken.isdisjoint(change.name for change in advice.changes):
@@ -108,7 +103,7 @@ class _Seen:
         self.report, self.policy = report, policy
         self.low = dtype_name(policy.dtype)
         self.rows = report.grouped("op")
-        self.seconds = sum(row.op_seconds + row.cast_seconds for row in self.rows)
+        self.seconds = sum(row.seconds for row in self.rows)
 
     def by_op(self, wanted: Callable[[Row], bool]) -> Iterator[tuple[str, list[Row]]]:
         found: dict[str, list[Row]] = {}
@@ -225,26 +220,6 @@ def _no_kernel(seen: _Seen) -> Iterator[Advice]:
             "On another device it may have a kernel.",
             sum(row.cast_seconds for row in rows),
         )
-
-
-def _nearly_called(seen: _Seen) -> Iterator[Advice]:
-    if _preset(seen.policy) is not None:
-        return  # made for many models
-    unlisted = {row.op: row for row in seen.rows if row.rule == UNLISTED and can_be_listed(row.op)}
-    lists: tuple[ListName, ...] = ("bf16", "fp32")
-    for name in seen.report.never_called:
-        near = difflib.get_close_matches(name, unlisted, 1, 0.88)
-        cast = next((cast for cast in lists if name in getattr(seen.policy, cast)), None)
-        if near and cast is not None:
-            (op,) = near
-            yield Advice(
-                f"Did you mean {op} by {name}?",
-                (Change("+", cast, op),),
-                f"{name} is on the {cast.upper()} list and was never called; {op} is on no list and was called {unlisted[op].calls} times.",
-                seen.stake(unlisted[op].op_seconds, op),
-                _presets_say(op),
-                unlisted[op].op_seconds,
-            )
 
 
 def _left(seen: _Seen) -> Iterator[str]:

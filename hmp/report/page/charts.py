@@ -45,7 +45,7 @@ def time_and_calls(bars: Sequence[OpBar]) -> str:
 
 def _time_and_calls(bars: Sequence[OpBar], width: float) -> tuple[Any, Titles]:
     titles: Titles = {}
-    figure, (left, right) = panels(width, 0.62 + 0.27 * len(bars), [1.35, 1])
+    figure, left, right = _bar_panels([bar.op for bar in bars], ("time in the op and in its casts", "calls"), width)
     dtypes = sorted({dtype for bar in bars for dtype in (*bar.seconds, *bar.calls)}, key=lambda name: (name == "other", name))
     places = range(len(bars))
     for axes, values, total in (
@@ -67,17 +67,27 @@ def _time_and_calls(bars: Sequence[OpBar], width: float) -> tuple[Any, Titles]:
             )
             _say(titles, drawn, [f"{bar.op}: {typeset_duration(bar.cast_seconds)} in its casts" for bar in bars])
         for place, value in zip(places, total, strict=True):
-            label = (typeset_duration(value) if value else "no time") if axes is left else f"{value:,.0f}"
-            axes.annotate(label, (value, place), (4, 0), textcoords="offset points", va="center", color=VARIABLES["--soft"], fontsize=8.5)
+            _write(axes, value, place, (typeset_duration(value) if value else "no time") if axes is left else f"{value:,.0f}")
         axes.set_xlim(0, max([*total, 1e-9]) * 1.16)
-        axes.xaxis.set_visible(False)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
-    names = [short(bar.op, 34 if width == _WIDE else 20) for bar in bars]
-    left.set_yticks(places, names, parse_math=False)
-    right.set_yticks(*(([], []) if width == _WIDE else (places, names)), parse_math=False)
-    left.set_title("time in the op and in its casts", loc="left", fontsize=10, color=VARIABLES["--soft"])
-    right.set_title("calls", loc="left", fontsize=10, color=VARIABLES["--soft"])
     return figure, titles
+
+
+def _bar_panels(names: Sequence[str], headings: tuple[str, str], width: float) -> tuple[Any, Any, Any]:
+    """A figure with two panels for bars, one bar a name, from the top down."""
+    figure, found = panels(width, 0.62 + 0.27 * len(names), [1.35, 1])
+    shown = [short(name, 34 if width == _WIDE else 20) for name in names]
+    for axes, heading in zip(found, headings, strict=True):
+        beside_another = width == _WIDE and axes is not found[0]
+        axes.set_yticks(*(([], []) if beside_another else (range(len(names)), shown)), parse_math=False)
+        axes.set_ylim(len(names) - 0.4, -0.6)
+        axes.xaxis.set_visible(False)
+        axes.set_title(heading, loc="left", fontsize=10, color=VARIABLES["--soft"])
+    return figure, *found
+
+
+def _write(axes: Any, end: float, place: int, text: str) -> None:
+    """Writes what a bar amounts to behind its end."""
+    axes.annotate(text, (end, place), (4, 0), textcoords="offset points", va="center", color=VARIABLES["--soft"], fontsize=8.5)
 
 
 def _calls(number: float) -> str:
@@ -175,7 +185,7 @@ def gain_and_change(bars: Sequence[Bar], gain: str, allowed: float | None) -> st
 
 def _gain_and_change(bars: Sequence[Bar], gain: str, allowed: float | None, width: float) -> tuple[Any, Titles]:
     titles: Titles = {}
-    figure, (left, right) = panels(width, 0.62 + 0.27 * len(bars), [1.35, 1])
+    figure, left, right = _bar_panels([bar.name for bar in bars], (gain, "change of the loss, to first order"), width)
     places = range(len(bars))
     for axes, what, values, texts in (
         (left, "gain", [bar.gain for bar in bars], [bar.gain_text for bar in bars]),
@@ -185,29 +195,20 @@ def _gain_and_change(bars: Sequence[Bar], gain: str, allowed: float | None, widt
         drawn = axes.barh(places, values, 0.66, color=colours)
         _say(titles, drawn, [f"{bar.name}: {what} {text}" for bar, text in zip(bars, texts, strict=True)])
         for place, value, text in zip(places, values, texts, strict=True):
-            axes.annotate(
-                text, (max(value, 0), place), (4, 0), textcoords="offset points", va="center", color=VARIABLES["--soft"], fontsize=8.5
-            )
+            _write(axes, max(value, 0), place, text)
         low, high = min([0.0, *values]), max([0.0, *values])
         span = high - low or 1.0
         axes.set_xlim(low - 0.02 * span, high + 0.22 * span)
         axes.axvline(0, color=VARIABLES["--line"], linewidth=0.8)
         axes.spines["left"].set_visible(False)
-        axes.xaxis.set_visible(False)
-        axes.set_ylim(len(bars) - 0.4, -0.6)
     if allowed is not None and right.get_xlim()[0] < allowed < right.get_xlim()[1]:
         right.axvline(allowed, color=VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)))
-    names = [short(bar.name, 34 if width == _WIDE else 20) for bar in bars]
-    left.set_yticks(places, names, parse_math=False)
-    right.set_yticks(*(([], []) if width == _WIDE else (places, names)), parse_math=False)
-    left.set_title(gain, loc="left", fontsize=10, color=VARIABLES["--soft"])
-    right.set_title("change of the loss, to first order", loc="left", fontsize=10, color=VARIABLES["--soft"])
     return figure, titles
 
 
 def legend(figure: Any, width: float) -> None:
     """Says above the chart what its marks mean."""
-    made = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=5 if width == _WIDE else 2)
+    made = figure.legend(frameon=False, fontsize=9, loc="outside upper right", ncols=4 if width == _WIDE else 2, labelspacing=0.8)
     for text in made.get_texts():
         text.set_color(VARIABLES["--ink"])
         text.set_parse_math(False)

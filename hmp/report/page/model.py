@@ -6,49 +6,16 @@ import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from ...formatting import count, share
 from ...lists import Listed, Policy, policies
-from ..rows import GROUPS, PAST, UNLISTED, Row, grouped
-
-if TYPE_CHECKING:
-    from ..report import Report
+from ..report import Report
+from ..rows import GROUPS, PAST, UNLISTED, Row, grouped, total
 
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 TREE_LINES = 1200
 _OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
-
-
-@dataclass(frozen=True)
-class Sums:
-    """What was counted of some rows, added up."""
-
-    calls: int = 0
-    casts: int = 0
-    saved: int = 0
-    bytes: int = 0
-    cast_seconds: float = 0.0
-    op_seconds: float = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """The time in ops and in their casts."""
-        return self.op_seconds + self.cast_seconds
-
-    @classmethod
-    def of(cls, rows: Iterable[Row]) -> Sums:
-        """The sums of `rows`."""
-        kept = list(rows)
-        return cls(
-            sum(row.calls for row in kept),
-            sum(row.casts for row in kept),
-            sum(row.casts_saved for row in kept),
-            sum(row.cast_bytes for row in kept),
-            sum(row.cast_seconds for row in kept),
-            sum(row.op_seconds for row in kept),
-        )
 
 
 @dataclass
@@ -59,7 +26,7 @@ class Branch:
     path: str
     rows: list[Row] = field(default_factory=list)
     branches: dict[str, Branch] = field(default_factory=dict)
-    sums: Sums = field(default_factory=Sums)
+    sums: Row = field(default_factory=lambda: total(()))
     dtypes: list[str] = field(default_factory=list)  # that its calls compute in, most calls first
     open: bool = False
     hidden: int = 0  # lines below it that the page leaves out
@@ -94,8 +61,8 @@ def tree(rows: Iterable[Row]) -> Branch:
 def _add_up(branch: Branch) -> list[Row]:
     own = branch.rows
     below = [row for each in branch.branches.values() for row in _add_up(each)]
-    branch.rows = sorted(grouped(own, "line"), key=lambda row: -(row.cast_seconds + row.op_seconds))
-    branch.sums = Sums.of([*own, *below])
+    branch.rows = sorted(grouped(own, "line"), key=lambda row: -row.seconds)
+    branch.sums = total([*own, *below])
     calls: Counter[str] = Counter()
     for row in (*own, *below):
         calls[row.compute] += row.calls
@@ -117,7 +84,7 @@ def _unfold(root: Branch) -> None:
 
 def _cut(root: Branch) -> None:
     """Leaves out the lines of ops with the least time where there are too many, and then the innermost modules."""
-    order = sorted((row for branch in root.walk() for row in branch.rows), key=lambda row: -(row.cast_seconds + row.op_seconds))
+    order = sorted((row for branch in root.walk() for row in branch.rows), key=lambda row: -row.seconds)
     modules = sum(1 for _ in root.walk())
     kept = {id(row) for row in order[: max(TREE_LINES - modules, TREE_LINES // 4)]}
     for branch in root.walk():
@@ -213,7 +180,7 @@ def in_short(modules: Iterable[str]) -> str:
     return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
 
 
-def verdict(report: Report, sums: Sums, worth: int) -> str:
+def verdict(report: Report, sums: Row, worth: int) -> str:
     """What was seen, in a sentence; `worth` changes to the lists are worth a try."""
     if all(row.rule in (PAST, UNLISTED) for row in report.rows):
         return f"No policy decided any of {count(sums.calls, 'call')}: all ran as torch has them."
