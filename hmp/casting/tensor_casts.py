@@ -118,7 +118,7 @@ def each_tensor(values: Iterable[Any]) -> Iterator[Tensor]:
         elif isinstance(value, (list, tuple)):
             yield from each_tensor(value)
         elif isinstance(value, dict):
-            yield from each_tensor(value.values())
+            yield from each_tensor([item for _, item in value.items()])  # as `map_tensors` reads it: a subclass may have other values()
 
 
 def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
