@@ -1,4 +1,4 @@
-"""AnyCall runs any call of an op by its rule. `fixed_dtype`, `promote` and `unlisted` have faster code for common calls."""
+"""AnyCall runs any call of an op by its rule. `one_dtype` and `unlisted` have faster code for common calls."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from ..casting import Caster
 from ..context import without_casts
 from ..fp8 import E4M3, PRODUCTS, RECIPES, why_not
 from . import kernel_fallback
-from .fixed_dtype import fixed_dtype_wrapper
+from .one_dtype import one_dtype_wrapper
 from .op_rule import Op, OpRule
 
 _compiling = torch.compiler.is_dynamo_compiling
@@ -38,7 +38,7 @@ def fp8_product(rule: OpRule, inlined: Callable[..., Any] | None) -> Op:
 def fp8_product_wrapper(op: Op, in_fp8: Op, rule: OpRule, caster: Caster) -> Op:
     """A function that calls `in_fp8` with the inputs as they are: it quantises them itself, from whatever dtype they have. A call that
     cannot run in FP8 is one of `op` in the low dtype, and counted with the reason."""
-    in_low = fixed_dtype_wrapper(op, rule, caster)
+    in_low = one_dtype_wrapper(op, rule, caster)
     recipe = RECIPES[rule.fp8[0]]
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:

@@ -12,19 +12,18 @@ from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..ops import op_facts
 from . import autocast_inside, lost_writes, norms_and_lookups, refusals, saturation
-from .fixed_dtype import fixed_dtype_wrapper
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
+from .one_dtype import one_dtype_wrapper
 from .op_rule import Kind, Observer, Op, OpRule, chooser
-from .promote import promote_wrapper
 from .unlisted import inside_wrapper, unlisted_wrapper
 
 # What makes the wrapper, by the kind of the rule. The kinds "fp8" and "autocast" need more: see op_wrap.
 _WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
-    "bf16": fixed_dtype_wrapper,
-    "fp32": fixed_dtype_wrapper,
-    "promote": promote_wrapper,
-    "first": promote_wrapper,
+    "bf16": one_dtype_wrapper,
+    "fp32": one_dtype_wrapper,
+    "promote": one_dtype_wrapper,
+    "first": one_dtype_wrapper,
     "no_kernel": unlisted_wrapper,
     "inside": inside_wrapper,
     "in_place": in_place_wrapper,
