@@ -8,62 +8,23 @@ attribute, a default argument, a closure, a module's `self.activation`, and part
 
 from __future__ import annotations
 
-import functools
 import gc
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from . import heap, patches
+from . import heap, holders, patches
+from .holders import CELL, CLASS, DICT, FUNCTION, LIST, Kind, Slot, unwrapped
 from .stand_ins import Counterpart
 
 Dispatchers = Mapping[int, Callable[..., Any]]
 
 # Packages whose names are left alone: torch's code looks its functions up at each call, and the standard library has none of them.
 SKIPPED = sys.stdlib_module_names | {"torch", "torchgen", "functorch", "hmp"}
-
-
-class Slot(NamedTuple):
-    """A reference to a builtin: `key` of `holder`, which is a list, a dict, a class, an nn.Module (its attributes), a function (its
-    defaults), a partial or a cell (these two have no key)."""
-
-    holder: Any
-    key: Any
-
-    def value(self) -> Any:
-        """The object in the slot now; None for none."""
-        holder, key = self
-        if isinstance(holder, types.CellType):
-            return holder.cell_contents
-        if isinstance(holder, functools.partial):
-            return holder.func
-        if isinstance(holder, types.FunctionType):
-            holder = holder.__defaults__ or ()
-        if isinstance(holder, (tuple, list)):
-            return holder[key] if key < len(holder) else None
-        return (vars(holder) if isinstance(holder, (type, torch.nn.Module)) else holder).get(key)
-
-    def put(self, value: Any) -> None:
-        """Puts `value` into the slot."""
-        holder, key = self
-        if isinstance(holder, types.CellType):
-            holder.cell_contents = value
-        elif isinstance(holder, functools.partial):
-            state: Any = holder.__reduce__()[2]
-            _, arguments, keywords, attributes = state
-            holder.__setstate__((value, arguments, keywords, attributes))  # type: ignore[attr-defined]
-        elif isinstance(holder, types.FunctionType):
-            defaults = holder.__defaults__ or ()
-            holder.__defaults__ = (*defaults[:key], value, *defaults[key + 1 :])
-        elif isinstance(holder, type):
-            # a builtin takes no self, a function would
-            setattr(holder, key, staticmethod(value) if isinstance(value, types.FunctionType) else value)
-        else:
-            (vars(holder) if isinstance(holder, torch.nn.Module) else holder)[key] = value
 
 
 def rebind_names(dispatchers: Dispatchers) -> None:
@@ -133,29 +94,27 @@ def use_counterparts(counterparts: dict[Any, Counterpart], besides: Iterable[Any
 
 
 def _replace(referenced: list[Any], others: Mapping[int, Any], besides: Iterable[Any]) -> None:
+    def other(value: Any) -> Any:
+        if id(value) in others or not isinstance(value, staticmethod):
+            return others.get(id(value), value)
+        found = others.get(id(value.__func__))
+        return value if found is None else found if isinstance(found, Counterpart) else staticmethod(found)
+
     skipped = {*map(id, besides), id(referenced)}
     inside: list[Any] = referenced
     for _ in range(3):  # a class holds a dict that holds a static method
         if not inside:
             return
         with heap.unfrozen():
-            holders = gc.get_referrers(*inside)
+            found = gc.get_referrers(*inside)
         tuples, inside = inside, []
-        for holder in holders:
+        for holder in found:
             if id(holder) in skipped or holder is tuples or isinstance(holder, Counterpart):
                 continue
             if isinstance(holder, (tuple, staticmethod)) or (type(holder) is dict and "__module__" in holder):
                 inside.append(holder)  # perhaps a function's default arguments, or the attributes of a class
-            elif isinstance(holder, types.FunctionType):
-                holder.__defaults__ = tuple(others.get(id(value), value) for value in holder.__defaults__ or ()) or None
-            elif isinstance(holder, type):
-                for name, value in list(vars(holder).items()):
-                    other = others.get(id(value), others.get(id(unwrapped(value))))
-                    if other is not None:
-                        is_bare = value is unwrapped(value) or isinstance(value, Counterpart)
-                        setattr(holder, name, other if is_bare or isinstance(other, Counterpart) else staticmethod(other))
-            elif tuples is referenced:
-                _replace_in(holder, others)
+            elif tuples is referenced or isinstance(holder, (types.FunctionType, type)):
+                holders.replace(holder, holders.kind_of(holder), other)
 
 
 def _references(objects: Iterable[Any]) -> list[int]:
@@ -163,31 +122,6 @@ def _references(objects: Iterable[Any]) -> list[int]:
 
 
 _UNREFERENCED = _references([object()])[0]
-
-
-def _replace_in(holder: Any, others: Mapping[int, Any]) -> None:
-    if isinstance(holder, types.CellType):
-        holder.cell_contents = others[id(holder.cell_contents)]
-    elif type(holder) is functools.partial:
-        Slot(holder, None).put(others.get(id(holder.func), holder.func))
-    elif isinstance(holder, list):
-        holder[:] = [others.get(id(value), value) for value in holder]
-    elif isinstance(holder, set):
-        found = [value for value in holder if id(value) in others]
-        holder.difference_update(found)
-        holder.update(others[id(value)] for value in found)
-    elif not isinstance(holder, (types.FrameType, type)):
-        names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", {})
-        for key, value in list(names.items()):
-            if id(value) in others:
-                names[key] = others[id(value)]
-            if id(key) in others:
-                names[others[id(key)]] = names.pop(key)
-
-
-def unwrapped(value: Any) -> Any:
-    """The function of a static method; any other value itself."""
-    return value.__func__ if isinstance(value, staticmethod) else value
 
 
 def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Slot]:
@@ -200,7 +134,7 @@ def _in_python_modules(dispatchers: Dispatchers) -> Iterator[Slot]:
         values = list(names.values())
         if marks_of_torch.isdisjoint(map(id, values)):
             continue  # a module that writes torch.tanh has imported torch
-        yield from _in(names, dispatchers)
+        yield from _in(DICT, names, dispatchers)
         for value in values:
             if id(value) not in seen:
                 seen.add(id(value))
@@ -215,51 +149,54 @@ def _inside(value: Any, module: str, dispatchers: Dispatchers) -> Iterator[Slot]
     """The slots inside the value of a module's global."""
     kind = type(value)
     if kind is dict or kind is list:
-        yield from _in(value, dispatchers)
+        yield from _in(DICT if kind is dict else LIST, value, dispatchers)
     elif kind is types.FunctionType:
         if value.__module__ == module:
             yield from _in_function(value, dispatchers)
     elif issubclass(kind, type) and value.__module__ == module:
-        for name, attribute in list(vars(value).items()):
-            # the function of a static or class method, or of hmp's own InitWithoutCasts
-            attribute = getattr(attribute, "__dict__", {}).get("__wrapped__", unwrapped(attribute))
-            if id(attribute) in dispatchers:
-                yield Slot(value, name)
-            elif type(attribute) is types.FunctionType:
-                yield from _in_function(attribute, dispatchers)
-            elif type(attribute) is dict or type(attribute) is list:
-                yield from _in(attribute, dispatchers)
+        for name, attribute in CLASS.items(value):
+            yield from _in_attribute(Slot(value, name), attribute, dispatchers)
     elif isinstance(value, dict):
-        yield from _in(value, dispatchers)
+        yield from _in(DICT, value, dispatchers)
+
+
+def _in_attribute(slot: Slot, attribute: Any, dispatchers: Dispatchers) -> Iterator[Slot]:
+    """The slot of a class's attribute, or those inside what is there."""
+    kind = type(attribute)
+    if kind is dict or kind is list:
+        yield from _in(DICT if kind is dict else LIST, attribute, dispatchers)
+        return
+    function = unwrapped(attribute)
+    if id(function) in dispatchers:
+        yield slot
+        return
+    # what a class method, a decorator or hmp's own InitWithoutCasts calls, too: it has the default arguments
+    for each in (function, getattr(attribute, "__dict__", {}).get("__wrapped__")):
+        if type(each) is types.FunctionType:
+            yield from _in_function(each, dispatchers)
 
 
 def _in_function(function: types.FunctionType, dispatchers: Dispatchers) -> Iterator[Slot]:
     if str(function.__globals__.get("__name__")).partition(".")[0] == "hmp":
         return  # hmp's own functions are to call torch's builtins
-    for i, value in enumerate(function.__defaults__ or ()):
-        if id(value) in dispatchers:
-            yield Slot(function, i)
+    if function.__defaults__:
+        yield from _in(FUNCTION, function, dispatchers)
     if function.__kwdefaults__:
-        yield from _in(function.__kwdefaults__, dispatchers)
+        yield from _in(DICT, function.__kwdefaults__, dispatchers)
     for cell in function.__closure__ or ():
-        try:
-            if id(cell.cell_contents) in dispatchers:
-                yield Slot(cell, None)
-        except ValueError:  # not filled yet
-            continue
+        yield from _in(CELL, cell, dispatchers)
 
 
-def _in(container: Any, dispatchers: Dispatchers) -> Iterator[Slot]:
-    items = enumerate(container) if isinstance(container, list) else list(dict.items(container))
-    for key, value in items:
+def _in(kind: Kind, holder: Any, dispatchers: Dispatchers) -> Iterator[Slot]:
+    for key, value in kind.items(holder):
         if id(value) in dispatchers:
-            yield Slot(container, key)
+            yield Slot(holder, key)
 
 
 def _in_attributes(module: torch.nn.Module, dispatchers: Dispatchers) -> Iterator[Slot]:
     attributes = vars(module)
     if not dispatchers.keys().isdisjoint(map(id, attributes.values())):
-        yield from (Slot(module, slot.key) for slot in _in(attributes, dispatchers))
+        yield from (Slot(module, slot.key) for slot in _in(DICT, attributes, dispatchers))
     for value in list(attributes.values()):
         if (type(value) is dict or type(value) is list) and value:
-            yield from _in(value, dispatchers)
+            yield from _in(DICT if type(value) is dict else LIST, value, dispatchers)

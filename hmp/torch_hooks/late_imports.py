@@ -5,7 +5,6 @@ torch imports much of itself late: Dynamo at the first compilation, and with it 
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import sys
@@ -15,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..context import state
-from ..patching import patches
+from ..patching import holders, patches
 
 _ROOTS = frozenset({"torch", "torchgen", "functorch"})
 
@@ -86,81 +85,33 @@ class _ObjectsOf:
         self._own = own
         self._modules = modules
         self._names = {module.__name__ for module in modules}
-        self._seen: dict[int, Any] = {}
-        self._containers: tuple[tuple[Any, Callable[[Any], list[Any]]], ...] = (
-            (dict, self._in_dict), (list, self._in_list), (set, self._in_set), ((tuple, frozenset), list),
-        )  # fmt: skip
 
     def replace_dispatchers(self) -> None:
         """Replaces dispatchers by torch's own functions in all these objects."""
+        seen: dict[int, Any] = {}
         todo: list[Any] = [vars(module) for module in self._modules]
         while todo:
             holder = todo.pop()
-            if id(holder) not in self._seen:
-                self._seen[id(holder)] = holder  # a reference, so that no other object gets this id
-                todo += self._mended(holder)
+            if id(holder) not in seen:
+                seen[id(holder)] = holder  # a reference, so that no other object gets this id
+                kind = holders.kind_of(holder)
+                if self._is_theirs(holder, kind):
+                    holders.replace(holder, kind, self._other)
+                    todo += kind.inside(holder)
 
-    def _mended(self, holder: Any) -> list[Any]:
-        """Replaces dispatchers in `holder`; returns the objects in it, which may contain more."""
-        kind = type(holder)
-        for kinds, mended in self._containers:
-            if issubclass(kind, kinds):
-                return mended(holder)
-        if kind is types.CellType:
-            return self._in_cell(holder)
-        if kind is types.FunctionType:
-            return self._in_function(holder) if holder.__module__ in self._names else []
-        if issubclass(kind, type):
-            return self._in_class(holder) if holder.__module__ in self._names else []
-        if issubclass(kind, (staticmethod, classmethod)):
-            return [holder.__func__]
-        if kind is functools.partial:
-            return [holder.func, *holder.args, holder.keywords]
-        return [vars(holder)] if kind.__module__ in self._names and hasattr(holder, "__dict__") else []
-
-    def _in_dict(self, container: dict[Any, Any]) -> list[Any]:
-        items = [(key, value, self._other(key), self._other(value)) for key, value in dict.items(container)]
-        if any(key is not own for key, _, own, _ in items):
-            container.clear()  # so that the order is as it was
-            container.update((own, value) for _, _, own, value in items)
-        else:
-            container.update((key, own) for key, value, _, own in items if value is not own)
-        return [each for item in items for each in item[2:]]
-
-    def _in_list(self, container: list[Any]) -> list[Any]:
-        for i, value in enumerate(container):
-            other = self._other(value)
-            if other is not value:
-                container[i] = other
-        return list(container)
-
-    def _in_set(self, container: set[Any]) -> list[Any]:
-        for value in [value for value in container if self._other(value) is not value]:
-            container.remove(value)
-            container.add(self._other(value))
-        return list(container)
-
-    def _in_function(self, function: types.FunctionType) -> list[Any]:
-        function.__defaults__ = self._other(function.__defaults__)
-        return [*(function.__closure__ or ()), *(function.__defaults__ or ()), function.__kwdefaults__, vars(function)]
-
-    def _in_cell(self, cell: types.CellType) -> list[Any]:
-        try:
-            cell.cell_contents = self._other(cell.cell_contents)
-        except ValueError:  # not filled
-            return []
-        return [cell.cell_contents]
-
-    def _in_class(self, cls: type) -> list[Any]:
-        for name, value in list(vars(cls).items()):
-            other = self._other(value)
-            if other is not value:
-                setattr(cls, name, other)
-        return list(vars(cls).values())
+    def _is_theirs(self, holder: Any, kind: holders.Kind) -> bool:
+        """Whether the holder is a function, a class or an object of these modules, or of a kind that no module has for itself."""
+        if kind is holders.FUNCTION or kind is holders.CLASS:
+            return holder.__module__ in self._names
+        return kind is not holders.OBJECT or type(holder).__module__ in self._names
 
     def _other(self, value: Any) -> Any:
-        """torch's function for a dispatcher; a new tuple or frozenset for one with a dispatcher in it; any other value itself."""
+        """torch's function for a dispatcher; a new tuple, frozenset or static method for one with a dispatcher in it; any other value
+        itself."""
         kind: Any = type(value)
+        if kind is staticmethod:
+            function = self._own(value.__func__)
+            return value if function is value.__func__ else staticmethod(function)
         if not issubclass(kind, (tuple, frozenset)):
             return self._own(value)
         others = [self._other(each) for each in value]
