@@ -1,7 +1,11 @@
-"""Seconds of a step, turns that interleave several, and ratios of them round by round: benchmark() and tune() time alike."""
+"""The meter of times: seconds of a step, the least of some, turns that interleave several, and ratios of them round by round.
+
+benchmark(), tune() and the demo time with it.
+"""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -20,6 +24,15 @@ def seconds_of(step: Callable[[], T], count: int, device: torch.device) -> tuple
         result = step()
     synchronize(device)
     return (clock() - start) / count, result
+
+
+def least_seconds(steps: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+    """The seconds of each step in its least disturbed round; in a round each is run once."""
+    best = [math.inf] * len(steps)
+    for _ in range(rounds):
+        for at, step in enumerate(steps):
+            best[at] = min(best[at], seconds_of(step, 1, device)[0])
+    return best
 
 
 def in_turns(things: Sequence[T], number: int) -> list[T]:

@@ -7,11 +7,10 @@ same inputs: the difference, times the gradient that backward brings, is the fir
 from __future__ import annotations
 
 import itertools
-import math
 import threading
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import random_state_kept
-from ..benchmark.timing import synchronize
+from ..benchmark.timing import least_seconds
 from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
 from ..context import disable_casts
 from ..fp8 import PRODUCTS, RECIPES, why_not
@@ -231,17 +230,8 @@ class Probe:
 
     def _seconds(self, *runs: tuple[Op, Call]) -> list[float]:
         """Seconds of forward and backward of each of these, in turns, the least of a few."""
-        best = [math.inf] * len(runs)
-        for _ in range(_REPEATS):
-            for at, (function, (args, kwargs)) in enumerate(runs):
-                leaves = [t for t in each_tensor((args, kwargs)) if t.requires_grad]
-                started = time.perf_counter()
-                outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
-                if outs and leaves:
-                    torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
-                synchronize(self._task.device)
-                best[at] = min(best[at], time.perf_counter() - started)
-        return best
+        steps = [partial(_there_and_back, *run, [t for t in each_tensor(run[1]) if t.requires_grad]) for run in runs]
+        return least_seconds(steps, _REPEATS, self._task.device)
 
     def _note_flows(self, key: Key, inputs: Iterable[Tensor], measured: Measured) -> None:
         """Notes which decided ops the inputs come from; parameters and batches come from none."""
@@ -275,15 +265,22 @@ class Probe:
         size = 1 << max(tensor.numel() - 1, 0).bit_length()
         if size not in self._cast_seconds:
             sample = torch.zeros(tensor.numel(), dtype=torch.float32, device=tensor.device)
-            best = math.inf
+            there_and_back = partial(_cast_there_and_back, sample, self._decisions.low)
             with disable_casts(), torch.no_grad():
-                for _ in range(_REPEATS):
-                    started = time.perf_counter()
-                    sample.to(self._decisions.low).to(torch.float32)
-                    synchronize(self._task.device)
-                    best = min(best, time.perf_counter() - started)
-            self._cast_seconds[size] = best
+                (self._cast_seconds[size],) = least_seconds([there_and_back], _REPEATS, self._task.device)
         return self._cast_seconds[size] if tensor.requires_grad else self._cast_seconds[size] / 2
+
+
+def _there_and_back(function: Op, call: Call, leaves: list[Tensor]) -> None:
+    """Forward and backward of an op, down to `leaves`."""
+    args, kwargs = call
+    outs = [t for t in each_tensor((function(*args, **kwargs),)) if t.requires_grad and t.is_floating_point()]
+    if outs and leaves:
+        torch.autograd.grad(outs, leaves, [torch.ones_like(t) for t in outs], allow_unused=True)
+
+
+def _cast_there_and_back(sample: Tensor, low: torch.dtype) -> None:
+    sample.to(low).to(torch.float32)
 
 
 def _as_given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:

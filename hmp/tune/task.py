@@ -6,10 +6,10 @@ import inspect
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -234,9 +234,9 @@ class Task:
         optimizer = self._made_optimizer()
         losses, seconds = [], []
         for at in range(self.steps):
-            started = time.perf_counter()
-            losses.append(float(self._step(self.batches[at % len(self.batches)], optimizer)))
-            seconds.append(time.perf_counter() - started)
+            took, loss = seconds_of(partial(self._step, self.batches[at % len(self.batches)], optimizer), 1, self.device)
+            seconds.append(took)
+            losses.append(float(loss))
             if not math.isfinite(losses[-1]):
                 return losses[-1], statistics.median(seconds)
         last = losses[-min(len(self.batches), max(self.steps // 2, 1)) :]
@@ -246,9 +246,9 @@ class Task:
         """The mean loss over the batches, and the median seconds of a step."""
         losses, seconds = [], []
         for batch in self.batches:
-            started = time.perf_counter()
-            losses.append(float(self._step(batch, None)))
-            seconds.append(time.perf_counter() - started)
+            took, loss = seconds_of(partial(self._step, batch, None), 1, self.device)
+            seconds.append(took)
+            losses.append(float(loss))
         return statistics.fmean(losses), statistics.median(seconds[1:] or seconds)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 
 import torch
+
+from ...benchmark.timing import least_seconds
 
 __all__ = ["slower", "time_ratio"]
 
@@ -16,7 +18,9 @@ _FASTER = 0.9  # a product that takes more than this of float32's time leaves ca
 def time_ratio() -> float:
     """Return how long the product takes in bfloat16, relative to float32: of the least disturbed of some calls."""
     left, right = (torch.ones(shape) for shape in _SHAPES)
-    return _seconds(left.bfloat16(), right.bfloat16()) / _seconds(left, right)
+    low, full = partial(torch.mm, left.bfloat16(), right.bfloat16()), partial(torch.mm, left, right)
+    (in_low,), (in_full,) = (least_seconds([product], _CALLS, left.device) for product in (low, full))
+    return in_low / in_full
 
 
 def slower(ratio: float) -> str:
@@ -27,12 +31,3 @@ def slower(ratio: float) -> str:
         f"Low precision saves memory but no time on this processor: a product of matrices takes {ratio:.1f} times as long in "
         "bfloat16 as in float32 (hmp doctor names its instructions)."
     )
-
-
-def _seconds(left: torch.Tensor, right: torch.Tensor) -> float:
-    times = []
-    for _ in range(_CALLS):
-        start = time.perf_counter()
-        torch.mm(left, right)
-        times.append(time.perf_counter() - start)
-    return min(times)
