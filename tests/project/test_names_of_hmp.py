@@ -37,12 +37,6 @@ def test_functions_and_packages_of_one_name_are_told_apart(first: str) -> None:
     assert python(code) == "True True hmp.tune"
 
 
-def test_a_subpackage_is_there_as_ever_and_a_wrong_name_is_an_error() -> None:
-    assert python("import hmp; print(hmp.session.apply is hmp.apply, hasattr(hmp, 'nonsense'), hasattr(hmp, '__nonsense__'))") == (
-        "True False False"
-    )
-
-
 def test_hmp_is_pickled_by_its_name_before_anything_is_asked_of_it() -> None:
     code = (
         "import pickle, hmp\n"

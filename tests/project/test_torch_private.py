@@ -229,6 +229,7 @@ _USED = """
 OPTIONAL = [name for name, required in torch_private.NAMES.items() if not required and not name.endswith("._lazy_clone")]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["_is_cow_tensor", "_jit_interpret_graph"])
 def test_without_marks_no_copy_of_a_weight_is_kept(name: str) -> None:
     name = f"torch._C.{name}"
@@ -237,12 +238,14 @@ def test_without_marks_no_copy_of_a_weight_is_kept(name: str) -> None:
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.slow
 def test_without_any_optional_name_hmp_works() -> None:
     removed = _WITHOUT + "".join(f"    without({name!r})\n" for name in OPTIONAL)
     said = run_in_another_process(removed + _USED, with_hmp=False, path=str(HMP.parent))
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.slow
 def test_with_all_optional_names_copies_are_kept() -> None:
     if not all(hasattr(torch._C, name) for name in ("_is_cow_tensor", "_jit_interpret_graph")):
         pytest.skip("this torch has no marks")
