@@ -117,6 +117,7 @@ def real_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("options", ["", "use_hpu_graphs=True, ", "gradient_checkpointing=True, pipelining_fwd_bwd=True, "])
 def test_the_real_package_runs_on_hmps_habana_frameworks(tmp_path: Path, real_packages: Path, options: str) -> None:
@@ -128,7 +129,7 @@ def test_the_real_package_runs_on_hmps_habana_frameworks(tmp_path: Path, real_pa
     assert "mark_step() does nothing without Habana's software" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_real_package_goes_on_from_its_checkpoint_and_trains_in_two_processes(tmp_path: Path, real_packages: Path) -> None:
     script = GUIDE.replace("OPTIONS", "").replace("trainer.train()", "trainer.train(resume_from_checkpoint='out/checkpoint-3')", 1)
