@@ -65,6 +65,7 @@ def from_checkout(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappi
     return policies_of(sys.executable, elsewhere, copy, PYTHONPATH=str(copy))
 
 
+@pytest.mark.slow
 def test_checkout_finds_its_lists(from_checkout: Mapping[str, object]) -> None:
     folders = {folder.name for folder in (ROOT / "op_lists").iterdir() if folder.is_dir()}
     assert "habana" in folders

@@ -39,7 +39,7 @@ def needed(name: str) -> Task:
     return task
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", [name if name not in LARGE else pytest.param(name, marks=pytest.mark.slow) for name in TASKS])
 def test_same_seed_same_loss_and_another_seed_another(name: str) -> None:
     task = needed(name)
