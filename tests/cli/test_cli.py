@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 import hmp
+from command_kit import python
 from hmp.cli import main
 from process_kit import to_install
 
@@ -110,14 +111,8 @@ def test_demo_without_its_extra_names_the_command_to_install_it(
     assert error == f"hmp demo needs {package}, not installed here: {to_install('demo')}\n"
 
 
-def test_importing_the_command_line_needs_no_extra() -> None:
-    code = "import sys; sys.modules.update(rich=None, sklearn=None, numpy=None); import hmp.cli; print(hmp.cli.main([]))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "2\n", done.stderr
-
-
-def test_python_m_hmp_exits_with_the_status_of_main() -> None:
-    done = subprocess.run([sys.executable, "-m", "hmp", "nonsense"], cwd=ROOT, capture_output=True, text=True)
+def test_python_m_hmp_exits_with_the_status_of_main(tmp_path: Path) -> None:
+    done = python("-m", "hmp", "nonsense", cwd=tmp_path)
     assert done.returncode == 2
     assert "usage: hmp" in done.stderr
 
@@ -139,18 +134,25 @@ def optimizer(model):
 """
 
 
-def benchmark(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "hmp", "benchmark", *map(str, arguments), "--seconds", "0.1"]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+@pytest.fixture
+def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs hmp benchmark; gives its exit status and what it printed, to stdout and to stderr."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.delitem(sys.modules, "hmp_recipe", raising=False)
+        status = main(["benchmark", *map(str, arguments), "--seconds", "0.1"])
+        return status, *capsys.readouterr()
+
+    return run
 
 
-def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path, benchmark: Callable[..., tuple[int, str, str]]) -> None:
     (tmp_path / "recipe.py").write_text(RECIPE)
     mine = folder(tmp_path / "mine", "linear")
-    done = benchmark(tmp_path / "recipe.py", "--policies", f"float32,{mine}", "--steps", "3", "--json", tmp_path / "out.json")
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    lines = done.stdout.splitlines()
+    status, out, err = benchmark(tmp_path / "recipe.py", "--policies", f"float32,{mine}", "--steps", "3", "--json", tmp_path / "out.json")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
     assert lines[0].startswith("hmp benchmark: cpu, torch ")
     assert lines[2].split()[:3] == ["policy", "step", "time"]
     assert [line.split()[0] for line in lines[4:6]] == ["float32", mine]
@@ -163,18 +165,19 @@ def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path) ->
     assert values["rows"][0]["first_loss"] == first
 
 
-def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(tmp_path: Path) -> None:
+def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
+    tmp_path: Path, benchmark: Callable[..., tuple[int, str, str]]
+) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text("import hmp\ndef step():\n    if hmp.casts_enabled(): raise ValueError('no casts')\n")
-    done = benchmark(recipe, "--policies", "float32,habana")
-    assert done.returncode == 1
-    assert "\nhabana   ValueError: no casts\n" in done.stdout
+    status, out, _ = benchmark(recipe, "--policies", "float32,habana")
+    assert status == 1
+    assert "\nhabana   ValueError: no casts\n" in out
     recipe.write_text("def step():\n    raise ValueError('never')\n")
-    done = benchmark(recipe, "--policies", "float32")
-    assert done.returncode == 1
-    assert not done.stdout
-    assert f'File "{recipe}", line 2, in step' in done.stderr
-    assert done.stderr.endswith(
+    status, out, err = benchmark(recipe, "--policies", "float32")
+    assert (status, out) == (1, "")
+    assert f'File "{recipe}", line 2, in step' in err
+    assert err.endswith(
         "hmp benchmark: the step failed under every policy; under 'float32' with ValueError: never. Make it run once by itself first\n"
     )
 
@@ -207,12 +210,12 @@ def test_benchmark_that_cannot_be_run_is_wrong_use(
 
 
 @pytest.mark.slow
-def test_the_recipe_of_the_docs_is_one(tmp_path: Path) -> None:
+def test_the_recipe_of_the_docs_is_one(tmp_path: Path, benchmark: Callable[..., tuple[int, str, str]]) -> None:
     (text,) = [
         part.partition("```\n")[0]
         for part in (ROOT / "docs/pages/how-to/benchmark.md").read_text().split("```python\n")
         if "def batches" in part
     ]
     (tmp_path / "recipe.py").write_text(text)
-    done = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
-    assert done.returncode == 0, done.stderr
+    status, _, err = benchmark(tmp_path / "recipe.py", "--policies", "float32,habana", "--steps", "1")
+    assert status == 0, err

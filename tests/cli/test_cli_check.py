@@ -128,15 +128,6 @@ def test_a_folder_is_not_said_to_be_one_list(tmp_path: Path, capsys: pytest.Capt
     assert "is a folder, whose files say by their names which lists they are; leave --list out" in capsys.readouterr().err
 
 
-def test_check_prints_json_for_programs(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "--json", "-", *lists]) == 1
-    found = json.loads(capsys.readouterr().out)["findings"]
-    assert [(each["line"], each["name"], each["level"]) for each in found if each["path"] == lists[1]] == [
-        (1, "softmax", "ok"),
-        (2, "mm", "error"),
-    ]
-
-
 def test_json_is_not_written_over_a_list(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "--json", *lists]) == 2
     assert "give a file that ends in .json, or - to print it in place of the text" in capsys.readouterr().err
@@ -150,12 +141,6 @@ def test_check_of_lists_that_can_be_used_is_done(tmp_path: Path, capsys: pytest.
     for preset in ("bert", "resnet50"):
         hmp.Policy.load(preset).save(tmp_path / preset)
         assert main(["check", "--problems", str(tmp_path / preset)]) == 0
-
-
-def test_check_counts_one_thing_in_the_singular(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "bf16.txt").write_text("liner\n")
-    assert main(["check", str(tmp_path / "bf16.txt")]) == 1
-    assert capsys.readouterr().out.splitlines()[-1] == "1 finding: 1 error, 0 notes"
 
 
 def test_a_folder_with_one_list_is_a_policy_whose_other_lists_are_empty(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,13 +196,6 @@ def test_explain_says_what_a_policy_does_with_an_op(capsys: pytest.CaptureFixtur
     assert (told["name"], told["cast"], told["policy"]) == ("truediv", "bf16", "bert")
     assert main(["explain", "truedif"]) == 2
     assert "did you mean 'truediv'" in capsys.readouterr().err
-
-
-def test_lists_as_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["lists", "habana", "--json", "-"]) == 0
-    assert hmp.Policy.from_dict(json.loads(capsys.readouterr().out)) == hmp.Policy.load("habana")
-    assert main(["lists", "--json", "-"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["policies"]) == set(hmp.policies())
 
 
 def test_diff_of_two_recordings_exits_with_one_when_what_ran_changed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

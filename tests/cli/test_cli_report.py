@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import hmp
+from command_kit import python
 from hmp.cli import main
 
-ROOT = str(Path(__file__).resolve().parents[2])
 SCRIPT = """\
 import sys, torch
 layer = torch.nn.Linear(4, 4)
@@ -32,11 +30,7 @@ def loss(model, batch): return model(batch).pow(2).mean()
 
 def run(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(SCRIPT)
-    paths = os.pathsep.join([ROOT, os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, *(launcher or ("-m",)), "hmp", "run", "--policy", "habana", *options]
-    return subprocess.run(
-        command, cwd=folder, env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, timeout=240, check=False
-    )
+    return python(*(launcher or ("-m",)), "hmp", "run", "--policy", "habana", *options, cwd=folder)
 
 
 @pytest.mark.slow

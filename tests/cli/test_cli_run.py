@@ -16,21 +16,9 @@ import pytest
 import torch
 
 import hmp
+from command_kit import ROOT, RUN, python
 from hmp.cli import main, relaunched
 from hmp.compat import habana
-
-ROOT = Path(__file__).resolve().parents[2]
-RUN = ["-m", "hmp", "run"]
-
-
-def environment(**env: str) -> dict[str, str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return {**os.environ, "PYTHONPATH": path, **env}
-
-
-def python(*arguments: str | Path, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *map(str, arguments)], cwd=cwd, env=environment(), capture_output=True, text=True)
-
 
 # Shows what a script can see of how it is run, and ends as it is told to.
 PROBE = '''\
@@ -91,7 +79,11 @@ COMMANDS = [
 
 @pytest.mark.parametrize(
     "command",
-    [["probe.py", "--own", "-h", "--", "raise"], *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS)],
+    [
+        ["probe.py", "--own", "-h", "--", "raise"],
+        *(pytest.param(each, marks=pytest.mark.slow) for each in COMMANDS[:3]),
+        *(pytest.param(each, marks=pytest.mark.nightly) for each in COMMANDS[3:]),
+    ],
     ids=" ".join,
 )
 def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[str], scripts: Path) -> None:
@@ -108,10 +100,11 @@ def test_a_script_sees_and_shows_what_it_does_under_python_itself(command: list[
 def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.Signals, scripts: Path) -> None:
     (scripts / "wait.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(60)\n")
     results = []
-    for launcher in ([], RUN):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for launcher in ((), RUN):
         command = [sys.executable, *launcher, "wait.py"]
         with subprocess.Popen(
-            command, cwd=scripts, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            command, cwd=scripts, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
             # a shell that runs the tests in the background has its children ignore SIGINT
             preexec_fn=functools.partial(signal.signal, number, signal.SIG_DFL),
         ) as process:  # fmt: skip
@@ -294,6 +287,7 @@ HINT = (
 )
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("statement", "is_for_gaudi"),
     [
@@ -314,6 +308,7 @@ def test_a_script_for_gaudi_is_told_of_habana(statement: str, is_for_gaudi: bool
     assert said == ([HINT] if is_for_gaudi else [])
 
 
+@pytest.mark.slow
 def test_with_habana_it_is_not_told_again(tmp_path: Path) -> None:
     (tmp_path / "old.py").write_text("import habana_frameworks.nothing_of_that_name\n")
     ran = python(*RUN, "--habana", "old.py", cwd=tmp_path)

@@ -263,6 +263,7 @@ def test_a_recipe_whose_loss_was_changed_is_another_search(capsys: pytest.Captur
     assert "is of a search with another loss; name another folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_recipe_of_init_serves_all_three(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "mine.py"]) == 0
     assert capsys.readouterr().out == (

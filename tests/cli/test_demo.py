@@ -59,28 +59,6 @@ def test_casts_are_those_of_the_forward_and_of_the_backward_pass() -> None:
     assert report.dtypes("addmm") == {BF16}
 
 
-def test_ops_of_the_backward_pass_are_not_shown() -> None:
-    assert "mm" not in observe(nn.Linear(4, 3), torch.rand(2, 4)).ops(FP32)
-
-
-def test_compute_dtype_is_that_of_the_activation_where_weights_stand_beside_it() -> None:
-    report = observe(nn.LayerNorm(4), torch.rand(2, 4, dtype=BF16))
-    assert report.dtypes("native_layer_norm") == {BF16}
-
-
-def test_saved_bytes_count_a_storage_once_and_no_parameters() -> None:
-    class Squares(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(8, 8, bias=False)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            hidden = self.linear(self.linear(x))  # keeps x, the result between, and the weight for the second one
-            return hidden * hidden.view(-1, 8)  # keeps one storage under two names
-
-    assert observe(Squares(), torch.rand(4, 8)).saved_bytes == 3 * 4 * 8 * 4
-
-
 # -- its check
 
 
@@ -173,14 +151,6 @@ def test_the_ratio_of_products_is_that_of_this_processor(monkeypatch: pytest.Mon
 
 
 # -- the whole of it, one epoch long; the accuracy means nothing then
-
-
-def test_ops_run_in_the_dtypes_that_the_policy_names(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--epochs", "1"]) in (0, 1)
-    printed = capsys.readouterr().out
-    assert "the policy names" not in printed
-    assert printed.count("hmp habana ") >= len(MODELS)
-    assert not hmp.is_converted()
 
 
 def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:

@@ -173,11 +173,11 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
     before = {name: getattr(backend, name) for name in tables}
     contents = {name: value.copy() for name, value in before.items()}
     start = torch.distributed.init_process_group
-    for _ in range(2):
+    for name in ("habana_frameworks.torch.distributed.hccl", "habana_frameworks.torch.core.hccl"):
         with habana.install("cpu"):
             with pytest.raises((ValueError, AttributeError)):
                 _ = backend.HCCL
-            importlib.import_module("habana_frameworks.torch.distributed.hccl")
+            assert importlib.import_module(name).initialize_distributed_hpu
             assert backend("hccl") == backend.HCCL == "hccl"
             assert "hccl" in backend.backend_list
             assert backend.backend_capability["hccl"] == ["cpu"]
@@ -186,16 +186,6 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
         assert not hasattr(backend, "HCCL")
         assert all(getattr(backend, name) is before[name] for name in tables)
         assert {name: value.copy() for name, value in before.items()} == contents
-
-
-@pytest.mark.parametrize("name", ["habana_frameworks.torch.core.hccl", "habana_frameworks.torch.distributed.hccl"])
-def test_the_backend_is_registered_by_either_name_of_its_module(name: str) -> None:
-    backend = torch.distributed.Backend
-    assert "hccl" not in backend.backend_list
-    with habana.install("cpu"):
-        module = importlib.import_module(name)
-        assert "hccl" in backend.backend_list and module.initialize_distributed_hpu
-    assert "hccl" not in backend.backend_list
 
 
 @pytest.mark.usefixtures("shim")

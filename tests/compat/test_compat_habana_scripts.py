@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from command_kit import HABANA, RUN, python
 
 # The usage example that Habana published for HMP.
 EXAMPLE = """\
@@ -55,17 +52,11 @@ print("bfloat16, and the loss fell")
 """
 
 
-def run(arguments: list[str | Path], cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, *map(str, arguments)]
-    return subprocess.run(command, cwd=cwd, env={**os.environ, "PYTHONPATH": path, **env}, capture_output=True, text=True)
-
-
 @pytest.mark.slow
 def test_the_published_example_runs_verbatim_with_linear_in_bfloat16_and_a_falling_loss(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLE)
     (tmp_path / "watch.py").write_text(WATCH)
-    done = run(["-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "watch.py", "example.py"], tmp_path)
+    done = python(*HABANA, "watch.py", "example.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "bfloat16, and the loss fell\n"), done.stderr
 
 
@@ -122,7 +113,7 @@ LAZY = "mark_step() does nothing without Habana's software: ops run when they ar
 def test_a_training_script_with_hccl_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}
-    done = run(["-m", "hmp", "run", "--habana", "train.py"], tmp_path, **one)
+    done = python(*RUN, "--habana", "train.py", cwd=tmp_path, **one)
     assert (done.returncode, done.stdout) == (0, "rank 0 of 1 done\n"), done.stderr
     assert done.stderr.count(LAZY) == 1
 
@@ -131,7 +122,7 @@ def test_a_training_script_with_hccl_runs(tmp_path: Path) -> None:
 def test_a_training_script_with_hccl_runs_in_two_processes(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run([*launcher, "-m", "hmp", "run", "--habana", "train.py"], tmp_path)
+    done = python(*launcher, *RUN, "--habana", "train.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 done", "rank 1 of 2 done"]
     assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"
@@ -155,7 +146,7 @@ print("done")
 @pytest.mark.slow
 def test_torch_compile_and_torch_jit_see_through_the_mapped_calls(tmp_path: Path) -> None:
     (tmp_path / "compiled.py").write_text(COMPILED)  # in another process: it changes torch for good
-    done = run(["compiled.py"], tmp_path)
+    done = python("compiled.py", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 
@@ -188,9 +179,9 @@ print("scripted")
 """
 
 
+@pytest.mark.slow
 def test_scripted_code_makes_tensors_and_torchs_own_is_imported(tmp_path: Path) -> None:
-    file = tmp_path / "scripted.py"
-    file.write_text(SCRIPTED)
-    result = run([file], tmp_path)
+    (tmp_path / "scripted.py").write_text(SCRIPTED)
+    result = python("scripted.py", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert "scripted" in result.stdout

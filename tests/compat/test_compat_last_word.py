@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
-import subprocess
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
+from command_kit import RUN, python
 from innermost_kit import Head, X, assert_by_the_lists, autocast, by_hand, write_lists
 
 accelerate = pytest.importorskip("accelerate")
@@ -101,6 +99,7 @@ def test_lines_speak_of_the_model_inside_a_wrapper(lists, group):
 
 
 @ORDERS
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("package", ["lightning.fabric", "lightning_fabric"])
 @pytest.mark.filterwarnings("ignore")
 def test_fabric(lists, order, package):
@@ -137,6 +136,7 @@ def lightning_module(model: nn.Module, home: str = "lightning.pytorch") -> Any:
     return Module()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("home", ["lightning.pytorch", "pytorch_lightning"])
 def test_lightnings_bf16_mixed_around_an_applied_model(lists, home):
     model = Head()
@@ -193,6 +193,7 @@ def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tupl
     return trainer.train().training_loss, seen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tied", [False, True])
 def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path, tied):
     from hmp.compat.transformers import HMPCallback
@@ -246,12 +247,11 @@ for step in range(5):
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["holds", "void"])
 def test_hmp_run_verifies_the_first_steps(tmp_path, how):
     (tmp_path / "train.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "hmp", "run", "--verify", "--policy", "autocast", "train.py", how]
-    path = os.pathsep.join(filter(None, [str(Path(hmp.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]))
-    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True)
+    done = python(*RUN, "--verify", "--policy", "autocast", "train.py", how, cwd=tmp_path)
     if how == "holds":
         assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "step 4 0"), done.stderr
         assert "hmp run: verified: 3 calls in 3 steps ran as their lines say" in done.stderr

@@ -12,11 +12,14 @@ from torch import nn
 from torch.nn import functional as F
 
 import hmp
-from lightning_kit import FABRICS, HOMES, assert_same_weights, batches, forward_by_hand, module, net, plugin, quiet, sgd, train_by_hand
+from lightning_kit import FABRICS, HOMES, assert_same_weights, batches, module, net, plugin, quiet, sgd, train_by_hand
 
 pytestmark = quiet
-both_fabrics = pytest.mark.parametrize("home", FABRICS)
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
+
+
+def both_fabrics(test: Callable[..., Any]) -> Any:
+    return pytest.mark.sampled(2)(pytest.mark.parametrize("home", FABRICS)(test))
 
 
 def fabric(home: str, *plugins: Any, **kwargs: Any) -> Any:
@@ -43,13 +46,6 @@ def train(
 
 
 @both_fabrics
-def test_a_policy_of_torchs_lists_trains_as_bf16_mixed(home: str):
-    ours, theirs = train(fabric(home, plugin("torch-cpu"))), train(fabric(home, precision="bf16-mixed"))
-    assert ours[0] == theirs[0] != train(fabric(home))[0]
-    assert_same_weights(ours[1], theirs[1])
-
-
-@both_fabrics
 @pytest.mark.parametrize(
     ("clip", "by_hand"),
     [
@@ -73,18 +69,6 @@ def test_float16_scales_the_loss_as_16_mixed_does(home: str, clip: dict[str, flo
     wanted, found = train(fabric(home, theirs), clip=clip), train(fabric(home, plugin(FLOAT16)), clip=clip)
     assert found[0] == wanted[0]
     assert_same_weights(found[1], wanted[1])
-
-
-@both_fabrics
-def test_outputs_are_float32_and_inputs_are_left_to_the_ops(home: str):
-    class Looking(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = x.dtype, super().forward(x).dtype
-            return super().forward(x)
-
-    model = fabric(home, plugin()).setup(Looking(8, 8))
-    assert model(torch.randn(2, 8)).dtype is torch.float32
-    assert model.seen == (torch.float32, torch.bfloat16)
 
 
 @both_fabrics
@@ -115,24 +99,6 @@ def test_a_lightning_module_runs_in_fabric(home: str, naming: bool):
 
 
 @both_fabrics
-def test_regions_inside_the_model_switch_casts_off_and_on(home: str):
-    class Islands(nn.Linear):
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            self.seen = [super().forward(x).dtype]
-            with hmp.disable_casts():
-                self.seen.append(super().forward(x).dtype)
-                with hmp.enable_casts():
-                    self.seen.append(super().forward(x).dtype)
-            with torch.autocast("cpu", enabled=False):
-                self.seen.append(super().forward(x).dtype)
-            return super().forward(x)
-
-    model = fabric(home, plugin()).setup(Islands(8, 8))
-    model(torch.randn(2, 8))
-    assert model.seen == [torch.bfloat16, torch.float32, torch.bfloat16, torch.float32]
-
-
-@both_fabrics
 def test_a_checkpoint_holds_float32_and_the_policy_that_it_is_given(home: str, tmp_path: Path):
     used = plugin("bert")
     run = fabric(home, used)
@@ -150,15 +116,3 @@ def test_a_checkpoint_holds_float32_and_the_policy_that_it_is_given(home: str, t
     with pytest.warns(UserWarning, match="written under policy 'bert' .* goes on under policy 'habana'"):
         again.load(tmp_path / "state.ckpt", {"model": loaded, "precision": again.strategy.precision})
     assert_same_weights(fresh, network)
-
-
-def test_the_gradient_of_a_cast_output_reaches_the_weights():
-    network = net()
-    run = fabric("lightning.fabric", plugin())
-    model = run.setup(network)
-    x = torch.randn(4, 8)
-    run.backward(model(x).square().sum())
-    other = net()
-    forward_by_hand(other, x).square().sum().backward()
-    for one, wanted in zip(network.parameters(), other.parameters(), strict=True):
-        assert torch.equal(one.grad, wanted.grad)

@@ -13,9 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
 from hmp.compat import habana
@@ -134,12 +132,6 @@ def test_nothing_is_changed_for_other_devices(home: str):
 
 
 @both_homes
-def test_several_nodes_are_a_parallel_run(home: str):
-    made = trainer(home, num_nodes=2)
-    assert (type(made.strategy).__name__, made.world_size) == ("HPUParallelStrategy", 2)
-
-
-@both_homes
 @pytest.mark.parametrize("name", ["SingleHPUStrategy", "HPUParallelStrategy"])
 def test_a_strategy_is_one_of_the_package_whose_trainer_takes_it(home: str, name: str):
     strategy = getattr(its(), name)()  # of lightning, which comes first where both are installed
@@ -251,32 +243,6 @@ def test_a_checkpoint_holds_the_policy_and_another_one_warns(tmp_path: Path, mon
         trainer("lightning.pytorch", precision="bf16-mixed").fit(
             module("lightning.pytorch"), batches(), ckpt_path=str(tmp_path / "one.ckpt")
         )
-
-
-def test_digits_are_told_apart_as_well_as_by_plain_lightning():
-    digits = pytest.importorskip("sklearn.datasets", reason="the images are scikit-learn's").load_digits()
-    x, y = torch.tensor(digits.data, dtype=torch.float32) / 16, torch.tensor(digits.target)
-
-    class Digits(HOMES["lightning.pytorch"].LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            torch.manual_seed(0)
-            self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-
-        def training_step(self, batch: Any, index: int) -> torch.Tensor:
-            return F.cross_entropy(self.net(batch[0]), batch[1])
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.Adam(self.parameters(), lr=0.01)
-
-    def accuracy(**given: Any) -> float:
-        model = Digits()
-        trainer("lightning.pytorch", max_epochs=10, **given).fit(model, DataLoader(TensorDataset(x[:1400], y[:1400]), batch_size=64))
-        with torch.no_grad():
-            return float((model.net(x[1400:]).argmax(1) == y[1400:]).float().mean())
-
-    ours, theirs = accuracy(precision="bf16-mixed"), accuracy(accelerator="cpu")
-    assert theirs > 0.9 and abs(ours - theirs) < 0.02
 
 
 # What is refused.

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from command_kit import HABANA, python
+
 pytest.importorskip("lightning", reason="these tests run real Trainers")
 
-ROOT = Path(__file__).resolve().parents[2]
 MADE_FOR = ("lightning==2.3.3", "setuptools<81")  # that Lightning imports pkg_resources
 # The guide's lines, and a model whose forward is under autocast, in one process or in two.
 SCRIPT = """\
@@ -78,8 +77,8 @@ TEN = sorted(
 
 def environment(folder: Path, *packages: str) -> Path:
     """A folder with those packages and without what they need, which is here; it goes before what is here."""
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder / "packages")]
-    done = subprocess.run([*pip, "lightning-habana==1.6.0", *packages], capture_output=True, text=True, check=False, timeout=300)
+    pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "packages")
+    done = python(*pip, "lightning-habana==1.6.0", *packages, cwd=folder)
     if done.returncode:
         pytest.skip(f"pip does not get lightning-habana 1.6.0: {done.stderr.strip().splitlines()[-1]}")
     (folder / "script.py").write_text(SCRIPT)
@@ -87,10 +86,7 @@ def environment(folder: Path, *packages: str) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
-    env |= {"PYTHONPATH": os.pathsep.join([str(folder / "packages"), str(ROOT)])}
-    command = [sys.executable, "-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "script.py", *arguments]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return python(*HABANA, "script.py", *arguments, cwd=folder, before=folder / "packages")
 
 
 @pytest.mark.slow

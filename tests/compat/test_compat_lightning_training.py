@@ -37,26 +37,13 @@ LIMITS = {"norm": 0.01, "value": 0.001}
 
 
 @both_homes
-@pytest.mark.parametrize("algorithm", CLIPS)
-def test_gradients_are_clipped(home: str, algorithm: str):
-    model = fit(home, plugin(), gradient_clip_val=LIMITS[algorithm], gradient_clip_algorithm=algorithm)
-    losses, network = train_by_hand(clip=CLIPS[algorithm])
+@pytest.mark.parametrize(("algorithm", "accumulate"), [("norm", 1), ("value", 1), (None, 2), ("norm", 2)])
+def test_gradients_are_clipped_and_accumulated(home: str, algorithm: str | None, accumulate: int):
+    clipping = {"gradient_clip_val": LIMITS[algorithm], "gradient_clip_algorithm": algorithm} if algorithm else {}
+    model = fit(home, plugin(), accumulate_grad_batches=accumulate, **clipping)
+    losses, network = train_by_hand(clip=CLIPS.get(algorithm), accumulate=accumulate)
     assert model.losses == losses != train_by_hand()[0]
     assert_same_weights(model.net, network)
-
-
-@both_homes
-def test_gradients_are_accumulated(home: str):
-    model = fit(home, plugin(), accumulate_grad_batches=2)
-    losses, network = train_by_hand(accumulate=2)
-    assert model.losses == losses != train_by_hand()[0]
-    assert_same_weights(model.net, network)
-
-
-@both_homes
-def test_accumulated_gradients_are_clipped_once(home: str):
-    model = fit(home, plugin(), accumulate_grad_batches=2, gradient_clip_val=0.01)
-    assert_same_weights(model.net, train_by_hand(clip=CLIPS["norm"], accumulate=2)[1])
 
 
 class Noting(torch.optim.SGD):
@@ -192,16 +179,6 @@ def test_gradients_too_small_for_float16_survive_by_the_scale(home: str):
 
     assert moved(plugin(FLOAT16))
     assert not moved(plugin(FLOAT16, scaler=torch.amp.GradScaler("cpu", init_scale=1.0)))
-
-
-@both_homes
-def test_the_gradients_are_float32(home: str):
-    class Looking(Steps):
-        def on_before_optimizer_step(self, optimizer: Any) -> None:
-            self.dtypes += [("grad", parameter.grad.dtype) for parameter in self.net.parameters()]
-
-    model = fit(home, plugin(), model=module(home, Looking), max_steps=1)
-    assert [dtype for step, dtype in model.dtypes if step == "grad"] == [torch.float32] * 4
 
 
 def test_the_loop_by_hand_and_the_optimizers_see_the_difference():

@@ -55,16 +55,6 @@ def test_a_folder_a_file_and_what_was_saved_are_read(tmp_path: Path) -> None:
     assert '"use_fused_adam": false' in repr(again)
 
 
-@pytest.mark.skipif(not CONFIGS, reason="the published configurations are not beside this checkout")
-@pytest.mark.parametrize("file", CONFIGS, ids=lambda file: file.stem)
-def test_published_configurations_are_read_as_they_stand(file: Path) -> None:
-    values = json.loads(file.read_text())
-    config = GaudiConfig.from_pretrained(file)
-    assert {name: getattr(config, name) for name in values} == values
-    assert config.policy is not None
-    assert config.policy.bf16 == set(values["hmp_bf16_ops"])
-
-
 def test_a_name_on_the_hub_is_known_or_an_error_with_what_to_give() -> None:
     known = GaudiConfig.from_pretrained("Habana/bert-base-uncased")
     assert known.policy == GaudiConfig(use_habana_mixed_precision=True).policy

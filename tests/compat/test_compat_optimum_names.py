@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import logging
-import os
 import subprocess
 import sys
 import textwrap
@@ -14,10 +13,9 @@ from pathlib import Path
 
 import pytest
 
-import hmp
+from command_kit import HABANA, python
 from hmp.compat import habana
 
-ROOT = Path(__file__).resolve().parents[2]
 NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
 optimum.habana.transformers.trainer_seq2seq optimum.habana.transformers.training_args optimum.habana.transformers.training_args_seq2seq
 optimum.habana.utils""".split()
@@ -154,11 +152,10 @@ def test_one_that_does_not_import_gives_way_and_that_is_told(
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     (folder / "script.py").write_text(textwrap.dedent(script))
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu", "script.py"]
-    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=300, check=False)
+    return python(*HABANA, "script.py", cwd=folder)
 
 
+@pytest.mark.slow
 def test_nothing_is_imported_before_the_script_asks_for_it(tmp_path: Path) -> None:
     done = run(
         """
@@ -194,13 +191,8 @@ def test_transformers_puts_nothing_into_torch_because_of_the_shim(tmp_path: Path
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
     done = run("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer", tmp_path)
     assert done.returncode == 1
     assert "pip install 'hmp-torch[transformers]'" in done.stderr
-
-
-def test_the_shim_off_leaves_hmp_as_it_is() -> None:
-    assert not hmp.is_converted()
-    with pytest.raises(ModuleNotFoundError, match="No module named 'optimum'"):
-        importlib.import_module("optimum.habana")

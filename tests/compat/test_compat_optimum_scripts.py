@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from command_kit import HABANA, python
+
 pytest.importorskip("sklearn")
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
-UNDER_HMP = ("-m", "hmp", "run", "--habana", "--device-map", "hpu=cpu")
 # The names of the guide's logs, as lines on the terminal show them.
 MEMORY = ("memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)")
 
@@ -26,17 +23,9 @@ REAL = """optimum-habana==1.5.0 optimum==1.8.6 transformers==4.28.1 tokenizers==
 setuptools==80.9.0 requests urllib3 charset-normalizer idna certifi coloredlogs humanfriendly importlib-metadata zipp""".split()
 
 
-def python(command: list[str | Path], cwd: Path, *before: str | Path, **more: str) -> subprocess.CompletedProcess[str]:
-    dropped = ("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU", "RANK", "LOCAL_RANK", "WORLD_SIZE")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
-    env |= {"PYTHONPATH": os.pathsep.join(map(str, [*before, ROOT])), **more}
-    full = [sys.executable, *map(str, command)]
-    return subprocess.run(full, cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False)
-
-
 def trained(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     folder.mkdir()
-    done = python([*launcher, *UNDER_HMP, HERE / "optimum_run.py", folder, *options], folder)
+    done = python(*launcher, *HABANA, HERE / "optimum_run.py", folder, *options, cwd=folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))], done.stdout
 
@@ -121,41 +110,41 @@ os._exit(0)
 def real_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with optimum-habana and its transformers; skips where the package index has them not."""
     folder = tmp_path_factory.mktemp("optimum-habana")
-    command = ["-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *REAL]
-    done = python(list(command), folder)
+    done = python("-m", "pip", "install", "--quiet", "--no-deps", "--target", folder, *REAL, cwd=folder)
     if done.returncode != 0:
         pytest.skip(f"pip cannot install optimum-habana 1.5 here: {done.stderr.strip().splitlines()[-1]}")
     return folder
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("options", ["", "use_hpu_graphs=True, ", "gradient_checkpointing=True, pipelining_fwd_bwd=True, "])
 def test_the_real_package_runs_on_hmps_habana_frameworks(tmp_path: Path, real_packages: Path, options: str) -> None:
     (tmp_path / "guide.py").write_text(GUIDE.replace("OPTIONS", options))
-    done = python([*UNDER_HMP, "guide.py"], tmp_path, real_packages)
+    done = python(*HABANA, "guide.py", cwd=tmp_path, before=real_packages)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "real\n" in done.stdout
     assert "checkpoint ['checkpoint-3', 'checkpoint-6'" in done.stdout
     assert "mark_step() does nothing without Habana's software" in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(900)
 def test_the_real_package_goes_on_from_its_checkpoint_and_trains_in_two_processes(tmp_path: Path, real_packages: Path) -> None:
     script = GUIDE.replace("OPTIONS", "").replace("trainer.train()", "trainer.train(resume_from_checkpoint='out/checkpoint-3')", 1)
     (tmp_path / "guide.py").write_text(GUIDE.replace("OPTIONS", ""))
     (tmp_path / "on.py").write_text(script)
-    whole = python([*UNDER_HMP, "guide.py"], tmp_path, real_packages)
+    whole = python(*HABANA, "guide.py", cwd=tmp_path, before=real_packages)
     assert whole.returncode == 0, whole.stderr[-3000:]
     # transformers 4.28 reads the generators' states as torch did before 2.6
-    on = python([*UNDER_HMP, "on.py"], tmp_path, real_packages, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
+    on = python(*HABANA, "on.py", cwd=tmp_path, before=real_packages, TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD="1")
     assert on.returncode == 0, on.stderr[-3000:]
     (losses,) = re.findall(r"^losses .*$", whole.stdout, re.MULTILINE)
     assert losses in on.stdout
     assert "calls 6\n" in whole.stdout and "calls 3\n" in on.stdout
     (tmp_path / "two.py").write_text(GUIDE.replace("OPTIONS", "") + LAST)
-    two = python([*TORCHRUN, *UNDER_HMP, "two.py"], tmp_path, real_packages)
+    two = python(*TORCHRUN, *HABANA, "two.py", cwd=tmp_path, before=real_packages)
     assert two.returncode == 0, two.stderr[-3000:]
     assert two.stdout.count("backend hccl") == 2
 
@@ -163,7 +152,7 @@ def test_the_real_package_goes_on_from_its_checkpoint_and_trains_in_two_processe
 @pytest.mark.slow
 def test_the_same_script_runs_on_the_stand_in(tmp_path: Path) -> None:
     (tmp_path / "guide.py").write_text(GUIDE.replace("OPTIONS", "use_hpu_graphs=True, "))
-    done = python([*UNDER_HMP, "guide.py"], tmp_path)
+    done = python(*HABANA, "guide.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "stand-in\n" in done.stdout
     assert "checkpoint ['checkpoint-3', 'checkpoint-6']" in done.stdout

@@ -304,53 +304,6 @@ def probe_which_writes_clear_torch_s_mark() -> str:
     return f"torch's mark is cleared by {cleared} of {len(WRITERS)} writers; kept by: {kept or 'none'}; raised: {failed or 'none'}"
 
 
-@check
-def probe_which_reads_clear_torch_s_mark() -> str:
-    readers: dict[str, Callable[[torch.Tensor], Any]] = {
-        "cast": lambda t: t.to(BF16),
-        "linear": lambda t: F.linear(t, t),
-        "matmul in bf16": lambda t: t.to(BF16) @ t.to(BF16),
-        "softmax": lambda t: torch.softmax(t, -1),
-        "layer_norm": lambda t: F.layer_norm(t, t.shape[-1:]),
-        "conv1d": lambda t: F.conv1d(t[None], t[:, :, None]),
-        "attention": lambda t: F.scaled_dot_product_attention(t[None, None], t[None, None], t[None, None]),
-        "sum": lambda t: t.sum(),
-        "item": lambda t: t[0, 0].item(),
-        "cpu()": lambda t: t.cpu(),
-        "source of copy_": lambda t: torch.empty_like(t).copy_(t),
-        "clone": lambda t: t.clone(),
-        "index_select": lambda t: t.index_select(0, torch.tensor([0, 1], device=DEVICE)),
-        "embedding": lambda t: F.embedding(torch.tensor([0, 1], device=DEVICE), t),
-        "data_ptr()": lambda t: t.data_ptr(),
-    }
-    cleared = []
-    for name, read in readers.items():
-        memory = _marked(64, 64)
-        read(memory)
-        if torch._C._is_cow_tensor(memory):
-            continue
-        cleared.append(name)
-    return f"torch's mark is cleared by the reads {cleared or 'none'} of {len(readers)}"
-
-
-@check.on_cuda("streams and an allocator that tells")
-def probe_what_a_write_to_marked_memory_costs() -> str:
-    memory = _marked(4096, 4096)
-    start = allocated()
-    torch.cuda.reset_peak_memory_stats()
-    memory.add_(1)
-    synchronize()
-    alone = int(torch.cuda.max_memory_allocated()) - start
-    clone = torch._lazy_clone(memory)
-    start = allocated()
-    torch.cuda.reset_peak_memory_stats()
-    memory.add_(1)
-    synchronize()
-    beside = int(torch.cuda.max_memory_allocated()) - start
-    same(memory, clone + 1, "a clone that is alive keeps the values of before")
-    return f"of {memory.nbytes:,} bytes: the first write after a mark takes {alone:,} bytes more, beside a clone that is alive {beside:,}"
-
-
 @check.on_cuda("streams")
 def probe_record_stream_on_marked_memory() -> str:
     """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""
@@ -374,20 +327,3 @@ def probe_record_stream_on_marked_memory() -> str:
     plain, with_mark = given_out_early(False), given_out_early(True)
     assert not plain, "plain torch gave out memory that a stream was yet to read"
     return f"record_stream() {'is ignored' if with_mark else 'holds'} on marked memory"
-
-
-@check.on_cuda("graphs")
-def probe_a_replayed_write_to_marked_memory() -> str:
-    memory = tensor(64, 64)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        memory.add_(1)
-    try:
-        torch._lazy_clone(memory)
-    except (RuntimeError, AttributeError) as error:
-        raise NotRun(str(error).splitlines()[0]) from error
-    was = bool(torch._C._is_cow_tensor(memory))
-    graph.replay()
-    synchronize()
-    is_still = bool(torch._C._is_cow_tensor(memory))
-    return f"memory marked: {was}; after a replay that wrote to it still marked: {is_still}"

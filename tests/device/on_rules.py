@@ -16,7 +16,7 @@ import hmp
 from device_kit import BF16, DEVICE, F16, F32, ON_CPU, Checks, all_same, policy, same, synchronize, tensor
 from hmp.ops import op_facts
 from ops_kit import OPS
-from oracle import Outcome, assert_same, by_explicit_casts, castable, outcome
+from oracle import Outcome, assert_same, by_explicit_casts, outcome
 
 check = Checks()
 Call = Callable[..., Any]
@@ -93,48 +93,6 @@ def r3_ops_of_the_promote_list_take_the_widest() -> str:
 
 
 @check
-def r5_in_place_ops_keep_their_first_input() -> None:
-    for into, other in ((BF16, F32), (F32, BF16), (F16, F32)):
-        for name, call in {
-            "add_": lambda a, b: a.add_(b),
-            "mul_": lambda a, b: a.mul_(b),
-            "iadd": lambda a, b: a.__iadd__(b),
-            "addmm_": lambda a, b: a.addmm_(b, b),
-            "setitem": lambda a, b: a.__setitem__(0, b[0]),
-            "baddbmm_": lambda a, b: a[None].baddbmm_(b[None], b[None]),
-        }.items():
-            ours, theirs, b = tensor(8, 8, dtype=into), tensor(8, 8, dtype=into), tensor(8, 8, seed=1, dtype=other)
-            with hmp.casts("habana"):
-                call(ours, b)
-            hmp.revert()
-            # where torch takes the mixture it is torch's own, with one rounding (R5)
-            try:
-                call(theirs, b)
-            except RuntimeError:
-                theirs = tensor(8, 8, dtype=into)
-                call(theirs, b.to(into))
-            same(ours, theirs, f"{name} into {into} from {other}")
-
-
-@check
-def r6_out_gets_the_result_in_its_own_dtype() -> None:
-    a, b = tensor(8, 8), tensor(8, 8, seed=1)
-    for dtype in (F32, BF16):
-        out = torch.empty(8, 8, dtype=dtype, device=DEVICE)
-        with hmp.casts(policy(bf16="matmul")):
-            assert torch.matmul(a, b, out=out) is out
-        same(out, torch.matmul(a.to(BF16), b.to(BF16)).to(dtype), f"matmul into {dtype}")
-
-
-@check
-def r7_an_unlisted_product_of_mixed_inputs_takes_the_first_ones_dtype() -> None:
-    a, b = tensor(4, 8, dtype=BF16), tensor(8, 6, seed=1)
-    with hmp.casts(policy(bf16="relu")):
-        got = [torch.matmul(a, b), torch.matmul(a.float(), b.to(BF16))]
-    all_same(got, [torch.matmul(a, b.to(BF16)), torch.matmul(a.float(), b.to(BF16).float())], "matmul")
-
-
-@check
 def r9_batch_norm_keeps_its_state_in_float32_and_moves_it() -> None:
     def run(explicit: bool) -> list[torch.Tensor]:
         mean, var = torch.zeros(16, device=DEVICE), torch.ones(16, device=DEVICE)
@@ -147,39 +105,6 @@ def r9_batch_norm_keeps_its_state_in_float32_and_moves_it() -> None:
     want = run(explicit=True)
     with hmp.casts(policy(bf16="batch_norm")):
         all_same(run(explicit=False), want, "batch_norm")
-
-
-@check
-def r9_other_norms_on_the_low_list_train_their_float32_weights() -> None:
-    for name, call in {
-        "layer_norm": lambda x, w, b: F.layer_norm(x, (16,), w, b),
-        "group_norm": lambda x, w, b: F.group_norm(x.transpose(1, 2), 4, w, b),
-        "instance_norm": lambda x, w, b: F.instance_norm(x.transpose(1, 2), weight=w, bias=b),
-    }.items():
-        leaves = [tensor(8, 4, 16, grad=True), tensor(16, seed=1, grad=True), tensor(16, seed=2, grad=True)]
-        with hmp.casts(policy(bf16=name)):
-            y = call(*leaves)
-            assert y.dtype is BF16, (name, y.dtype)
-            (y.float() * tensor(*y.shape, seed=3)).sum().backward()
-        grads = [t.grad for t in leaves]
-        for leaf in leaves:
-            leaf.grad = None
-        (call(*leaves) * tensor(*y.shape, seed=3)).sum().backward()
-        for got, leaf in zip(grads, leaves, strict=True):
-            assert got is not None and leaf.grad is not None and got.dtype is F32, name
-            assert float((got - leaf.grad).abs().max()) <= 0.05 * float(leaf.grad.abs().max()), name
-
-
-@check
-def r10_a_write_into_a_cast_view_raises() -> None:
-    x = tensor(4, 8)
-    with hmp.casts(policy(bf16="t")):
-        for write in (lambda: x.t().add_(1), lambda: x.t().__setitem__(0, 0.0), lambda: x.t().__imul__(2)):
-            try:
-                write()
-            except hmp.HmpError:
-                continue
-            raise AssertionError("a write that is lost was let through")
 
 
 @check
@@ -318,22 +243,6 @@ def r13_hooks_and_functions_of_the_user_s_run_without_casts_in_backward() -> str
 
 
 @check
-def r13_double_backward_equals_explicit_casts() -> None:
-    def run(explicit: bool) -> list[torch.Tensor]:
-        x, w = tensor(4, 8, grad=True), tensor(8, 8, seed=1, grad=True)
-        y = torch.tanh(torch.matmul(x.to(BF16), w.to(BF16)) if explicit else torch.matmul(x, w)).float().sum()
-        (first,) = torch.autograd.grad(y, w, create_graph=True)
-        first.square().sum().backward()
-        assert x.grad is not None and w.grad is not None
-        return [first, x.grad, w.grad]
-
-    want = run(explicit=True)
-    with hmp.casts(policy(bf16="matmul")):
-        got = run(explicit=False)
-    all_same(got, want, "double backward")
-
-
-@check
 def r14_a_checkpoint_is_recomputed_as_its_forward_ran() -> None:
     w = tensor(8, 8, seed=1, grad=True)
     dtypes: list[torch.dtype] = []
@@ -357,17 +266,3 @@ def r14_a_checkpoint_is_recomputed_as_its_forward_ran() -> None:
         dtypes.clear()
         all_same(run(reentrant), want, f"use_reentrant={reentrant}")
         assert dtypes == [BF16, BF16], dtypes
-
-
-@check
-def r15_and_r16_the_optimizer_is_torch_s_and_revert_leaves_none_behind() -> None:
-    before = torch.matmul, torch.Tensor.add_, F.linear, torch.optim.SGD.step
-    weight = torch.nn.Parameter(tensor(8, 8))
-    state = torch.optim.AdamW([weight], lr=0.1)
-    with hmp.convert():
-        (weight @ weight).float().sum().backward()
-        state.step()
-        assert all(t.dtype is F32 for t in state.state[weight].values() if isinstance(t, torch.Tensor))
-    hmp.revert()
-    assert all(one is other for one, other in zip(before, (torch.matmul, torch.Tensor.add_, F.linear, torch.optim.SGD.step), strict=True))
-    assert castable([weight @ weight])[0].dtype is F32

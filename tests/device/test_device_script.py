@@ -51,7 +51,7 @@ def script() -> types.ModuleType:
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     code, printed, page = on_cpu(tmp_path, "--smallest")
     assert code == 0, printed
@@ -149,6 +149,7 @@ STARTED = (
 )
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(1)", "os.abort()"])
 def test_what_a_part_started_ends_with_it(tmp_path: Path, end: str) -> None:
     pid = tmp_path / "pid"
@@ -239,6 +240,7 @@ def test_expected(): raise AssertionError
 """
 
 
+@pytest.mark.slow
 def test_the_plugin_makes_tensors_on_the_device_and_notes_what_each_test_came_to(tmp_path: Path) -> None:
     (tmp_path / "test_some.py").write_text(TESTS)
     results = tmp_path / "results"

@@ -33,7 +33,7 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert one.dtype is other.dtype and torch.equal(one, other), float((one - other).norm() / other.norm())
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -45,7 +45,7 @@ def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, ba
         same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize(
@@ -71,6 +71,7 @@ def test_each_product_has_eagers_gradients(product: Callable[..., torch.Tensor])
     same(*found)
 
 
+@pytest.mark.slow
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 def test_shapes_may_be_dynamic() -> None:
@@ -102,6 +103,7 @@ def test_a_net_compiled_by_inductor_trains_as_in_eager() -> None:
     assert losses[1] == pytest.approx(losses[0], rel=0.02)
 
 
+@pytest.mark.sampled(2)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("strict", [True, False])
@@ -114,6 +116,7 @@ def test_a_program_exported_without_gradients_is_in_fp8(strict: bool) -> None:
     assert not torch.equal(wanted, torch.nn.functional.linear(*(t.bfloat16() for t in (x, model.weight, model.bias))))
 
 
+@pytest.mark.sampled(2)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.parametrize("strict", [True, False])
@@ -132,6 +135,7 @@ def test_one_with_gradients_is_in_the_low_dtype_and_counted(strict: bool) -> Non
     same([y.detach(), *torch.autograd.grad(y, [x, *exported.parameters()], gradient)], wanted)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_a_traced_product_is_not_decided_again_inside(mode: str) -> None:
     """torch's decompositions are Python, and call the op that they are of."""

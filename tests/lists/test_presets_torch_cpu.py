@@ -32,6 +32,7 @@ def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autoca
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(SHARDS))
 def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.CaptureFixture[str]) -> None:
     infos = shard(number, SHARDS)
@@ -61,7 +62,7 @@ def test_the_page_of_differences_has_the_rows_of_the_tables() -> None:
     assert text == page(counts_in(text)), "PYTHONPATH=tests/support python tests/lists/autocast_differences.py writes the page"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(f"torch {RELEASE}" not in PAGE.read_text(encoding="utf-8"), reason="the page was written with another torch")
 def test_the_page_of_differences_is_what_the_sweep_writes() -> None:
     sweep = Sweep().run(OPS)

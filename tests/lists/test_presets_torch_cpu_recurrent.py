@@ -146,6 +146,7 @@ def test_one_configuration_in_many_has_autocasts_bits(kind: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("part", range(8))
 def test_every_configuration_has_autocasts_bits(part: int) -> None:
     differ = differing(ALL[part::8])

@@ -117,29 +117,6 @@ def on(policy: hmp.Policy, op: str = "softmax", model: torch.nn.Module = TREE) -
     return {path: lists[op] for path, lists in listed(model, policy).items()}
 
 
-def test_scope_holds_in_the_module_and_in_all_inside_it_over_the_unscoped_lists():
-    found = on(hmp.Policy(bf16={"softmax"}, fp32={"softmax @ decoder"}))
-    assert found == {path: "fp32" if path.startswith("decoder") else "bf16" for path in found}
-    found = on(hmp.Policy(bf16={"softmax"}, fp32={"softmax @ decoder.*"}))
-    assert found == {path: "fp32" if path.startswith("decoder.") else "bf16" for path in found}
-    found = on(hmp.Policy(promote={"softmax @ *.block"}, fp32={"softmax"}))
-    assert found == {path: "promote" if ".block" in path else "fp32" for path in found}
-
-
-def test_scope_a_star_matches_the_model_itself_and_no_other_glob_does():
-    assert set(on(hmp.Policy(fp32={"softmax @ *"})).values()) == {"fp32"}
-    assert on(hmp.Policy(fp32={"softmax @ *?"}))[""] is None
-
-
-def test_scope_the_nearest_module_wins_and_then_the_more_exact_glob():
-    policy = hmp.Policy(fp32={"softmax @ decoder"}, bf16={"softmax @ *.block"}, promote={"softmax @ decoder.bloc?"})
-    found = on(policy)
-    assert found["decoder"] == "fp32" and found["encoder.block"] == "bf16"
-    assert found["decoder.block"] == found["decoder.block.inner"] == "promote"  # twelve characters of it against six
-    # characters in brackets are a wildcard
-    assert on(hmp.Policy(fp32={"softmax @ *r.block"}, bf16={"softmax @ [encod]*.block"}))["decoder.block"] == "fp32"
-
-
 def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
     bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
     bf16.write_text("softmax @ *r.block\n")
@@ -156,19 +133,6 @@ def test_scope_a_tie_between_lists_names_both_lines(tmp_path: Path):
     )
     fp32.write_text("gelu\nsoftmax @ e*.block\nsoftmax @ encoder.block\n")  # settled
     assert on(hmp.Policy.load(tmp_path))["encoder.block"] == "fp32"
-
-
-def test_scope_a_module_at_several_paths_follows_the_lines_of_all():
-    shared = Node()
-    model = Node(embedding=shared, encoder=Node(embedding=shared), decoder=Node(embedding=shared))
-    found = on(hmp.Policy(fp32={"softmax @ decoder"}), model=model)
-    assert found == {
-        "": None, "embedding": "fp32", "encoder": None, "encoder.embedding": "fp32", "decoder": "fp32", "decoder.embedding": "fp32",
-    }  # fmt: skip
-    with pytest.raises(hmp.OpListError, match="speak of the same op for one module"):
-        on(hmp.Policy(fp32={"softmax @ encoder"}, bf16={"softmax @ decoder"}), model=model)
-    found = on(hmp.Policy(fp32={"softmax @ encoder"}, bf16={"softmax @ decoder", "softmax @ embedding"}), model=model)
-    assert found["encoder"] == "fp32" and found["encoder.embedding"] == "bf16"
 
 
 def test_scope_a_line_takes_synonyms_and_forms_along_and_leaves_the_rest_of_a_name():

@@ -136,15 +136,6 @@ def test_scope_the_report_tells_lines_apart_that_do_the_same():
     assert [row.source for row in report.rows if row.op == "softmax"] == ["softmax @ encoder", "softmax @ decoder"]
 
 
-def test_scope_the_page_of_a_report_is_written(tmp_path: Path):
-    pytest.importorskip("jinja2")
-    model = hmp.apply(Net(), hmp.Policy(bf16={"linear", "softmax"}, fp32={"softmax @ decoder", "exp @ encoder"}))
-    with hmp.record() as report:
-        model(X)
-    report.to_html(tmp_path / "report.html")
-    assert "softmax @ decoder" in (tmp_path / "report.html").read_text()
-
-
 def test_scope_compare_follows_the_lines(folder: Path):
     policy, model = hmp.Policy.load(folder), Net()
 

@@ -19,18 +19,12 @@ EXACT, ROUNDED = 1e-5, 0.03
 CANNOT_PAD = {
     "fnet": "it has no mask",
     "funnel": "it pools pairs of tokens, padding among them",
-    "yoso": "its convolution sees padding",
     "convbert": "its convolution sees padding",
-    "mobilebert": "its embedding looks at both neighbours",
     "canine": "it says one thing of a whole row, and downsamples padding with the rest",
     "perceiver": "it takes one length only",
 }
 # On the left: positions cannot be given, or count from elsewhere than zero.
-CANNOT_PAD_LEFT = {
-    *("roberta", "mpnet", "ibert", "data2vec-text", "longformer", "reformer", "rwkv", "recurrent-gemma", "longt5", "bart", "mbart"),
-    *("pegasus", "pegasus-x", "led", "m2m-100", "marian", "blenderbot", "bigbird-pegasus", "plbart", "fsmt", "mvp", "prophetnet"),
-    "nllb-moe",
-}
+CANNOT_PAD_LEFT = {"longformer", "reformer", "rwkv", "recurrent-gemma", "longt5", "bart", "led", "m2m-100", "prophetnet", "nllb-moe"}
 # The model itself casts a mask of finfo(float32).min to the dtype of its scores, which torch.autocast makes bfloat16 as well.
 OVERFLOWS_ITSELF = {("canine", "torch-cpu")}
 

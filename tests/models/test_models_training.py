@@ -62,6 +62,6 @@ def test_most_of_a_models_gradient_is_compared(model: Model):
 
 
 def test_the_zoo_holds_every_kind_of_model():
-    assert len(MODELS) == sum(map(len, FAMILIES.values())) >= 100
-    assert all(len(family) >= 8 for family in FAMILIES.values())
+    assert len(MODELS) == sum(map(len, FAMILIES.values())) >= 70
+    assert all(len(family) >= 5 for family in FAMILIES.values())
     assert {model.attention for model in MODELS.values()} >= {None, "eager"}

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import hmp
-from hmp.numerics import watcher
 from hmp.numerics.finding import Finding
 from trap_kit import policy
 
@@ -126,40 +125,6 @@ def test_masking_inside_an_op_is_no_finding_under_casts():
         gradients_at_zero()
         losses_that_mask_inside()
     assert findings == []
-
-
-def never_meant(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher.Watcher, "_may_be_meant", lambda self, call, known, inputs: False)
-
-
-def numbers_are_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher, "_is_odd_number", lambda value: False)
-
-
-def nothing_is_just_moved(monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = watcher.facts
-    monkeypatch.setattr(watcher, "facts", lambda func: facts(func)._replace(moves=False))
-
-
-def every_step_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watcher.Watcher, "_judge", lambda self, came_out: [self._report(each.finding) for each in self._held])
-
-
-@pytest.mark.parametrize(
-    ("mutate", "run"),
-    [
-        (every_step_is_judged, gradients_at_zero),
-        (every_step_is_judged, losses_that_mask_inside),
-        (never_meant, masks_of_extremes_added),
-        (never_meant, relative_positions),
-        (numbers_are_not_asked, fills_of_sampling),
-        (nothing_is_just_moved, nan_in_the_data_that_is_taken_out),
-    ],
-)
-def test_a_detector_that_cries_wolf_is_caught(mutate: Callable[[pytest.MonkeyPatch], None], run: Callable[[], None], monkeypatch: Any):
-    mutate(monkeypatch)
-    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite():
-        run()
 
 
 def test_an_inf_of_integers_is_the_finding_once_a_nan_comes_of_it():

@@ -21,24 +21,24 @@ PAGE = (ROOT / "docs" / "pages" / "explain" / "architecture.md").read_text(encod
 PLACES = sorted(set(re.findall(r"`([\w/]+\.py)(?::(\w+))?`", PAGE)))
 
 
-@pytest.mark.parametrize(("file", "name"), PLACES, ids=lambda part: part or "-")
-def test_every_place_that_it_names_is_there(file: str, name: str) -> None:
-    path = ROOT / file if (ROOT / file).is_file() else ROOT / "hmp" / file
-    assert path.is_file()
-    if name:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
-        assigned = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
-        assert name in defined | assigned
+def test_every_place_that_it_names_is_there() -> None:
+    for file, name in PLACES:
+        path = ROOT / file if (ROOT / file).is_file() else ROOT / "hmp" / file
+        assert path.is_file(), file
+        if name:
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            defined = {node.name for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+            assigned = {node.target.id for node in tree.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)}
+            assert name in defined | assigned, f"{file}: {name}"
 
 
 FOLDERS = sorted(set(re.findall(r"`((?:tests|op_lists|caches|cli|compat|wrapping)/[\w/]*)[`/]", PAGE)))
 
 
-@pytest.mark.parametrize("folder", FOLDERS)
-def test_every_folder_that_it_names_is_there(folder: str) -> None:
-    place = folder.rpartition("/")[0] if "test_r" in folder else folder.rstrip("/")
-    assert (ROOT / place).is_dir() or (ROOT / "hmp" / place).is_dir()
+def test_every_folder_that_it_names_is_there() -> None:
+    for folder in FOLDERS:
+        place = folder.rpartition("/")[0] if "test_r" in folder else folder.rstrip("/")
+        assert (ROOT / place).is_dir() or (ROOT / "hmp" / place).is_dir(), folder
 
 
 def test_every_package_is_in_the_picture() -> None:

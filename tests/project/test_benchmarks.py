@@ -7,7 +7,6 @@ import json
 import math
 import subprocess
 import sys
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 
 import hmp
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
-from benchmarks.cost import best, caches, calls, floor, in_fp8, interleaved, memory, optimizers, step_rows, steps
+from benchmarks.cost import best, calls, floor, in_fp8, interleaved, memory, step_rows, steps
 from benchmarks.harness import opening, results, sides, stats, verify
 from benchmarks.workloads import known, models
 
@@ -104,25 +103,6 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     assert all(set(model["seconds a step"]["training"]) == set(steps.SIDES) for model in samples["steps"].values())
 
 
-@pytest.mark.slow
-def test_parts_of_it_run_alone(tmp_path: Path) -> None:
-    before = tmp_path / "before.json"
-    row = {"what": "after revert()", "result": "other objects"}
-    before.write_text(json.dumps({"command": "python -m benchmarks", "machine": {"load before": 0.5}, "rows": [row]}))
-    chosen = ("--only", "calls,training,memory", "--models", "mlp,lstm", "--before", "the commit before", str(before))
-    output, report, samples = smallest(tmp_path, *chosen)
-    assert "## Beside the commit before\n" in report
-    assert opens_with_six_sentences_and_the_picture(report)
-    assert "- **Inference, torch.autocast's lists**: not measured in this run." in report
-    assert "\n| after revert() | other objects | the same objects |\n" in report
-    assert list(samples) == ["calls", "steps", "memory"]
-    assert list(samples["steps"]) == ["mlp tiny", "lstm tiny"]
-    assert list(samples["steps"]["mlp tiny"]["seconds a step"]) == ["training"]
-    for beginning in ("after revert()", "training step, same lists, hmp / torch.autocast: geometric mean of 2", "bytes saved for backward"):
-        assert f"\n| {beginning}" in report
-        assert f"\n{beginning}" in output
-
-
 def test_parts_models_and_sizes_can_be_chosen() -> None:
     options = parser().parse_args(["--only", "memory,depth", "--models", "mlp", "--sizes", "tiny,small", "--rounds", "2"])
     assert (options.only, options.models) == (["memory", "depth"], ["mlp"])
@@ -137,11 +117,6 @@ def test_only_the_whole_takes_the_place_of_the_committed_results() -> None:
         assert is_whole(parser().parse_args(line.split())) is whole, line
     # where they were written is nobody's business
     assert said(parser().parse_args(["--full", "--write", "somewhere"])) == " --full"
-
-
-def test_what_is_not_known_is_refused() -> None:
-    with pytest.raises(SystemExit):
-        parser().parse_args(["--only", "speed"])
 
 
 def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
@@ -217,52 +192,6 @@ def test_the_fastest_lists_are_chosen_of_those_that_keep_the_loss(monkeypatch: p
     assert (choice.lists, list(choice.tried)) == ("torch-cpu", list(runs))
 
 
-def test_lists_with_nothing_low_and_lists_that_compute_alike_are_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    nothing = hmp.Policy.from_dict({"name": "nothing", "fp32": ["linear"]})
-    monkeypatch.setattr(best, "tuned", lambda name: {"tuned for time": nothing})
-    choice = best.choose("mlp", "tiny", "cpu", 2)
-    assert "tuned for time" not in choice.tried
-    assert "torch-cpu" in choice.tried
-    # of an MLP's ops torch.autocast's lists and apex's name the same
-    assert "apex-o1" not in choice.tried
-
-
-def test_committed_tuned_lists_are_those_with_something_low() -> None:
-    found = best.tuned("resnet")
-    assert set(found) == {"tuned for memory"}
-    assert "conv2d" in found["tuned for memory"].bf16
-    assert best.tuned("mlp") == {}
-
-
-def test_every_lane_trains_a_model_of_its_own() -> None:
-    case = models.build("mlp", "tiny")
-    choice = best.Choice("habana", "habana", {}, best.Run(1.0, 1.0), "tiny")
-    lanes = steps.lanes(case, list(interleaved.TASKS), choice, "cpu")
-    assert [lane.side.name for lane in lanes] == ["autocast", "hmp", "pure", "float32", "best"]
-    assert len({next(lane.case.model.parameters()).data_ptr() for lane in lanes}) == len(lanes)
-    assert {lane.side.name for lane in lanes if next(lane.case.model.parameters()).dtype == torch.bfloat16} == {"pure"}
-    samples = interleaved.time_lanes(lanes, 2, 0.0, "cpu")
-    assert {task: sorted(of) for task, of in samples.items()} == {
-        "training": sorted(steps.SIDES),
-        **{task: ["autocast", "hmp", "pure"] for task in step_rows.BATCH},
-        **{task: ["autocast", "hmp"] for task in step_rows.ONE},
-    }
-    assert {len(times) for of in samples.values() for times in of.values()} == {2}
-
-
-def test_optimizers_change_their_parameters_and_zero_grad_the_gradients() -> None:
-    acts = optimizers.acts("cpu")
-    assert len(acts["optimizer step"]) == 2 * len(optimizers.OPTIMIZERS)
-    for side in optimizers.SIDES:
-        with side.visit():
-            for act in acts["optimizer step"].values():
-                (parameter, *_) = act.__self__.param_groups[0]["params"]
-                before, gradient = parameter.detach().clone(), parameter.grad.clone()
-                act()
-                assert not parameter.equal(before)
-                assert parameter.grad.equal(gradient)
-
-
 def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:
     block = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.LayerNorm(8))
     x = torch.randn(2, 8)
@@ -274,11 +203,6 @@ def test_two_policies_that_differ_in_one_op_are_told_apart() -> None:
         "block", lambda: block(x), sides.under_hmp("torch-cpu"), sides.under_hmp("habana-o2"), 1.0, {"native_layer_norm": "reason"}
     )
     assert excused.allowed == ("reason",)
-
-
-def test_equal_sides_have_the_same_ops_and_the_same_bits() -> None:
-    checked = verify.same_in_each(models.build("mlp", "tiny"), sides.autocast("cpu"), sides.under_hmp("torch-cpu"), known.TOLERANCE, {})
-    assert {task: (of.ops, of.apart) for task, of in checked.items()} == {"training": (7, 0), "no_grad": (5, 0), "inference_mode": (5, 0)}
 
 
 def test_results_that_are_apart_are_refused() -> None:
@@ -345,10 +269,6 @@ def test_the_floor_stands_in_torch_s_places_and_goes_again() -> None:
     assert calls.untouched()
 
 
-def test_sides_take_turns_at_being_first() -> None:
-    assert [sides.rotated([1, 2, 3], number) for number in range(4)] == [[1, 2, 3], [2, 3, 1], [3, 1, 2], [1, 2, 3]]
-
-
 def test_saved_bytes_count_a_storage_once_and_no_parameter() -> None:
     # of a linear layer the input is saved, 4 x 32 floats, and the weight, which is the model's; of the loss the 4 x 10 of log_softmax,
     # the labels, and one number
@@ -364,24 +284,6 @@ def test_the_table_says_met_missed_or_nothing() -> None:
         "| c | ≤ 1 | 2 | missed |",
         "| d | - | ? | - |",
     ]
-
-
-def test_caches_that_grow_are_told_from_those_that_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    held = {"bytes": 0, "grow": 0}
-
-    def info() -> types.SimpleNamespace:
-        held["bytes"] += held["grow"]
-        return types.SimpleNamespace(entries=1, bytes=held["bytes"], limit=1000, hits=2, misses=1)
-
-    monkeypatch.setattr(hmp, "cache_info", info, raising=False)
-    monkeypatch.setattr(hmp, "clear_cache", lambda: held.update(bytes=0, grow=0), raising=False)
-    for grow, met in ((0, True), (8, False), (400, False)):
-        held.update(bytes=0, grow=grow)
-        (row,) = caches.run(20, "cpu").rows
-        assert row.met is met
-    monkeypatch.delattr(hmp, "cache_info")
-    (row,) = caches.run(20, "cpu").rows
-    assert (row.result, row.met) == ("this hmp has no cache", None)
 
 
 def test_fp8_is_timed_where_the_device_has_it_and_else_says_why_not() -> None:

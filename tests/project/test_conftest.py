@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 import types
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from torch_snapshot import Snapshot, residue_on_modules, torch_owners
+from torch_snapshot import residue_on_modules
 
 
 def _other(input, inplace=False):
@@ -62,13 +61,6 @@ def test_the_guard_sees_what_is_left_on_a_users_module():
             return x
 
     assert any("Users" in line for line in residue_on_modules(__file__.rpartition("/")[0]))
-
-
-def test_the_guard_is_fast():
-    snapshot = Snapshot(torch_owners())
-    start = time.perf_counter()
-    snapshot.differences()
-    assert time.perf_counter() - start < 0.05 * 4  # 50 ms, on a machine that others use too
 
 
 def test_the_guard_sees_a_region_that_did_not_end() -> None:

@@ -17,16 +17,6 @@ def python(code: str) -> str:
     return done.stdout.strip()
 
 
-def test_import_waits_for_nothing_and_every_name_is_there() -> None:
-    code = (
-        "import sys, hmp; assert 'torch' not in sys.modules; hmp.HmpError; assert 'torch' not in sys.modules\n"
-        "assert all(getattr(hmp, name) is not None for name in hmp.__all__) and set(hmp.__all__) < set(dir(hmp))\n"
-        "import types; assert type(hmp) is types.ModuleType\n"
-        "print(sorted(name for name in hmp.__all__ if isinstance(getattr(hmp, name), types.ModuleType)))"
-    )
-    assert python(code) == "['hmp']"
-
-
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     "first",
@@ -35,20 +25,6 @@ def test_import_waits_for_nothing_and_every_name_is_there() -> None:
 def test_functions_and_packages_of_one_name_are_told_apart(first: str) -> None:
     code = f"{first}\nimport hmp, inspect\nprint(inspect.isfunction(hmp.tune), inspect.isfunction(hmp.benchmark), hmp.tune.__module__)"
     assert python(code) == "True True hmp.tune"
-
-
-def test_a_subpackage_is_there_as_ever_and_a_wrong_name_is_an_error() -> None:
-    assert python("import hmp; print(hmp.session.apply is hmp.apply, hasattr(hmp, 'nonsense'), hasattr(hmp, '__nonsense__'))") == (
-        "True False False"
-    )
-
-
-def test_hmp_is_pickled_by_its_name_before_anything_is_asked_of_it() -> None:
-    code = (
-        "import pickle, hmp\n"
-        "assert pickle.loads(pickle.dumps(hmp)) is hmp\n"  # as what pickles functions with their globals does
-    )
-    python(code)
 
 
 @pytest.mark.slow

@@ -65,6 +65,7 @@ def from_checkout(copy: Path, tmp_path_factory: pytest.TempPathFactory) -> Mappi
     return policies_of(sys.executable, elsewhere, copy, PYTHONPATH=str(copy))
 
 
+@pytest.mark.slow
 def test_checkout_finds_its_lists(from_checkout: Mapping[str, object]) -> None:
     folders = {folder.name for folder in (ROOT / "op_lists").iterdir() if folder.is_dir()}
     assert "habana" in folders
@@ -80,6 +81,7 @@ def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"
 
 
+@pytest.mark.slow
 def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path) -> None:
     target = tmp_path / "site"
     run([sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", target, wheel], tmp_path)
@@ -87,6 +89,7 @@ def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: M
     assert policies_of(sys.executable, tmp_path, target, PYTHONPATH=str(target)) == from_checkout
 
 
+@pytest.mark.slow
 def test_editable_install_finds_its_lists(copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
     python = tmp_path / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")

@@ -156,6 +156,7 @@ def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked
     ]
 
 
+@pytest.mark.slow
 def test_each_required_name_is_missed() -> None:
     code = """
     import importlib.util
@@ -193,17 +194,6 @@ def test_each_required_name_is_missed() -> None:
     assert int(refused) == int(required) - len(fixed) > 40
 
 
-def test_hmp_imports_no_late_module_of_torch() -> None:
-    code = """
-    del sys.modules["hmp"]
-    before = set(sys.modules)
-    import hmp
-    print(*sorted(name for name in set(sys.modules) - before if name.startswith("torch")))
-    """
-    said = run_in_another_process(code, with_hmp=False, path=str(HMP.parent))
-    assert set(said.split()) <= {"torch.nn.utils.prune", "torch.utils._device"}
-
-
 def test_the_releases_of_the_error_are_those_that_were_run() -> None:
     table = (HMP.parent / "docs" / "pages" / "evidence" / "tested-versions.md").read_text(encoding="utf-8")
     assert set(torch_private.RELEASES_RUN) == set(re.findall(r"^\| (\d+\.\d+\.\d+) \|", table, re.MULTILINE))
@@ -229,6 +219,8 @@ _USED = """
 OPTIONAL = [name for name, required in torch_private.NAMES.items() if not required and not name.endswith("._lazy_clone")]
 
 
+@pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["_is_cow_tensor", "_jit_interpret_graph"])
 def test_without_marks_no_copy_of_a_weight_is_kept(name: str) -> None:
     name = f"torch._C.{name}"
@@ -237,12 +229,14 @@ def test_without_marks_no_copy_of_a_weight_is_kept(name: str) -> None:
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.slow
 def test_without_any_optional_name_hmp_works() -> None:
     removed = _WITHOUT + "".join(f"    without({name!r})\n" for name in OPTIONAL)
     said = run_in_another_process(removed + _USED, with_hmp=False, path=str(HMP.parent))
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.slow
 def test_with_all_optional_names_copies_are_kept() -> None:
     if not all(hasattr(torch._C, name) for name in ("_is_cow_tensor", "_jit_interpret_graph")):
         pytest.skip("this torch has no marks")

@@ -50,6 +50,7 @@ def test_the_page_has_a_line_for_each_task_and_the_reasons() -> None:
     assert page.endswith("\n- gpt2: why\n")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", in_fp8.PADDED)
 def test_padded_classes_give_products_that_fp8_takes(name: str) -> None:
     task = in_fp8.TASKS[name]
@@ -62,7 +63,7 @@ def test_padded_classes_give_products_that_fp8_takes(name: str) -> None:
     assert in_fp8_there == {"padded": True, "as written": False}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_searches_and_writes(tmp_path: Path) -> None:
     before = torch.get_num_threads()
     try:

@@ -21,10 +21,6 @@ SEEN = {
         "repaired: loss 0.",
     ),
 }
-# The one that starts three processes, each of which imports torch, takes over ten seconds.
-BY_TIME = [
-    pytest.param(source, id=source.stem, marks=[pytest.mark.slow] if source.stem == "from_an_hmp_script" else []) for source in SOURCES
-]
 
 
 def test_every_tutorial_is_tested() -> None:
@@ -32,7 +28,7 @@ def test_every_tutorial_is_tested() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", BY_TIME)
+@pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     ran = subprocess.run([sys.executable, source], capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=env)
@@ -41,6 +37,7 @@ def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_tutorial_runs_as_a_notebook(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     jupytext = pytest.importorskip("jupytext", reason="notebooks are made with jupytext, of the extras docs and test")

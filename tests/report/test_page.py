@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import torch
 import hmp
 import page_kit
 import tune_result_kit
+from command_kit import python
 from hmp.numerics.page import comparison_page
 from hmp.report.page import advice, model, report_page, trade_off
 from hmp.report.rows import Row
@@ -266,7 +265,8 @@ def test_a_notebook_shows_what_print_does_and_of_a_policy_its_lists_too() -> Non
     assert "<script" not in report._repr_html_() and "<style" not in report._repr_html_()
 
 
-def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
+@pytest.mark.slow
+def test_the_page_without_its_extra_names_the_command_to_install_it(tmp_path: Path) -> None:
     code = (
         "import sys, hmp\nhmp.Report()._repr_html_()\n"
         "for name in ('jinja2', 'matplotlib'):\n"
@@ -275,6 +275,6 @@ def test_the_page_without_its_extra_names_the_command_to_install_it() -> None:
         "    except ImportError as error: print(error)\n"
         "    del sys.modules[name]\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=Path(hmp.__file__).parent.parent, capture_output=True, text=True)
+    done = python("-c", code, cwd=tmp_path)
     said = [f"a report's page needs {name}: {to_install('report')}" for name in ("jinja2", "matplotlib")]
     assert done.stdout.splitlines() == said, done.stderr

@@ -126,17 +126,6 @@ def test_a_recording_without_fp8_says_nothing_of_it(tmp_path: Path) -> None:
     assert 'id="fp8"' not in report.to_html(tmp_path / "r.html").read_text()
 
 
-def test_recording_changes_no_bit() -> None:
-    x = wide()
-    watched, _ = recorded(x)
-    torch.manual_seed(0)
-    alone = Net()
-    with hmp.casts(LINEAR):
-        alone(x).float().square().sum().backward()
-    for one, other in zip(watched.parameters(), alone.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
-
-
 def test_recordings_nest() -> None:
     with hmp.casts(LINEAR), hmp.record() as outer:
         Net()(wide())
@@ -158,3 +147,14 @@ def test_what_has_no_values_has_no_figures_and_spoils_none() -> None:
         torch.autograd.grad(y, net.one.weight, torch.randn(3, *y.shape).to(y.dtype), is_grads_batched=True)
     assert {row.role: row.tensors for row in report.fp8} == {"input": 2, "weight": 2}
     assert "in FP8" in str(report)
+
+
+def test_recording_changes_no_bit() -> None:
+    x = wide()
+    watched, _ = recorded(x)
+    torch.manual_seed(0)
+    alone = Net()
+    with hmp.casts(LINEAR):
+        alone(x).float().square().sum().backward()
+    for one, other in zip(watched.parameters(), alone.parameters(), strict=True):
+        assert torch.equal(one.grad, other.grad)

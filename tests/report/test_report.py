@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import torch.nn.functional as F
 from rich.console import Console
 
 import hmp
+from command_kit import python
 from hmp.report.rows import Row
 from hmp.report.violations import Violation
 from process_kit import to_install
@@ -199,6 +197,7 @@ def test_tensorboard_reads_the_sums(tmp_path: Path) -> None:
     assert casts.value == 64.0
 
 
+@pytest.mark.slow
 def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
     script = tmp_path / "ranks.py"
     script.write_text(
@@ -213,17 +212,13 @@ def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
         "open(f'rank{dist.get_rank()}', 'w').write(str(found))\n"
         "dist.destroy_process_group()\n"
     )
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    paths = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
-    ran = subprocess.run(
-        command, capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path, env=os.environ | {"PYTHONPATH": paths}
-    )
+    ran = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["(3, 2)", "(2, 1)"]
 
 
-def test_without_rich_the_command_that_brings_it_is_named() -> None:
-    script = "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())"
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert ran.returncode == 1
-    assert f"{to_install('report')}" in ran.stderr
+@pytest.mark.slow
+def test_without_rich_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
+    done = python("-c", "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())", cwd=tmp_path)
+    assert done.returncode == 1
+    assert to_install("report") in done.stderr

@@ -79,12 +79,6 @@ def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
     assert len({each["tid"] for each in found if each["name"] == "linear"}) == 2
 
 
-def test_a_trace_can_be_written_while_it_is_recorded(tmp_path: Path) -> None:
-    with hmp.casts(POLICY), hmp.record() as report:
-        F.linear(ONES, ONES)
-        assert len([each for each in slices(report.to_trace(tmp_path / "trace.json")) if each["cat"] == "op"]) == 1
-
-
 def test_slices_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace, "MOST", 5)
     with hmp.casts(POLICY), hmp.record() as report:

@@ -26,7 +26,12 @@ __all__ = ["DeviceStats", "HMPPrecision"]  # from here, because where Lightning 
 for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
 
-both_homes = pytest.mark.parametrize("home", HOMES)
+
+def both_homes(test: Callable[..., Any]) -> Any:
+    """The test with `lightning.pytorch` and with `pytorch_lightning`, which are one code: half of the cases are left to the nightly run."""
+    return pytest.mark.sampled(2)(pytest.mark.parametrize("home", HOMES)(test))
+
+
 quiet = pytest.mark.filterwarnings(
     "ignore::UserWarning:(lightning|pytorch_lightning)", "ignore::FutureWarning", "ignore::DeprecationWarning"
 )

@@ -1,4 +1,4 @@
-"""What the tests of the stand-ins for optimum.habana train: a small BERT on random tokens."""
+"""What the tests of transformers' Trainer and of the stand-ins for optimum.habana train: a small BERT on random tokens."""
 
 from __future__ import annotations
 

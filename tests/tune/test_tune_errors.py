@@ -74,19 +74,6 @@ def test_a_step_that_is_not_finite_in_float32_is_refused() -> None:
         hmp.tune(model, batches, loss=lambda m, x: (m(x) * 0).sum().sqrt(), optimizer=sgd)
 
 
-def test_an_optimizer_of_ones_own_that_takes_the_model_is_a_class_too() -> None:
-    class Own(torch.optim.SGD):
-        def __init__(self, model: nn.Module) -> None:
-            super().__init__(model.parameters(), lr=0.1)
-
-    model, batches = perceptron()
-    before = [p.clone() for p in model.parameters()]
-    arguments = {"loss": squared, "objective": "memory", "steps": 2, "budget": "2 evaluations"}
-    own = hmp.tune(model, batches, optimizer=Own, **arguments)
-    assert own["float32"].loss == hmp.tune(model, batches, optimizer=sgd, **arguments)["float32"].loss
-    assert all(torch.equal(p, q) for p, q in zip(before, model.parameters(), strict=True))
-
-
 def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
     model, batches = perceptron()
     hmp.apply(model, "bert")
@@ -108,22 +95,6 @@ def _scoped(text: str):
     return parse_list(text, "bf16")
 
 
-def test_another_searchs_folder_is_refused_and_so_is_what_is_no_journal(tmp_path) -> None:
-    model, batches = perceptron()
-    arguments = {"loss": squared, "optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
-    hmp.tune(model, batches, **arguments)
-    with pytest.raises(
-        hmp.HmpError,
-        match=r"tune\.json: is of a search with another tolerance \(loss within 1\.00% of "
-        r"float32's there, loss within 50\.00% of float32's here\); name another folder",
-    ):
-        hmp.tune(model, batches, **arguments, tolerance=0.5)
-    hmp.tune(model, batches, **arguments, tolerance=0.5, resume=False)
-    (tmp_path / "tune.json").write_text("[]")
-    with pytest.raises(hmp.HmpError, match=r"tune\.json: is no tune.json of hmp"):
-        hmp.tune(model, batches, **arguments)
-
-
 def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     torch.manual_seed(0)
 
@@ -140,7 +111,7 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     assert "linear" in result.policy.fp32
 
 
-def test_other_data_or_another_loss_is_another_search(tmp_path) -> None:
+def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_is_no_journal(tmp_path) -> None:
     model, batches = perceptron()
     arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}
     hmp.tune(model, batches, loss=squared, **arguments)
@@ -152,6 +123,13 @@ def test_other_data_or_another_loss_is_another_search(tmp_path) -> None:
     with pytest.raises(hmp.HmpError, match=r"is of a search with another loss; "):
         hmp.tune(model, batches, loss=lambda m, x: squared(m, x) * 3, **{**arguments, "folder": tmp_path / "twice"})
     hmp.tune(model, [x.clone() for x in batches], loss=squared, **arguments)
+    bounds = r"loss within 1\.00% of float32's there, loss within 50\.00% of float32's here"
+    with pytest.raises(hmp.HmpError, match=rf"tune\.json: is of a search with another tolerance \({bounds}\); name another folder"):
+        hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5)
+    hmp.tune(model, batches, loss=squared, **arguments, tolerance=0.5, resume=False)
+    (tmp_path / "tune.json").write_text("[]")
+    with pytest.raises(hmp.HmpError, match=r"tune\.json: is no tune.json of hmp"):
+        hmp.tune(model, batches, loss=squared, **arguments)
 
 
 RATE = 0.1

@@ -70,11 +70,6 @@ def test_memory_is_told_in_bytes() -> None:
     assert "made the bytes kept for backward small" in list_files(tune_result_kit.result(objective="memory"))["bf16.txt"]
 
 
-def test_a_unit_that_costs_time_on_the_low_list_says_so() -> None:
-    units = (tune_result_kit.unit("linear", seconds_low=9e-3),)
-    assert comment("linear", units=units).startswith("costs 900 us a step, ")
-
-
 def test_a_policy_that_was_taken_as_it_is_is_named() -> None:
     taken = tune_result_kit.trial("torch-cpu", None)
     assert comment("conv2d", best=taken) == "as in torch-cpu"
@@ -84,10 +79,6 @@ def test_a_policy_that_was_taken_as_it_is_is_named() -> None:
 def test_a_name_that_stands_for_an_op_has_the_reason_of_that_op() -> None:
     policy = hmp.Policy(fp32={"__matmul__"})
     assert comment("__matmul__", policy=policy, units=(tune_result_kit.unit("matmul", sensitivity=0.5),)).startswith("too sensitive: ")
-
-
-def test_every_op_says_what_it_stands_for() -> None:
-    assert comment("*", policy=hmp.Policy.load("habana-o2")) == "every op that no list names"
 
 
 def test_lists_tell_no_path_of_the_machine() -> None:
@@ -136,12 +127,6 @@ def test_what_is_written_loads_as_the_policy(policy: hmp.Policy, tmp_path: Path)
         assert hmp.Policy.load(folder) == policy
     names = {"bf16.txt", "fp32.txt", "promote.txt", "tune.json"} | ({"dtype.txt"} if policy.dtype is torch.float16 else set())
     assert {file.name for file in folder.iterdir()} == names
-
-
-def test_the_low_dtype_of_lists_that_were_there_is_gone(tmp_path: Path) -> None:
-    tune_result_kit.result(policy=tune_result_kit.POLICY.replace(dtype=torch.float16)).save(tmp_path)
-    tune_result_kit.result().save(tmp_path)
-    assert hmp.Policy.load(tmp_path) == tune_result_kit.POLICY
 
 
 def test_the_json_is_the_whole_result(tmp_path: Path) -> None:

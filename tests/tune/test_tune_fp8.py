@@ -113,14 +113,6 @@ def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
     assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
 
 
-@pytest.mark.parametrize("recipe", ["rowwise", "mxfp8"])
-def test_the_starts_recipe_is_the_searchs(recipe: str, tmp_path: Path) -> None:
-    result = tuned(two(), start=hmp.Policy.load("habana").replace(fp8_recipe=recipe), folder=tmp_path)
-    assert result.policy.fp8_recipe == recipe
-    assert (tmp_path / "recipe.txt").read_text() == f"{recipe}\n"
-    assert hmp.Policy.load(tmp_path) == result.policy
-
-
 def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
     result = tuned(two(), per_module=True, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == result.policy
@@ -161,15 +153,6 @@ def test_without_a_gradient_the_loss_itself_tells() -> None:
     assert linear.sensitivity_fp8 == pytest.approx(float((rounded - exact).abs() / exact), rel=1e-5)
 
 
-def test_where_no_product_fits_the_notes_say_so() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(7, 5)
-    result = hmp.tune(model, [torch.randn(4, 7)], loss=lambda m, x: m(x).square().mean(), levels=LEVELS, objective="memory", tolerance=0.1)
-    assert not result.best.fp8
-    assert result.policy.fp8 == frozenset()
-    assert any(note.startswith("no product in FP8: ") for note in result.notes)
-
-
 def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated it is not: told that it is no emulation, the search keeps the lists that it had."""
     monkeypatch.setattr(third_level, "is_real", lambda *_: True)
@@ -193,12 +176,6 @@ def test_where_fp8_is_emulated_its_time_is_not_told_as_that_of_the_lists(tmp_pat
     assert "median, FP8 emulated, float32 " in page
     assert "Stay in float32" not in page
     assert f"Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated: {result.best.name}" in page
-
-
-def test_a_folder_with_an_fp8_list_of_the_users_is_not_replaced(tmp_path: Path) -> None:
-    (tmp_path / "fp8.txt").write_text("linear\n")
-    with pytest.raises(hmp.HmpError, match=r"holds lists that tune\(\) did not write and would replace"):
-        tuned(two(), folder=tmp_path)
 
 
 @pytest.mark.parametrize("levels", ["fp8", ("fp8",), ("fp8", "fp32"), ("fp4", "bf16", "fp32"), ()])

@@ -122,23 +122,6 @@ def test_casts_between_ops_are_found_through_what_is_not_decided() -> None:
     assert ("softmax", "linear") not in names
 
 
-def test_saved_bytes_are_those_of_plain_torch() -> None:
-    model, batches = perceptron()
-    found = measured(model, batches, squared)
-    # both keep their result for backward
-    assert found.units[Key("relu")].saved_bytes == 32 * 64 * 2
-    assert found.units[Key("softmax")].saved_bytes == 32 * 8 * 2
-
-
-def test_units_of_modules_have_their_paths() -> None:
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(Perceptron(), torch.nn.Linear(8, 8))
-    found = measured(model, [torch.randn(4, 16)], lambda m, x: m(x).square().mean(), per_module=True)
-    assert {key for key in found.units if key.op in ("linear", "softmax")} == {
-        Key("linear", "0.first"), Key("linear", "0.second"), Key("linear", "1"), Key("softmax", "0"),
-    }  # fmt: skip
-
-
 @pytest.mark.usefixtures("fresh_compiler")
 @pytest.mark.filterwarnings("ignore:Using `torch.compile")  # torch's, of hooks that are called twice
 @pytest.mark.parametrize("compiled", ["", "0"])

@@ -10,7 +10,7 @@ import torch
 
 import hmp
 from hmp.tune.progress import Progress
-from tune_kit import Perceptron, overflowing, parity, perceptron, rotary, sgd, squared, trained
+from tune_kit import overflowing, parity, perceptron, rotary, sgd, squared, trained
 
 STEPS = 30
 
@@ -206,18 +206,6 @@ def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
     assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
 
 
-def test_a_model_that_is_only_evaluated() -> None:
-    model, batches = perceptron()
-    model.eval().requires_grad_(False)
-    result = hmp.tune(model, batches, loss=squared, tolerance=0.01, budget="12 evaluations")
-    plain = sum(float(squared(model, x)) for x in batches) / 3
-    with hmp.casts(result.policy):
-        tuned = sum(float(squared(model, x)) for x in batches) / 3
-    assert result["float32"].loss == pytest.approx(plain)
-    assert abs(tuned / plain - 1) <= 0.01
-    assert result.best.gradient_cosine is None
-
-
 def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
     model, batches = perceptron()
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, ops=["linear", "softmax"])
@@ -225,19 +213,6 @@ def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
     assert {"nothing low", hmp.Policy.load("autocast").name} <= {trial.name for trial in fitting}
     assert all(trial.ratio > 0 for trial in fitting)
     assert result.best in fitting
-
-
-def test_model_random_state_and_torch_are_as_before() -> None:
-    model, batches = perceptron()
-    before, draws, relu = state(model), torch.get_rng_state(), torch.nn.functional.relu
-    model.first.weight.grad = torch.ones_like(model.first.weight)
-    hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, budget="3 evaluations", objective="memory")
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert torch.equal(model.first.weight.grad, torch.ones_like(model.first.weight))
-    assert model.second.weight.grad is None
-    assert torch.equal(draws, torch.get_rng_state())
-    assert torch.nn.functional.relu is relu
-    assert not hmp.is_converted()
 
 
 class Stop(Progress):
@@ -316,15 +291,6 @@ def test_the_budget_ends_the_search_with_the_best_so_far() -> None:
     assert result.stopped == "budget"
     assert len(result.trials) <= 4
     assert result.best.fits
-
-
-def test_a_process_that_is_converted_goes_on_under_its_policy() -> None:
-    with hmp.convert(policy="bert"):
-        model, batches = perceptron()
-        hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, budget="3 evaluations", objective="memory")
-        assert hmp.is_converted()
-        assert Perceptron().first(torch.ones(1, 16)).dtype is torch.bfloat16
-    assert not hmp.is_converted()
 
 
 def test_empty_lists_are_tried_where_time_counts_and_can_be_loaded(tmp_path) -> None:

@@ -181,18 +181,6 @@ def test_a_loss_that_takes_its_batch_apart_finds_it_whole_each_time() -> None:
         assert torch.equal(was["x"], now["x"])
 
 
-def test_a_batch_that_nothing_writes_to_is_given_as_it_is() -> None:
-    seen = []
-
-    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-        seen.append(id(x))
-        return squared(model, x)
-
-    model, batches = perceptron()
-    tuned(model, batches, loss)
-    assert seen.count(id(batches[0])) > len(seen) // 4
-
-
 def test_an_optimizer_that_wants_a_closure_trains() -> None:
     model, batches = perceptron()
     result = tuned(model, batches, optimizer=lambda model: torch.optim.LBFGS(model.parameters(), max_iter=2), tolerance=0.5)

@@ -33,18 +33,12 @@ def frames(config: Any) -> Batch:
     return {"input_features": torch.randn(2, 32, 16), "attention_mask": right_padded(2, 32, 8), "labels": ids(config, 2, 8)}
 
 
-def spectrogram(config: Any) -> Batch:
-    return {"input_values": torch.randn(4, 32, 16), "labels": torch.arange(4) % 2}
-
-
 def spoken(config: Any) -> Batch:
     return {"input_ids": ids(config, 2, 10), "attention_mask": right_padded(2, 10), "labels": torch.randn(2, 12, 16)}
 
 
 AUDIO = (
     Model("wav2vec2", "Wav2Vec2ForCTC", WAVE, waves, "eager"),
-    Model("hubert", "HubertForCTC", WAVE, waves),
-    Model("sew", "SEWForCTC", SQUEEZED, waves),
     Model(
         "sew-d",
         "SEWDForCTC",
@@ -58,25 +52,8 @@ AUDIO = (
         },
         waves,
     ),
-    Model("unispeech", "UniSpeechForCTC", WAVE, waves),
-    Model("unispeech-sat", "UniSpeechSatForCTC", WAVE, waves),
     Model("wavlm", "WavLMForCTC", WAVE | {"num_buckets": 16, "max_bucket_distance": 32}, waves, seed=1),
-    Model("data2vec-audio", "Data2VecAudioForCTC", WAVE | {"conv_pos_kernel_size": 3, "num_conv_pos_embeddings": 2}, waves),
     Model("wav2vec2-conformer", "Wav2Vec2ConformerForCTC", WAVE | {"position_embeddings_type": "relative"}, waves),
-    Model(
-        "wav2vec2-bert",
-        "Wav2Vec2BertForCTC",
-        TEXT
-        | {
-            "vocab_size": 20,
-            "feature_projection_input_dim": 16,
-            "left_max_position_embeddings": 4,
-            "right_max_position_embeddings": 4,
-            "apply_spec_augment": False,
-            "ctc_zero_infinity": True,
-        },
-        frames,
-    ),
     Model(
         "whisper",
         "WhisperForConditionalGeneration",
@@ -89,20 +66,6 @@ AUDIO = (
             "apply_spec_augment": False,
         },
         mel,
-    ),
-    Model(
-        "speech-to-text",
-        "Speech2TextForConditionalGeneration",
-        SIZES
-        | {
-            "input_feat_per_channel": 16,
-            "conv_channels": 32,
-            "num_conv_layers": 2,
-            "conv_kernel_sizes": [3, 3],
-            "max_source_positions": 64,
-            "max_target_positions": 32,
-        },
-        frames,
     ),
     Model(
         "speecht5",
@@ -122,12 +85,6 @@ AUDIO = (
         },
         spoken,
         seed=1,
-    ),
-    Model(
-        "ast",
-        "ASTForAudioClassification",
-        TEXT | {"num_mel_bins": 16, "max_length": 32, "patch_size": 8, "time_stride": 8, "frequency_stride": 8},
-        spectrogram,
     ),
     Model(
         "encodec",

@@ -49,10 +49,6 @@ def seq2seq(config: Any, length: int = 12, target: int = 8) -> Batch:
     return {"input_ids": ids(config, 2, length), "attention_mask": right_padded(2, length), "labels": ids(config, 2, target)}
 
 
-def seq2seq_of(length: int, target: int = 8) -> Feeder:
-    return lambda config: seq2seq(config, length, target)
-
-
 def images(size: int = 32, rows: int = 2, labels: bool = True) -> Feeder:
     def batch(config: Any) -> Batch:
         found: Batch = {"pixel_values": torch.randn(rows, 3, size, size)}

@@ -2,34 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
-
-from .batches import Batch, classified, masked, masked_of, unmasked
-from .kit import DECODER, LOUD, TEXT, Model
+from .batches import classified, masked, masked_of, unmasked
+from .kit import LOUD, TEXT, Model
 
 DISENTANGLED = TEXT | {"relative_attention": True, "pos_att_type": ["c2p", "p2c"], "type_vocab_size": 0}
 
 
-def on_a_page(config: Any) -> Batch:
-    corner = torch.randint(0, 20, (2, 12, 2))
-    return masked(config) | {"bbox": torch.cat([corner, corner + 5], -1)}
-
-
 ENCODERS = (
     Model("bert", "BertForMaskedLM", TEXT, masked, "eager"),
-    Model("roberta", "RobertaForMaskedLM", TEXT, masked),
     Model("albert", "AlbertForMaskedLM", TEXT | {"embedding_size": 16}, masked),
-    Model("electra", "ElectraForMaskedLM", TEXT | {"embedding_size": 16}, masked),
-    Model("mpnet", "MPNetForMaskedLM", TEXT, masked),
-    Model(
-        "distilbert",
-        "DistilBertForMaskedLM",
-        LOUD | {"vocab_size": 99, "dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
-        masked,
-    ),
-    Model("deberta", "DebertaForMaskedLM", DISENTANGLED, masked),
     Model(
         "deberta-v2",
         "DebertaV2ForMaskedLM",
@@ -54,13 +35,6 @@ ENCODERS = (
         masked,
     ),
     Model("longformer", "LongformerForMaskedLM", TEXT | {"attention_window": [4, 4]}, masked),
-    Model(
-        "big-bird",
-        "BigBirdForMaskedLM",
-        TEXT | {"block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128},
-        masked_of(48),
-    ),
-    Model("yoso", "YosoForMaskedLM", TEXT, masked),
     # its pooled attention cannot take a mask in transformers 5.23
     Model("nystromformer", "NystromformerForMaskedLM", TEXT | {"segment_means_seq_len": 12, "num_landmarks": 4}, unmasked),
     Model(
@@ -102,29 +76,7 @@ ENCODERS = (
         masked,
     ),
     Model("xlnet", "XLNetLMHeadModel", LOUD | {"vocab_size": 99, "d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}, masked),
-    Model(
-        "xlm",
-        "XLMWithLMHeadModel",
-        {
-            "vocab_size": 99,
-            "emb_dim": 32,
-            "n_layers": 2,
-            "n_heads": 4,
-            "max_position_embeddings": 64,
-            "embed_init_std": 0.2,
-            "init_std": 0.2,
-        },
-        masked,
-    ),
     Model("convbert", "ConvBertForMaskedLM", TEXT | {"embedding_size": 32, "head_ratio": 2, "conv_kernel_size": 3}, masked),
-    Model("squeezebert", "SqueezeBertForMaskedLM", TEXT | {"embedding_size": 32}, masked),
-    Model(
-        "mobilebert",
-        "MobileBertForMaskedLM",
-        TEXT | {"embedding_size": 16, "intra_bottleneck_size": 16, "true_hidden_size": 16, "intermediate_size": 32},
-        masked,
-    ),
-    Model("rembert", "RemBertForMaskedLM", TEXT | {"input_embedding_size": 16, "output_embedding_size": 16}, masked),
     Model(
         "canine",
         "CanineForSequenceClassification",
@@ -138,7 +90,6 @@ ENCODERS = (
         },
         classified,
     ),
-    Model("layoutlm", "LayoutLMForMaskedLM", TEXT | {"max_2d_position_embeddings": 64}, on_a_page),
     Model("esm", "EsmForMaskedLM", TEXT | {"mask_token_id": 4, "position_embedding_type": "rotary"}, masked),
     Model(
         "modernbert",
@@ -146,9 +97,4 @@ ENCODERS = (
         TEXT | {"local_attention": 4, "global_attn_every_n_layers": 2, "cls_token_id": 1, "sep_token_id": 2},
         masked,
     ),
-    Model("eurobert", "EuroBertForMaskedLM", DECODER, masked),
-    Model("ibert", "IBertForMaskedLM", TEXT, masked),
-    Model("roformer", "RoFormerForMaskedLM", TEXT | {"embedding_size": 32}, masked),
-    Model("data2vec-text", "Data2VecTextForMaskedLM", TEXT, masked),
-    Model("tapas", "TapasForMaskedLM", TEXT, masked),
 )

@@ -26,28 +26,13 @@ LATENT = GROUPED | {
 MIXTURES = (
     Model("mixtral", "MixtralForCausalLM", EXPERTS, causal, seed=3),
     Model("qwen2-moe", "Qwen2MoeForCausalLM", SHARED, causal),
-    Model("qwen3-moe", "Qwen3MoeForCausalLM", SHARED, causal, "eager"),
-    Model("deepseek-v2", "DeepseekV2ForCausalLM", LATENT, causal, seed=3),
     Model("deepseek-v3", "DeepseekV3ForCausalLM", LATENT, causal, seed=3),
-    Model("olmoe", "OlmoeForCausalLM", EXPERTS, causal, seed=3),
     Model("gpt-oss", "GptOssForCausalLM", EXPERTS, causal),
-    Model("granitemoe", "GraniteMoeForCausalLM", EXPERTS, causal),
-    Model("phimoe", "PhimoeForCausalLM", EXPERTS, causal, seed=2),
-    Model("jetmoe", "JetMoeForCausalLM", EXPERTS | {"kv_channels": 8}, causal, seed=5),
     Model(
         "llama4",
         "Llama4ForCausalLM",
         EXPERTS | {"intermediate_size_mlp": 48, "interleave_moe_layer_step": 1, "attention_chunk_size": 8, "no_rope_layers": [1, 0]},
         causal,
     ),
-    Model(
-        "ernie4.5-moe",
-        "Ernie4_5_MoeForCausalLM",
-        EXPERTS | {"moe_num_experts": 4, "moe_k": 2, "moe_num_shared_experts": 1, "moe_layer_start_index": 0},
-        causal,
-        seed=4,
-    ),
-    Model("glm4-moe", "Glm4MoeForCausalLM", GROUPED, causal, seed=4),
     Model("minimax", "MiniMaxForCausalLM", EXPERTS | {"block_size": 8}, causal),
-    Model("flex-olmo", "FlexOlmoForCausalLM", EXPERTS, causal, seed=5),
 )

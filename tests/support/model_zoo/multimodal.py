@@ -44,10 +44,6 @@ def interleaved(config: Any) -> Batch:
     }
 
 
-def interleaved_with_types(config: Any) -> Batch:
-    return interleaved(config) | {"token_type_ids": torch.ones(2, 24, dtype=torch.long)}
-
-
 MULTIMODAL = (
     Model(
         "clip",
@@ -58,17 +54,6 @@ MULTIMODAL = (
         parts={"text_config": ("CLIPTextConfig", TEXT | {"eos_token_id": 98}), "vision_config": ("CLIPVisionConfig", VISION)},
     ),
     Model(
-        "siglip",
-        "SiglipModel",
-        {},
-        matched,
-        seed=1,
-        parts={
-            "text_config": ("SiglipTextConfig", TEXT | {"projection_size": 32, "max_position_embeddings": 12}),
-            "vision_config": ("SiglipVisionConfig", VISION),
-        },
-    ),
-    Model(
         "blip",
         "BlipForConditionalGeneration",
         {"image_text_hidden_size": 16, "projection_dim": 16},
@@ -77,29 +62,11 @@ MULTIMODAL = (
     ),
     Model("vilt", "ViltForMaskedLM", TEXT | VISION | {"max_image_length": -1}, described),
     Model(
-        "flava",
-        "FlavaModel",
-        {"hidden_size": 32, "projection_dim": 16, "initializer_range": 0.2},
-        pairs,
-        parts={
-            "text_config": ("FlavaTextConfig", TEXT),
-            "image_config": ("FlavaImageConfig", VISION),
-            "multimodal_config": ("FlavaMultimodalConfig", TEXT),
-        },
-    ),
-    Model(
         "llava",
         "LlavaForConditionalGeneration",
         {"image_token_id": IMAGE_TOKEN, "vision_feature_select_strategy": "default", "vision_feature_layer": -1},
         interleaved,
         parts={"text_config": ("LlamaConfig", DECODER), "vision_config": ("CLIPVisionConfig", VISION)},
-    ),
-    Model(
-        "paligemma",
-        "PaliGemmaForConditionalGeneration",
-        {"image_token_id": IMAGE_TOKEN, "projection_dim": 32, "hidden_size": 32},
-        interleaved_with_types,
-        parts={"text_config": ("GemmaConfig", DECODER), "vision_config": ("SiglipVisionConfig", VISION)},
     ),
     Model(
         "vision-encoder-decoder",

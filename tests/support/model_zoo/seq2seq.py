@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .batches import seq2seq, seq2seq_of
+from .batches import seq2seq
 from .kit import Model
 
 SIZES: dict[str, Any] = {
@@ -41,31 +41,13 @@ T5 = {
 
 SEQ2SEQ = (
     Model("t5", "T5ForConditionalGeneration", T5, seq2seq),
-    Model("mt5", "MT5ForConditionalGeneration", T5 | {"feed_forward_proj": "gated-gelu"}, seq2seq),
-    Model("umt5", "UMT5ForConditionalGeneration", T5, seq2seq),
     Model(
         "longt5",
         "LongT5ForConditionalGeneration",
         T5 | {"encoder_attention_type": "transient-global", "local_radius": 3, "global_block_size": 4},
         seq2seq,
     ),
-    Model(
-        "dispatcher",
-        "SwitchTransformersForConditionalGeneration",
-        T5
-        | {
-            "num_experts": 4,
-            "num_sparse_encoder_layers": 1,
-            "num_sparse_decoder_layers": 1,
-            "expert_capacity": 64,
-            "router_jitter_noise": 0.0,
-        },
-        seq2seq,
-    ),
     Model("bart", "BartForConditionalGeneration", BOTH, seq2seq, "eager"),
-    Model("mbart", "MBartForConditionalGeneration", BOTH, seq2seq),
-    Model("pegasus", "PegasusForConditionalGeneration", BOTH, seq2seq),
-    Model("pegasus-x", "PegasusXForConditionalGeneration", BOTH | {"num_global_tokens": 4, "block_size": 4}, seq2seq),
     Model(
         "led",
         "LEDForConditionalGeneration",
@@ -73,23 +55,6 @@ SEQ2SEQ = (
         seq2seq,
     ),
     Model("m2m-100", "M2M100ForConditionalGeneration", BOTH, seq2seq, seed=2),
-    Model("marian", "MarianMTModel", BOTH, seq2seq, seed=3),
-    Model("blenderbot", "BlenderbotForConditionalGeneration", BOTH, seq2seq),
-    Model(
-        "bigbird-pegasus",
-        "BigBirdPegasusForConditionalGeneration",
-        SIZES | {"block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128},
-        seq2seq_of(48),
-    ),
-    Model("plbart", "PLBartForConditionalGeneration", BOTH, seq2seq),
-    # it takes the encoder's tokens for the decoder's unless it is told
-    Model(
-        "fsmt",
-        "FSMTForConditionalGeneration",
-        BOTH | {"langs": ["en", "de"], "src_vocab_size": 99, "tgt_vocab_size": 99},
-        seq2seq_of(12, 12),
-    ),
-    Model("mvp", "MvpForConditionalGeneration", BOTH, seq2seq),
     Model(
         "prophetnet",
         "ProphetNetForConditionalGeneration",

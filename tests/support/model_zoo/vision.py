@@ -28,10 +28,7 @@ def points(config: Any) -> Batch:
 
 VISIONS = (
     Model("vit", "ViTForImageClassification", VISION, images(), "eager"),
-    Model("deit", "DeiTForImageClassification", VISION, images()),
     Model("beit", "BeitForImageClassification", VISION | {"use_relative_position_bias": True}, images()),
-    Model("dinov2", "Dinov2ForImageClassification", VISION | {"mlp_ratio": 2}, images()),
-    Model("data2vec-vision", "Data2VecVisionForImageClassification", VISION, images()),
     Model(
         "vit-mae",
         "ViTMAEForPreTraining",
@@ -45,9 +42,6 @@ VISIONS = (
         images(labels=False),
     ),
     Model("videomae", "VideoMAEForVideoClassification", FRAMES | {"tubelet_size": 2}, videos),
-    Model("vivit", "VivitForVideoClassification", FRAMES | {"tubelet_size": [2, 8, 8]}, videos),
-    Model("timesformer", "TimesformerForVideoClassification", FRAMES, videos),
-    Model("convnext", "ConvNextForImageClassification", STAGES, images()),
     Model("convnextv2", "ConvNextV2ForImageClassification", STAGES, images()),
     Model("segformer", "SegformerForSemanticSegmentation", PYRAMID | {"decoder_hidden_size": 16}, segments),
     Model(
@@ -63,18 +57,13 @@ VISIONS = (
         images(64, 8),
     ),
     Model("resnet", "ResNetForImageClassification", RESIDUAL | {"layer_type": "basic"}, images(64, 8)),
-    Model("regnet", "RegNetForImageClassification", RESIDUAL | {"groups_width": 8}, images(64, 8)),
-    Model("swin", "SwinForImageClassification", WINDOWS, images()),
     Model("swinv2", "Swinv2ForImageClassification", WINDOWS, images()),
-    Model("poolformer", "PoolFormerForImageClassification", STAGES | {"num_encoder_blocks": 4}, images()),
-    Model("pvt", "PvtForImageClassification", PYRAMID | {"image_size": 64}, images(64)),
     Model(
         "cvt",
         "CvtForImageClassification",
         LOUD | {"embed_dim": [8, 16, 32], "num_heads": [1, 2, 2], "depth": [1, 2, 3], "drop_path_rate": [0.0, 0.0, 0.0]},
         images(64, 8),
     ),
-    Model("yolos", "YolosForObjectDetection", VISION | {"image_size": [32, 32], "num_detection_tokens": 5}, images(labels=False)),
     Model(
         "detr",
         "DetrForObjectDetection",

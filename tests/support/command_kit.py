@@ -1,0 +1,39 @@
+"""Processes of the command line and of scripts, and what an import says where a package is missing."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ("-m", "hmp", "run")
+HABANA = (*RUN, "--habana", "--device-map", "hpu=cpu")
+# What a launcher, pytest or a user of Gaudi may have set, and no process here is to follow.
+_DROPPED = ("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU", "RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def python(*arguments: object, cwd: Path, before: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    """A process of this Python in that folder, where `hmp` is this checkout's; what stands in the folder `before` goes before all else."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_DROPPED)}
+    path = os.pathsep.join(str(each) for each in (before, ROOT, inherited.get("PYTHONPATH")) if each)
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd, env={**inherited, "PYTHONPATH": path, **env}, capture_output=True, text=True, timeout=500, check=False,
+    )  # fmt: skip
+
+
+def error_without(module: str, *packages: str) -> str:
+    """What an import of this module of hmp's says where these packages are not installed."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+            patch.delitem(sys.modules, name)
+        for package in packages:
+            patch.setitem(sys.modules, package, None)  # an import of it raises
+        with pytest.raises(ImportError) as error:
+            importlib.import_module(module)
+    return str(error.value)
