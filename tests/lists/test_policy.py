@@ -170,6 +170,19 @@ def test_from_env_names_a_file_that_is_missing(tmp_path: Path) -> None:
         hmp.Policy.from_env({"LOWER_LIST": str(tmp_path / "nowhere.txt")})
 
 
+def test_a_list_that_cannot_be_read_is_an_error_with_the_reason(tmp_path: Path) -> None:
+    file = tmp_path / "bf16.txt"
+    file.write_text("linear\n")
+    with pytest.raises(hmp.OpListError, match=r"file: cannot be read: Not a directory; check the path and its permissions$"):
+        hmp.Policy.from_files(file / "file")
+
+
+def test_a_policy_of_no_files_has_the_name_of_the_default_lists(tmp_path: Path) -> None:
+    file = tmp_path / "bf16.txt"
+    file.write_text("linear\n")
+    assert (hmp.Policy.from_files().name, hmp.Policy.from_files(file).name) == ("habana", "custom")
+
+
 def test_gaudi_config_has_berts_lists_for_absent_keys(tmp_path: Path) -> None:
     file = tmp_path / "gaudi_config.json"
     file.write_text(json.dumps({"use_habana_mixed_precision": True, "hmp_bf16_ops": ["linear", "conv2d"]}))
