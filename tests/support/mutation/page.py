@@ -1,0 +1,112 @@
+"""What was found, as a page and as the JSON that it is made from."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PAGE = "docs/pages/evidence/mutants.md"
+WIDTH = 90  # of a changed line
+Found = Mapping[str, Any]
+
+OPENING = """# Mutants
+
+Whether the tests notice a wrong core: one place of it is changed at a time (a `not` added, a number raised by one, a loop left \
+out), and the tests that run the changed line are asked. A mutant is killed when one of them fails; one that survives is a hole \
+in the tests, or changes nothing that could be seen.
+
+`python -m tests.support.mutation cover`, `run` and `page` made this page, with the extra `mutation`, of hmp and its tests \
+as of {commit}: {ran} mutants, drawn with the seed {seed} of those that cosmic-ray's operators make in the core, from each package \
+in proportion. {asked}At most {most} tests were asked about one, half of them from the package's own folder, the quickest of each \
+file first, for at most {budget:g} seconds of the processor. They are chosen of {tests} that passed while `cover` measured them, \
+of the default suite: {folders}. What other tests notice (models, tools, the slow ones, those in processes of their own) is not \
+counted.
+
+**{killed} of {ran} were killed, {rate}**: {how}. What survived is listed below, as it came; some of it is equivalent.
+
+| package | mutants | killed | |
+|---|---|---|---|
+"""
+
+
+def write(root: Path, found: Path, kept: Path, most: int) -> None:
+    """Write the JSON and the page from the lines that a run left; without those, the page from the JSON that is kept."""
+    if found.exists():
+        about, *mutants = map(json.loads, found.read_text().splitlines())
+        mutants.sort(key=lambda each: (each["file"], each["line"], each["operator"], each["occurrence"]))
+        lines = ",\n".join(json.dumps(each, separators=(",", ":")) for each in mutants)
+        kept.write_text(f'{{"about":{json.dumps(about)},"mutants":[\n{lines}\n]}}\n')
+    whole = json.loads(kept.read_text())
+    (root / PAGE).write_text(_text(whole["about"], whole["mutants"], most), encoding="utf-8")
+
+
+def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
+    packages: dict[str, list[Found]] = defaultdict(list)
+    survivors: dict[str, list[Found]] = defaultdict(list)
+    for each in mutants:
+        packages[_package(each)].append(each)
+        if each["outcome"] == "survived":
+            survivors[each["file"]].append(each)
+    killed = [each for each in mutants if each["outcome"] == "killed"]
+    ways = [("timeout", "ran without end"), ("crash", "crashed"), ("import", "could not be imported")]
+    how = [f"{count} {what}" for key, what in ways if (count := sum(each["killer"].startswith(key) for each in killed))]
+    test = sum(each["killer"].startswith("tests/") for each in killed)
+    text = OPENING.format(
+        commit=about["commit"],
+        ran=len(mutants),
+        seed=about["seed"],
+        asked="" if len(mutants) >= about["asked"] else f"They are the first of {about['asked']} in a random order. ",
+        most=most,
+        budget=about["budget"],
+        tests=f"{about['tests']:,}",
+        folders=_folders(about["folders"]),
+        killed=len(killed),
+        rate=_rate(killed, mutants),
+        how=", ".join([f"a test failed with {test}", *how]),
+    )
+    for package in sorted(packages, key=lambda name: (name == "hmp", name)):
+        of = packages[package]
+        dead = [each for each in of if each["outcome"] == "killed"]
+        name = f"`{package}`" if package != "hmp" else "modules in no package"
+        text += f"| {name} | {len(of)} | {len(dead)} | {_rate(dead, of)} |\n"
+    text += "\n## Survivors\n"
+    for file in sorted(survivors):
+        text += f"\n`{file}`\n\n"
+        for each in survivors[file]:
+            before, after = _short(each["before"], each["after"])
+            asked = "" if each["is_run"] else ", which no measured test runs"
+            text += f"- {each['line']}{asked}: `{before}` → `{after}`\n"
+    return text
+
+
+def _folders(folders: Mapping[str, int]) -> str:
+    """Which tests were measured, as in "all of `caches` and `rules`, one in 7 of `lists`"."""
+    said = []
+    for every in sorted({*folders.values()}):
+        *most, last = sorted(f"`{folder}`" for folder, each in folders.items() if each == every)
+        of = f"{', '.join(most)} and {last}" if most else last
+        said.append(f"all in {of}" if every == 1 else f"one in {every} of those in {of}")
+    return "; ".join(said)
+
+
+def _package(found: Found) -> str:
+    return Path(found["file"]).parent.name
+
+
+def _rate(some: Sequence[Found], of: Sequence[Found]) -> str:
+    return f"{100 * len(some) / len(of):.0f} %"
+
+
+def _short(before: str, after: str) -> tuple[str, str]:
+    """The two lines around where they differ."""
+    same = next((place for place, (old, new) in enumerate(zip(before, after, strict=False)) if old != new), 0)
+    start = 0 if max(len(before), len(after)) <= WIDTH else max(0, same - WIDTH // 2)
+
+    def cut(line: str) -> str:
+        part = line[start : start + WIDTH]
+        return (("…" if start else "") + part + ("…" if start + WIDTH < len(line) else "") or "nothing").replace("`", "'")
+
+    return cut(before), cut(after)
