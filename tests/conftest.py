@@ -17,10 +17,6 @@ from hypothesis import HealthCheck, settings
 
 from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_torch, torch_owners
 
-# a patched call is slow the first time and fast afterwards, so a deadline for each example says nothing
-settings.register_profile("hmp", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
-settings.load_profile("hmp")
-
 # the tensors here are tiny: a second thread only waits, and on a shared machine it waits long. A test's own processes inherit it: beside
 # one another two of them took five times as long with two threads each.
 THREADS = os.environ.get("HMP_TEST_THREADS", "1")
@@ -32,6 +28,14 @@ gc.set_threshold(5000, 20, 50)
 
 # before any test module can import hmp: importing it must not change torch either
 settle_torch()
+# behind it: torch loads a profile of its own there. A patched call is slow the first time, so a deadline for each example says nothing
+settings.register_profile(
+    "hmp",
+    max_examples=int(os.environ.get("HMP_TEST_EXAMPLES", "10")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+settings.load_profile("hmp")
 TORCH = Snapshot(torch_owners())
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", FutureWarning)  # torch.distributed.reduce_op warns when it is looked at

@@ -24,6 +24,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(["region", "island", "leave", "begin"
 
 @given(STEPS)
 @example([("region", 0), ("island", 0), ("begin", 0), ("leave", 0)])
+@example([("region", 0), ("begin", 0), ("region", 0), ("end", 0), ("leave", 0)])
 def test_r17_any_order_of_ends_leaves_what_is_open(steps):
     """Regions end innermost first, as `with` has it; generators inside `casts()` end in any order."""
     opened: list[tuple[str, Any]] = []  # in order; the innermost one that is open decides

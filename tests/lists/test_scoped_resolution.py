@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 import hmp
 from hmp.lists import Listed, scopes
-from strategies import RULES
 
 CASTS = ("bf16", "fp32", "promote")
 # each with the names that mean the same
@@ -85,7 +84,6 @@ lines = st.lists(st.tuples(st.sampled_from(sorted(SAME)), globs, st.sampled_from
 unscoped = st.dictionaries(st.sampled_from(sorted(SAME)), st.sampled_from(CASTS), max_size=4)
 
 
-@RULES
 @given(data=st.data(), tree=trees, scoped=lines, everywhere=unscoped)
 def test_scope_resolution_is_the_naive_one(data: st.DataObject, tree: Node, scoped, everywhere) -> None:
     modules = [module for module in tree.modules() if isinstance(module, Node)]

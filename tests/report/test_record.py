@@ -98,6 +98,15 @@ def test_what_no_list_decides_is_seen_too() -> None:
     assert {row.op for row in report.unlisted} >= {"tanh", "exp", "gelu"}
 
 
+def test_what_a_hook_calls_in_backward_is_counted_as_left_alone() -> None:
+    x = torch.randn(8, 8, requires_grad=True)
+    x.register_hook(torch.tanh)
+    with hmp.casts(policy(bf16=["matmul", "tanh"])), hmp.record() as report:
+        (x @ x).float().sum().backward()
+    assert report.uncast_calls == 1
+    assert "tanh" not in {row.op for row in report.rows}
+
+
 def test_torchs_python_functions_that_call_listed_ops_are_seen() -> None:
     """Their code runs with casts off, for they are one op (R8): these are calls under the policy all the same."""
     low, wide = torch.randn(2, 3).bfloat16(), torch.randn(2, 3)

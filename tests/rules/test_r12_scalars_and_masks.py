@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
 from strategies import Leaf
 
@@ -77,7 +76,6 @@ FILLS = {
 
 @pytest.mark.parametrize("name", FILLS)
 @given(case=beyond, policy=policies, seed=st.integers(0, 99))
-@RULES
 def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:
     dtype, scalar = case
     leaf = Leaf((4,), dtype, grad=True, seed=seed)
@@ -93,7 +91,6 @@ def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(nam
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", FILLS)
 @given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
-@RULES
 def test_r12_infinities_and_what_fits_stay_as_they_are(name, dtype, scalar) -> None:
     leaf = Leaf((4,), dtype, seed=1)
     expected = outcome(FILLS[name], [leaf.build(), scalar])
@@ -143,7 +140,6 @@ def in_float32(call, x: torch.Tensor, scalar: float, low: torch.dtype) -> torch.
 
 @pytest.mark.parametrize("name", PRODUCTS)
 @given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
-@RULES
 def test_r12_a_product_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
     x = torch.tensor(values, dtype=start)
     want = in_float32(PRODUCTS[name], x, scalar, BF16)
@@ -154,7 +150,6 @@ def test_r12_a_product_with_a_scalar_beyond_bf16_saturates(name, values, start, 
 
 @pytest.mark.parametrize("policy", ["unlisted", "promoted"])
 @given(values=small, dtype=st.sampled_from([BF16, F16]))
-@RULES
 def test_r12_a_product_saturates_whether_mul_is_listed_or_not(policy, values, dtype) -> None:
     x = torch.tensor(values, dtype=dtype)
     want = in_float32(operator.mul, x, LOWEST, dtype)
@@ -166,7 +161,6 @@ def test_r12_a_product_saturates_whether_mul_is_listed_or_not(policy, values, dt
 
 @pytest.mark.parametrize("name", ARITHMETIC)
 @given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
-@RULES
 def test_r12_listed_arithmetic_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
     call, op = ARITHMETIC[name]
     x = torch.tensor(values, dtype=start)

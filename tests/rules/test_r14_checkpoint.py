@@ -199,3 +199,14 @@ def test_r14_an_exception_in_a_checkpoint_leaves_the_state(reentrant):
             checkpoint(broken, torch.ones(1, requires_grad=True), use_reentrant=reentrant)
         assert not hmp.casts_enabled()
     assert hmp.casts_enabled()
+
+
+def test_r14_a_reentrant_checkpoints_forward_keeps_no_copies_of_weights_that_train():
+    # it runs without gradients, as inference does, which keeps them from the first use on
+    layer, x = torch.nn.Linear(64, 64), torch.randn(4, 64, requires_grad=True)
+    with hmp.casts(policy(bf16=["linear"])):
+        checkpoint(layer, x, use_reentrant=True)
+        assert hmp.cache_info().entries == 0
+        with torch.no_grad():
+            layer(x)
+        assert hmp.cache_info().entries == 2

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
-from few_examples import RULES
 from trap_kit import same
 
 DISABLED = {
@@ -202,7 +201,6 @@ def _model(nesting, process):
     return expected
 
 
-@RULES
 @given(nesting=NESTING, process=st.sampled_from([None, LOW, HALF]))
 def test_r17_any_nesting_follows_the_model(nesting, process):
     try:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import BF16, CASTABLE, F16, F32, F64, assert_same, by_explicit_casts, left_to_torch, outcome, target
 from strategies import INTEGER, Leaf, Tagged, any_dtypes, build, castable_dtypes, leaves, pairs, spelled
@@ -47,7 +46,6 @@ def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: 
 
 @EACH_OP
 @given(data=st.data())
-@RULES
 def test_r1_r2_equals_casts_written_by_hand(rule: str, op: Op, data: st.DataObject) -> None:
     call = op.sites[data.draw(st.sampled_from(sorted(op.sites)))]
     args = data.draw(op.draw())
@@ -71,7 +69,6 @@ ARITHMETIC = {
 
 @pytest.mark.parametrize("site", ARITHMETIC)
 @given(tree=pairs(values="positive"))
-@RULES
 def test_r1_r2_arithmetic_of_any_two_tensors_0dim_and_empty_included(site, tree) -> None:
     rule, call = ARITHMETIC[site]
     args = build(tree)
@@ -99,7 +96,6 @@ KEYWORDS = {
 
 @pytest.mark.parametrize("name", KEYWORDS)
 @given(data=st.data())
-@RULES
 def test_r1_r2_hold_for_positional_and_keyword_arguments_in_any_order(name: str, data: st.DataObject) -> None:
     call, names, shapes, rule = KEYWORDS[name]
     drawn = [data.draw(leaves(shape, values="positive")) for shape in shapes]
@@ -123,7 +119,6 @@ NESTED = {
 
 @pytest.mark.parametrize("name", NESTED)
 @given(rule=st.sampled_from(sorted(DTYPE)), data=st.data())
-@RULES
 def test_r1_r2_reach_tensors_inside_lists_and_tuples(name: str, rule: str, data: st.DataObject) -> None:
     call, shapes = NESTED[name]
     container = list if name == "linalg.multi_dot" else data.draw(st.sampled_from([list, tuple]))
@@ -176,7 +171,6 @@ OF_INTEGERS = {
 
 
 @given(st.sampled_from(INTEGER), st.sampled_from(INTEGER), st.sampled_from(sorted(OF_INTEGERS)), st.integers(0, 99))
-@RULES
 def test_r1_r2_integers_and_bools_are_never_cast(one, other, name, seed) -> None:
     """div of two ints is torch's own float32, rounding_mode keeps int64, topk keeps the dtype, softmax of ints still raises."""
     tree = [Leaf((4,), one, seed=seed), Leaf((4,), other, values="positive", seed=seed + 1)]
@@ -228,7 +222,6 @@ def test_r1_a_subclass_stays_a_subclass() -> None:
 
 
 @given(pairs(castable_dtypes))
-@RULES
 def test_r1_the_low_dtype_is_float16_where_the_policy_says_so(leaves_) -> None:
     args = build(leaves_)
     expected = by_explicit_casts(torch.mul, args, {}, F16)

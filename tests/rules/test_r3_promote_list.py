@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, F16, F32, F64, assert_same, by_explicit_casts, outcome, target
 from strategies import Leaf, any_dtypes, build, leaves, pairs, spelled
 
@@ -56,7 +55,6 @@ INEXACT = ("pow", "atan2", "addcmul", *(("mse_loss",) if torch.__version__ < (2,
 
 @pytest.mark.parametrize("name", [name for name in NATIVE if name not in INEXACT])
 @given(pairs(values="positive"))
-@RULES
 def test_r3_what_torch_promotes_by_itself_stays_torchs_to_the_bit(name: str, tree) -> None:
     call = NATIVE[name]
     expected = outcome(call, build(tree))
@@ -91,7 +89,6 @@ JOINS = {
 
 @pytest.mark.parametrize("name", JOINS)
 @given(data=st.data(), container=st.sampled_from([list, tuple]))
-@RULES
 def test_r3_joins_widen_and_count_0dim_tensors(name: str, data: st.DataObject, container) -> None:
     call, shapes = JOINS[name]
     nest = container(data.draw(leaves(shape)) for shape in shapes)
@@ -149,7 +146,6 @@ WRAPPED = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WRAPPED)
 @given(data=st.data())
-@RULES
 def test_r3_equals_casts_to_the_widest_written_by_hand(name: str, data: st.DataObject) -> None:
     call, names, shapes = WRAPPED[name]
     drawn = [data.draw(leaves(shape, values="positive")) for shape in shapes]
@@ -164,7 +160,6 @@ def test_r3_equals_casts_to_the_widest_written_by_hand(name: str, data: st.DataO
 
 
 @given(pairs(any_dtypes, values="positive"), st.sampled_from(["cosine_similarity", "isclose", "heaviside", "ldexp"]))
-@RULES
 def test_r3_integers_float64_and_complex_are_left_as_torch_has_them(tree, name: str) -> None:
     call = {
         "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=-1),

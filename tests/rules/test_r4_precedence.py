@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, F32, assert_same, by_explicit_casts, outcome
 from strategies import build, castable_dtypes, leaves
 
@@ -34,7 +33,6 @@ BINARY = {
 @pytest.mark.parametrize(("rule", "dtype"), [("bf16", BF16), ("fp32", F32)])
 @pytest.mark.parametrize("name", BINARY)
 @given(data=st.data())
-@RULES
 def test_r4_bf16_and_fp32_win_over_promote(name: str, rule: str, dtype: torch.dtype, data: st.DataObject) -> None:
     tree = [data.draw(leaves((3, 3), castable_dtypes, "positive")), data.draw(leaves((3, 3), castable_dtypes, "positive"))]
     expected = by_explicit_casts(BINARY[name], build(tree), {}, dtype)

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, F16, F32, F64, assert_same, cast, outcome
 from strategies import INTEGER, Leaf, any_dtypes, build, castable_dtypes, leaves
 
@@ -88,7 +87,6 @@ MIXED = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MIXED)
 @given(policy=policies, shape=st.sampled_from([(2, 3), (), (0, 3), (3,)]), data=st.data())
-@RULES
 def test_r5_inplace_mixed_arithmetic_is_torchs_own_to_the_bit(name, policy, shape, data) -> None:
     with_grad = "out=" not in name
     tree = [
@@ -149,7 +147,6 @@ REFUSED = {
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 @given(policy=policies, data=st.data())
-@RULES
 def test_r5_inplace_casts_the_others_to_the_first_inputs_dtype(name, policy, data) -> None:
     op, shapes = REFUSED[name]
     tree = [data.draw(leaves(shape, castable_dtypes, grad="out=" not in name, subclass=False)) for shape in shapes]
@@ -190,7 +187,6 @@ WITH_FLAG = {
 
 @pytest.mark.parametrize("name", WITH_FLAG)
 @given(policy=policies, spelling=st.sampled_from(["position", "keyword"]), dtype=st.sampled_from([F32, BF16]))
-@RULES
 def test_r5_functions_with_an_inplace_flag_write_into_their_input(name, spelling, policy, dtype) -> None:
     """A caller may ignore what they return (traps B1 to B3)."""
     before = WITH_FLAG[name]
@@ -234,7 +230,6 @@ UNARY = {
 
 @pytest.mark.parametrize("name", UNARY)
 @given(policy=policies, dtype=castable_dtypes, seed=st.integers(0, 99))
-@RULES
 def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, dtype, seed) -> None:
     def call(x):
         return on_a_copy(UNARY[name], x)
@@ -247,7 +242,6 @@ def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, 
 
 @pytest.mark.parametrize("name", ["add_", "mul_", "+=", "*=", "/=", "pow_", "mul(out=x)"])
 @given(policy=policies, dtype=st.sampled_from(INTEGER))
-@RULES
 def test_r5_an_integer_first_input_gets_torchs_own_error(name, dtype, policy) -> None:
     """Never truncated in silence (trap U3)."""
     tree = [Leaf((3,), dtype, seed=1), Leaf((3,), F32, values="positive", grad=False)]

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, CASTABLE, F16, F32, F64, assert_identical, cast, target, widest
 from strategies import Leaf, build, castable_dtypes, leaves
 
@@ -52,7 +51,6 @@ def by_hand(name: str, tree) -> torch.Tensor:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", OPS)
 @given(data=st.data())
-@RULES
 def test_r6_the_result_arrives_in_out_in_its_dtype(name: str, data: st.DataObject) -> None:
     call, shapes, _ = OPS[name]
     tree = [data.draw(leaves(shape, castable_dtypes, "positive", grad=False, subclass=False)) for shape in shapes]

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from few_examples import RULES
 from oracle import BF16, F16, F32, F64, Outcome, assert_same, by_explicit_casts, outcome, target
 from strategies import Leaf, any_dtypes, build, castable_dtypes, leaves, pairs
 
@@ -64,7 +63,6 @@ grid_sample sdpa huber_loss""".split()
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", REFUSED)
 @given(data=st.data())
-@RULES
 def test_r7_what_torch_refuses_runs_in_the_first_inputs_dtype(name: str, data: st.DataObject) -> None:
     call, shapes = REFUSED[name]
     # no float16 first where torch has no kernel for it on CPU
@@ -106,7 +104,6 @@ ACCEPTED = {
 
 @pytest.mark.parametrize("name", ACCEPTED)
 @given(tree=pairs(values="positive"))
-@RULES
 def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
     """No eq that flips because one side was narrowed (trap U1); integers, float64 and complex included."""
     expected = outcome(ACCEPTED[name], build(tree))
@@ -117,7 +114,6 @@ def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
 
 @pytest.mark.parametrize("name", ["eq", "gt", "equal", "isin", "searchsorted", "logaddexp", "float_power"])
 @given(tree=pairs(values="positive"))
-@RULES
 def test_r7_comparisons_are_left_alone_under_the_habana_lists(name: str, tree) -> None:
     expected = outcome(ACCEPTED[name], build(tree))
     with hmp.casts("habana"):
@@ -147,7 +143,6 @@ EVERYTHING = hmp.Policy(name="*", bf16=frozenset({"*"}), fp32=frozenset(), promo
 
 @pytest.mark.parametrize("name", DTYPE_OPS)
 @given(tree=st.tuples(*[leaves((2, 3), any_dtypes, subclass=False)] * 2))
-@RULES
 def test_r7_ops_whose_meaning_is_a_dtype_are_never_touched(name: str, tree) -> None:
     expected = outcome(DTYPE_OPS[name], build(tree))
     for policy in ("habana", NOTHING, EVERYTHING):

@@ -8,12 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from oracle import BF16, CASTABLE, F16, F32, F64
-
-RULES = settings(deadline=None, max_examples=20)
 
 INTEGER = (torch.int64, torch.int32, torch.uint8, torch.bool)
 NEVER_CAST = (F64, torch.complex64, *INTEGER)
@@ -129,6 +126,6 @@ def spelled(draw: st.DrawFn, names: Sequence[str], values: Sequence[Any], positi
 
 
 __all__ = [
-    "BF16", "CASTABLE", "EVERY", "F16", "F32", "F64", "INTEGER", "NEVER_CAST", "RULES", "Leaf", "Tagged", "any_dtypes",
+    "BF16", "CASTABLE", "EVERY", "F16", "F32", "F64", "INTEGER", "NEVER_CAST", "Leaf", "Tagged", "any_dtypes",
     "broadcastable", "build", "castable_dtypes", "kinds", "leaves", "pairs", "seeds", "spelled",
 ]  # fmt: skip
