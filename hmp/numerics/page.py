@@ -42,13 +42,13 @@ def comparison_page(comparison: Comparison) -> str:
         advices=advices,
         worst=_worst_ops(rows),
         jumps=_jumps(ordered),
-        table=sorted(rows, key=_own)[:TABLE_ROWS],
+        table=sorted(rows, key=_own, reverse=True)[:TABLE_ROWS],
     )
 
 
 def _own(row: Row) -> float:
-    """What orders rows by their own error, the largest first."""
-    return -(row.isolated or 0.0)
+    """The largest error of the op by itself, 0 where it is not known."""
+    return row.isolated or 0.0
 
 
 def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
@@ -68,8 +68,8 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
             lines.append(charts.Line(f"the op's own, {dtype} result", charts.variable(dtype), own, 4.0, titles))
     if not lines:
         return ""
-    worst = min(range(len(rows)), key=lambda at: _own(rows[at]))
-    own_error = min(-_own(rows[worst]), 1.0)
+    worst = max(range(len(rows)), key=lambda at: _own(rows[at]))
+    own_error = min(_own(rows[worst]), 1.0)
     named = (worst + 1, own_error, _named(rows[worst])) if own_error > 2 * HALF_ULP.get(low, 0) else None
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
 
@@ -118,7 +118,7 @@ def _advices(comparison: Comparison) -> list[dict[str, Any]]:
         changes = [("-", f"{cast}.txt") for cast in ("bf16", "promote") if any(row.listed == cast for row in own)] + [("+", "fp32.txt")]
         if any(row.listed == "fp8" for row in own):
             changes = [("-", "fp8.txt"), ("+", "bf16.txt")]  # FP8 rounds most; the low dtype is tried before float32
-        found.append({"op": op, "share": part, "changes": changes, "worst": min(own, key=_own, default=None)})
+        found.append({"op": op, "share": part, "changes": changes, "worst": max(own, key=_own, default=None)})
     return found[:_TOP]
 
 
@@ -128,9 +128,9 @@ def _worst_ops(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         kept = found.get((row.op, row.direction, row.dtype))
         if kept is not None:
-            row = replace(min(kept, row, key=_own), calls=row.calls + kept.calls, share=row.share + kept.share)
+            row = replace(max(kept, row, key=_own), calls=row.calls + kept.calls, share=row.share + kept.share)
         found[row.op, row.direction, row.dtype] = row
-    return sorted((row for row in found.values() if row.isolated), key=_own)[:_TOP]
+    return sorted((row for row in found.values() if row.isolated), key=_own, reverse=True)[:_TOP]
 
 
 def _jumps(rows: Sequence[Row]) -> list[dict[str, Any]]:

@@ -367,7 +367,7 @@ def test_no_python_code_runs_where_a_weight_is_freed() -> None:
         weights = list(model.weights)
         del model
         gc.collect()
-        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_qualname) if event == "call" else None)
+        sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
         try:
             weights.clear()
         finally:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import statistics
-import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 
+from ...benchmark.timing import seconds_of
 from .digits import Digits
 from .models import DemoModel
 from .precisions import Precision
@@ -58,9 +59,7 @@ def train(
                 if len(batch) < _BATCH:
                     continue
                 images, labels = data.train_images[batch], data.train_labels[batch]
-                start = time.perf_counter()
-                trainee.step(images, labels)
-                seconds.append(time.perf_counter() - start)
+                seconds.append(seconds_of(partial(trainee.step, images, labels), 1, images.device)[0])
                 advance()
         accuracy = trainee.accuracy(data.test_images, data.test_labels)
         step = trainee.observe(data.train_images[:_BATCH], data.train_labels[:_BATCH])

@@ -41,8 +41,8 @@ class Mutant:
 
     @property
     def package(self) -> str:
-        """The package of hmp that the file belongs to; "hmp" for a module in none."""
-        return Path(self.file).parent.name
+        """The package of hmp that its file belongs to."""
+        return package_of(self.file)
 
     @lru_cache(maxsize=2)  # noqa: B019
     def source(self, root: Path) -> str | None:
@@ -88,6 +88,11 @@ class _WithoutHints(ast.NodeTransformer):
 
     def visit_If(self, node: ast.If) -> ast.AST | None:
         return None if ast.unparse(node.test).endswith("TYPE_CHECKING") else self.generic_visit(node)
+
+
+def package_of(file: str) -> str:
+    """The package of hmp that the file belongs to; "hmp" for a module in none."""
+    return Path(file).parent.name
 
 
 def _seen(source: str) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .mutants import package_of
+
 PAGE = "docs/pages/evidence/mutants.md"
 WIDTH = 90  # of a changed line
 Found = Mapping[str, Any]
@@ -47,7 +49,7 @@ def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
     packages: dict[str, list[Found]] = defaultdict(list)
     survivors: dict[str, list[Found]] = defaultdict(list)
     for each in mutants:
-        packages[_package(each)].append(each)
+        packages[package_of(each["file"])].append(each)
         if each["outcome"] == "survived":
             survivors[each["file"]].append(each)
     killed = [each for each in mutants if each["outcome"] == "killed"]
@@ -90,10 +92,6 @@ def _folders(folders: Mapping[str, int]) -> str:
         of = f"{', '.join(most)} and {last}" if most else last
         said.append(f"all in {of}" if every == 1 else f"one in {every} of those in {of}")
     return "; ".join(said)
-
-
-def _package(found: Found) -> str:
-    return Path(found["file"]).parent.name
 
 
 def _rate(some: Sequence[Found], of: Sequence[Found]) -> str:
