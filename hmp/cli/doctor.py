@@ -137,12 +137,11 @@ def _home() -> Path:
 
 
 def _others() -> list[str]:
-    """Folders and files on the path, and distributions, that are called hmp and are not this one."""
+    """Packages and modules on the path, and distributions, that are called hmp and are not this one."""
     found = []
     for entry in dict.fromkeys(os.path.realpath(each or os.getcwd()) for each in sys.path):
-        for place in (Path(entry) / "hmp", Path(entry) / "hmp.py"):
-            is_one = place.is_file() or (place / "__init__.py").is_file()
-            if is_one and place.resolve() != _home():
+        for place, source in ((Path(entry) / "hmp", "__init__.py"), (Path(entry) / "hmp.py", "")):
+            if (place / source).is_file() and place.resolve() != _home():
                 found.append(str(place))
     return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
 

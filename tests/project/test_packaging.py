@@ -90,7 +90,9 @@ def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: M
 
 
 @pytest.mark.slow
-def test_editable_install_finds_its_lists(copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path) -> None:
+def test_editable_install_comes_before_a_folder_of_its_name(
+    copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path
+) -> None:
     run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], tmp_path)
     python = tmp_path / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     site = Path(run([python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], tmp_path).strip())
@@ -98,7 +100,10 @@ def test_editable_install_finds_its_lists(copy: Path, wheel: Path, from_checkout
     (site / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")
     install = [sys.executable, "-m", "pip", "--python", python, "install"]
     run([*install, "--no-deps", "--no-build-isolation", "--no-index", "-e", copy], tmp_path)
+    (tmp_path / "hmp" / "hmp").mkdir(parents=True)  # as beside a clone in a folder called hmp
     assert policies_of(python, tmp_path, copy) == from_checkout
+    script = python.with_name("hmp.exe" if os.name == "nt" else "hmp")
+    assert "another hmp" not in run([script, "doctor"], tmp_path)  # which exits with 1 where it finds one
 
 
 def test_console_script_is_the_command_line(wheel: Path) -> None:
