@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Mapping
 
 import hmp
 
@@ -10,6 +12,22 @@ from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
+
+_SHORT = 20  # so many differences are seen at a glance
+# How many bits each list leaves an op; of an op on neither of these, its inputs decide.
+_BITS = {"fp8": 8, "bf16": 16, "promote": 24, "unlisted": 24, "fp32": 32}
+# An op is of the first family whose pattern is found in its name.
+_FAMILIES = {
+    "losses": r"loss|entropy|kl_div",
+    "convolutions": r"conv",
+    "pooling": r"pool",
+    "norms": r"norm(?!al)",
+    "recurrent nets": r"lstm|gru|rnn",
+    "spectra": r"fft|stft",
+    "products": r"mm|mv$|matmul|linear|dot|einsum|addr$|^ger$|outer|kron|multi_head|attention",
+    "linear algebra": r"linalg|cholesky|svd|qr|inverse|pinv|pca|lu_|^lu$",
+    "other ops": "",
+}
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -23,6 +41,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, or a report's JSON file")
     parser.add_argument("b", metavar="B", help="another one")
+    parser.add_argument("--summary", action="store_true", help="of two policies, print how many ops of each family change, not which")
     add_json(parser)
     parser.set_defaults(run=run)
 
@@ -40,17 +59,36 @@ def run(options: argparse.Namespace) -> int:
         "(FP8 recipe)": (one.fp8_recipe, other.fp8_recipe),
         "(FP8 kernel)": (one.fp8_kernel, other.fp8_kernel),
     }
-    changes = {what: (here, there) for what, (here, there) in words.items() if here != there} | changes
+    ops, changes = changes, {what: (here, there) for what, (here, there) in words.items() if here != there} | changes
     if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if not changes:
         print(f"{_called(options.a, one)} and {_called(options.b, other)} decide every op alike")
         return 0
     print(f"{_called(options.a, one)} -> {_called(options.b, other)}: {count(len(changes), 'difference')}")
-    width = max(map(len, changes))
+    if options.summary or len(ops) > _SHORT:
+        print(*_summed_up(ops), sep="\n")
+    if options.summary:
+        changes = {what: change for what, change in changes.items() if what not in ops}
+    width = max(map(len, changes), default=0)
     for name, (here, there) in changes.items():
         print(f"  {name:{width}}  {here:8} -> {there}")
     return 1
+
+
+def _summed_up(changes: Mapping[str, tuple[str, str]]) -> list[str]:
+    """A table of how many ops of each family go to fewer bits, to more, and to as many; no lines without changes."""
+    from ..formatting import aligned
+
+    found: dict[str, list[int]] = {}
+    for name, (here, there) in changes.items():
+        family = next(family for family, pattern in _FAMILIES.items() if re.search(pattern, name))
+        more = _BITS[there] - _BITS[here]
+        found.setdefault(family, [0, 0, 0])[0 if more < 0 else 1 if more else 2] += 1
+    rows = [(family, *map(str, found[family])) for family in _FAMILIES if family in found]
+    total = [str(sum(column)) for column in zip(*found.values(), strict=True)]
+    table = [("", "lower", "higher", "left to inputs"), *rows, ("all", *total)] if rows else []
+    return [f"  {line}" for line in aligned(table)] if table else []
 
 
 def _of_reports(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib.util
 import os
 import select
@@ -15,7 +16,10 @@ import hmp
 
 from ..errors import to_install
 
-__all__ = ["add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "missing_for_a_page"]
+__all__ = [
+    "add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "let_go_of_full_disk",
+    "missing_for_a_page",
+]  # fmt: skip
 
 
 def flush() -> None:
@@ -28,10 +32,22 @@ def let_go_of_closed_pipes() -> bool:
     """Whether nobody reads standard output or standard error any more; they lead nowhere then, so that python can flush them at its end."""
     closed = [stream for stream in (sys.stdout, sys.stderr) if stream is not None and _is_closed_pipe(stream)]
     for stream in closed:
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, stream.fileno())
-        os.close(nowhere)
+        _lead_nowhere(stream)
     return bool(closed)
+
+
+def let_go_of_full_disk(error: BaseException) -> bool:
+    """Whether it says that nothing more can be written; standard output leads nowhere then, so that python can flush it at its end."""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if is_full and sys.stdout is not None:
+        _lead_nowhere(sys.stdout)
+    return is_full
+
+
+def _lead_nowhere(stream: Any) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
 
 
 def _is_closed_pipe(stream: Any) -> bool:

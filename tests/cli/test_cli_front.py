@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.metadata
 import importlib.util
 import json
@@ -200,6 +201,15 @@ def test_a_pipe_that_nobody_reads_ends_a_command_without_a_word(arguments: list[
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
     assert (done.returncode, done.stderr) == (141, "")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device of Linux's that is always full")
+def test_a_full_disk_ends_a_command_with_one_line() -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run([sys.executable, "-m", "hmp", "lists"], cwd=ROOT, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"hmp lists: it cannot write any more: {OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))}\n"
 
 
 def test_a_broken_pipe_of_a_commands_own_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
