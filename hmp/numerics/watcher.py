@@ -233,16 +233,18 @@ class Watcher(TorchDispatchMode):
             self._mark_all(odd, Origin("reported", origin.finding))
             self._report(origin.finding)
         else:
-            if nan_of_inf and origin.kind in ("written", "unwritten"):
-                self._warn(call, known)
+            if nan_of_inf:
+                self._warn(call, origin)
             self._mark_all(odd, origin)
 
-    def _warn(self, call: Call, known: Facts) -> None:
-        place = call.owner.place
-        op = call.owner.op
+    def _warn(self, call: Call, origin: Origin) -> None:
+        """NaN was made of Inf: no finding of its own, and said once for each place."""
+        op, place = call.owner.op, call.owner.place
         if (op, place) not in self._warned:
             self._warned.add((op, place))
-            log.warning("`%s` made NaN of infinities that were given, such as a row that is masked whole: %s", op, place)
+            made = origin.finding
+            what = "infinities that were given, such as a row that is masked whole" if made is None else f"the Inf that `{made.op}` made"
+            log.warning("`%s` made NaN of %s: %s", op, what, place)
 
     # The GradScaler
 

@@ -141,6 +141,13 @@ def test_a_row_that_is_masked_whole_is_a_warning_and_no_finding(caplog: pytest.L
     assert record.getMessage().startswith("`softmax` made NaN of infinities that were given, such as a row that is masked whole: ")
 
 
+def test_a_nan_that_a_product_makes_of_an_inf_is_said_with_what_made_the_inf(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, logger="hmp"), hmp.detect_nonfinite("log") as findings:
+        nan = torch.full((1, 1), 200.0).exp() @ torch.zeros(1, 1)
+    assert nan.isnan().all() and [(each.op, each.made) for each in findings] == [("exp", "Inf")]
+    assert [each.getMessage().partition(": ")[0] for each in caplog.records][1:] == ["`matmul` made NaN of the Inf that `exp` made"]
+
+
 def found(run: Callable[[], Any]) -> Finding:
     with pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
         run()
