@@ -22,11 +22,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp demo --epochs 3",
         help="train two small models in three precisions and show what ran where",
         description="Trains a convolutional network and a transformer on scikit-learn's handwritten digits in "
-        "float32, under torch.autocast and under hmp, prints one table, and fails if an op that the policy names "
+        "float32, under torch.autocast and under hmp, prints one table and the verdict, and fails if an op that the policy names "
         "did not run in the dtype that it names, or if hmp's accuracy is not within one point of float32.",
     )
     parser.add_argument("--epochs", type=_positive, metavar="N", help="train each model for N epochs only; accuracy suffers")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
+    parser.add_argument("--ops", action="store_true", help="print which ATen ops ran in which dtype, too")
     parser.set_defaults(run=run)
 
 
@@ -38,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
         return 2
     from . import show  # after the question above: it imports what may be missing
 
-    return show.demonstrate(epochs=options.epochs, seed=options.seed)
+    return show.demonstrate(epochs=options.epochs, seed=options.seed, ops=options.ops)
 
 
 def _positive(text: str) -> Any:

@@ -19,14 +19,14 @@ from .models import MODELS
 from .precisions import FLOAT32, HMP, POLICY, PRECISIONS
 from .training import Outcome, steps, train
 
-__all__ = ["demonstrate", "print_results"]
+__all__ = ["demonstrate", "print_ops", "print_results"]
 
 _PIPED_WIDTH = 80  # a pipe has no width of its own
 _SHOWN = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
-    """Train every model in every precision, print one table, and return 0 if the check passed, else 1."""
+def demonstrate(*, epochs: int | None = None, seed: int = 0, ops: bool = False) -> int:
+    """Train every model in every precision, print one table and the verdict, with `ops` what ran; return 0 if the check passed, else 1."""
     console = Console(width=None if sys.stdout.isatty() else _PIPED_WIDTH, highlight=False)
     console.print(f"hmp demo: handwritten digits, torch {torch.__version__}, {torch.get_num_threads()} threads")
     outcomes = _train_all(console, epochs, seed)
@@ -36,11 +36,13 @@ def demonstrate(*, epochs: int | None = None, seed: int = 0) -> int:
         console.print(f"check failed: {failure}", style="red", soft_wrap=True)
     if not failures:
         console.print(_passed(), style="green", soft_wrap=True)
+    if ops:
+        print_ops(console, list(outcomes.values()))
     return 1 if failures else 0
 
 
 def print_results(console: Console, outcomes: Sequence[Outcome], note: str = "") -> None:
-    """Print the table, one row for each model and precision, the note, and the ops by compute dtype; all fit into 60 columns."""
+    """Print the table, one row for each model and precision, and the note; both fit into 60 columns."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column("model and\nprecision", no_wrap=True)
     for heading in ("test\naccuracy", "step\ntime", "saved for\nbackward", "casts\na step"):
@@ -62,12 +64,15 @@ def print_results(console: Console, outcomes: Sequence[Outcome], note: str = "")
     console.print(table)
     if note:
         console.print(f"{note}\n")
-    console.print("ATen ops of the forward pass, by compute dtype:")
+
+
+def print_ops(console: Console, outcomes: Sequence[Outcome]) -> None:
+    """Print the ATen ops of each model in each precision, by compute dtype."""
+    console.print("\nATen ops of the forward pass, by compute dtype:")
     for outcome in outcomes:
         console.print(f"  {outcome.model}, {outcome.precision}")
         for line in _ran(outcome, console.width):
             console.print(line, soft_wrap=True)
-    console.print()
 
 
 def _train_all(console: Console, epochs: int | None, seed: int) -> dict[tuple[str, str], Outcome]:
