@@ -76,7 +76,7 @@ class Model(torch.nn.Module):
 
 
 @pytest.mark.parametrize("head", ["head", "lm_head", "classifier", "score", "out"])
-def test_fp8_is_autocast_with_linear_in_fp8_but_for_the_head(head: str) -> None:
+def test_fp8_is_autocast_with_layers_in_fp8_but_for_the_head(head: str) -> None:
     torch.manual_seed(0)
     model, x = Model(head), torch.randn(16, 32)
     with hmp.casts("autocast"):
@@ -88,7 +88,7 @@ def test_fp8_is_autocast_with_linear_in_fp8_but_for_the_head(head: str) -> None:
     assert dtypes[head] == ("float8_e4m3fn" if head == "out" else "bfloat16")
     assert y.dtype is hidden.dtype is BF16
     unscoped, autocast = hmp.Policy.load("fp8").unscoped, hmp.Policy.load("autocast")
-    assert unscoped.fp8 == {"linear"} == autocast.bf16 - unscoped.bf16
+    assert unscoped.fp8 == {"linear", "addmm"} == autocast.bf16 - unscoped.bf16
     assert (unscoped.fp32, unscoped.promote, unscoped.dtype) == (autocast.fp32, autocast.promote, BF16)
 
 
@@ -97,12 +97,26 @@ def test_a_base_may_have_a_base_and_lines_for_single_modules(tmp_path: Path) -> 
     assert [entry.text for entry in policy.scoped] == [entry.text for entry in fp8.scoped]
     assert (policy.fp8, policy.bf16) == (fp8.fp8, fp8.bf16)
     own = hmp.Policy.load(folder(tmp_path, fp32="linear"))  # an op that the list names is the list's, everywhere
-    assert (own.scoped, own.fp8) == ((), frozenset()) and "linear" in own.fp32
+    assert (own.scoped, own.fp8) == ((), {"addmm"}) and "linear" in own.fp32
     torch.manual_seed(0)
     model = hmp.apply(Model("lm_head"), policy)
     with hmp.record() as report:
         model(torch.randn(16, 32))
     assert [row.compute for row in report.rows if row.op == "linear"] == ["float8_e4m3fn", "bfloat16"]
+
+
+def test_fp8_takes_the_layers_of_gpt2_and_a_report_says_where_nothing_ran_in_it() -> None:
+    transformers = pytest.importorskip("transformers")
+    small = transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=16, n_positions=8, bos_token_id=0, eos_token_id=0)
+    model = hmp.apply(transformers.GPT2LMHeadModel(small), "fp8")
+    with hmp.record() as report:
+        model(input_ids=torch.zeros(2, 8, dtype=torch.int64))
+    assert {row.module.rpartition(".")[2] for row in report.fp8 if row.role == "weight"} == {"c_attn", "c_proj", "c_fc"}
+    said = "Nothing ran in FP8"
+    assert said not in str(report)
+    with hmp.record() as report:
+        hmp.apply(torch.nn.Linear(3, 3), "fp8")(torch.ones(1, 3))  # 3 is no multiple of 16
+    assert said in str(report) and report.fp8 == []
 
 
 def test_fp8_needs_a_model_and_says_so() -> None:
