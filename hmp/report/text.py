@@ -41,7 +41,7 @@ def text(report: Report) -> str:
     if report.fp8:
         parts += ["", _in_fp8(report.fp8)]
     elif any(policy.get("fp8") for policy in report.policies):
-        parts += ["", "Nothing ran in FP8: the ops on its list were not called, or could not (hmp.fallbacks() counts those, with the reason)."]
+        parts += ["", "Nothing ran in FP8: the ops on its list were not called, or could not (hmp.fallbacks() says why)."]
     if report.no_kernel:
         parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
     if report.never_called:
