@@ -110,13 +110,13 @@ def pickled(optimizer: Optimizer, within: Optimizer) -> Treated:
 
 
 def scheduled(optimizer: Optimizer, within: Optimizer) -> Treated:
-    warm = lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2)
-    both = lr_scheduler.SequentialLR(optimizer, [warm, lr_scheduler.StepLR(optimizer, 1, 0.5)], [2])
+    both = [lr_scheduler.LinearLR(optimizer, 0.1, total_iters=2), lr_scheduler.StepLR(optimizer, 3, 0.5)]
     plateau = lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
     rates = []
     for loss in (1.0, 0.5, 0.5, 0.6):
         take(optimizer, 1)
-        both.step()
+        for scheduler in both:
+            scheduler.step()
         plateau.step(loss)
         rates.append(within.param_groups[0]["lr"])
     return optimizer, [rates, len(set(rates))]
