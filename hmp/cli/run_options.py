@@ -33,8 +33,8 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     """A line on stderr where torch was there and hmp cast nothing: for an option of hmp's name behind the script, which was perhaps meant
     for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
     anything."""
-    session = sys.modules.get("hmp.session")
-    if "torch" not in sys.modules or (session is not None and session.any_compiled()):
+    is_in_use = "hmp.session" in sys.modules
+    if "torch" not in sys.modules or (is_in_use and _any_compiled()):
         return
     from ..observing import speaks  # here: it imports torch
 
@@ -46,7 +46,7 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
             f"nothing was cast by hmp in this process: what stands behind {script} is the script's own, also {', '.join(behind)}; "
             f"an option for hmp stands before: hmp run {behind[0]} ... {target}"
         )
-    elif session is None and not is_wrong_use:
+    elif not is_in_use and not is_wrong_use:
         told = (
             f"nothing was cast: no option asks for it, and {script} does not use hmp; "
             f"hmp run --policy autocast {target} runs it under torch.autocast's lists"
@@ -55,3 +55,9 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
         return
     if speaks():
         print(f"hmp run: {told}", file=sys.stderr)
+
+
+def _any_compiled() -> bool:
+    from ..session import any_compiled
+
+    return any_compiled()
