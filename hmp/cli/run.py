@@ -31,6 +31,7 @@ __all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
 
 # The environment variable that tells a spawned process what its parent was to do.
 OF_PARENT = "HMP_RUN"
+_WRONG_USE = 2  # with which argparse ends a script that does not know an option
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -43,9 +44,8 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         description="Runs a script, or with -m a module, as python itself would: its arguments, exit status, signals and tracebacks "
         "are its own. With --policy, --bf16, --fp32 or --opt-level its ops are cast as by hmp.convert(), which the script may call "
         "itself: the later call counts. Without one of these and without the environment variable HMP_POLICY, which names a policy as "
-        "--policy does, nothing is cast but what the script itself asks for. Options stand before the script; what stands behind it is the "
-        "script's, and an option of this command there is an error unless -- stands before the script. Exit status 2 if the options or the "
-        "script cannot be used.",
+        "--policy does, nothing is cast but what the script itself asks for. Options stand before the script; all that stands behind it is "
+        "the script's, whatever it is called. Exit status 2 if the options or the script cannot be used.",
     )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module's name, as in python -m")
     parser.add_argument("--policy", metavar="NAME", help="cast by a preset, or by a folder of list files")
@@ -88,12 +88,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 where the script ended without one of its own, 2 if the options or the script cannot be used."""
-    is_marked = options.command[0] == "--"
-    script, *arguments = options.command[1:] if is_marked else options.command
+    script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
     try:
         _check(script, options.is_module)
-        if not is_marked:
-            run_options.refuse_behind(options, script, arguments)
         run_options.from_environment(options)
         prepare(options)
         pass_on(options)
@@ -103,13 +100,15 @@ def run(options: argparse.Namespace) -> int:
     try:
         with _recorded(options.report, options.html), _verified(options.verify), _watched(options.detect_nonfinite):
             _launch(script, arguments, options.is_module)
-    except SystemExit:
+    except SystemExit as end:
+        if end.code in (None, 0, _WRONG_USE):
+            run_options.say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
         raise
     except BaseException as error:
         is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
         _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
         raise  # python itself prints it, and ends as it does after it
-    run_options.say_where_nothing_was_cast(script)
+    run_options.say_where_nothing_was_cast(options, script, arguments)
     return 0
 
 

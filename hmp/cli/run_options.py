@@ -1,4 +1,4 @@
-"""What ``hmp run`` makes of options behind the script's name, of the environment, and of having been asked for nothing."""
+"""What ``hmp run`` makes of the environment, and of having cast nothing."""
 
 from __future__ import annotations
 
@@ -9,32 +9,12 @@ from collections.abc import Sequence
 
 import hmp
 
-__all__ = ["POLICY", "from_environment", "refuse_behind", "say_where_nothing_was_cast"]
+__all__ = ["POLICY", "from_environment", "say_where_nothing_was_cast"]
 
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
 NAMING_FILES = ("policy", "fp8", "bf16", "fp32")
 CASTING = (*NAMING_FILES, "opt_level")
-
-
-def refuse_behind(options: argparse.Namespace, script: str, arguments: Sequence[str]) -> None:
-    """HmpError for an option of hmp's behind the script's name: it would do nothing there, in silence, or it is the script's own.
-
-    Behind a `--` of the script's all is the script's; so is `--verbose` where hmp could not take it.
-    """
-    known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
-    if all(getattr(options, name) is None for name in CASTING):
-        known -= {"--verbose"}
-    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    found = next((each for each in own if each in known or each.partition("=")[0] in known), None)
-    if found is None:
-        return
-    before, behind = ("-m ", "-m -- ") if options.is_module else ("", "-- ")
-    raise hmp.HmpError(
-        f"{found} stands behind {script}, where arguments are the script's own, and hmp has an option of that name. Is it for hmp? Then "
-        f"write it before: hmp run {found} ... {before}{script}. Is it the script's? Then say so with --: "
-        f"hmp run {behind}{script} {found} ..."
-    )
 
 
 def from_environment(options: argparse.Namespace) -> None:
@@ -49,11 +29,35 @@ def from_environment(options: argparse.Namespace) -> None:
     options.policy = named
 
 
-def say_where_nothing_was_cast(script: str) -> None:
-    """A line on stderr where torch computed and nobody, neither options nor script, asked hmp for anything."""
-    if "torch" in sys.modules and "hmp.session" not in sys.modules:
-        print(
-            f"hmp run: nothing was cast: no option asks for it, and {script} does not use hmp; "
-            f"hmp run --policy autocast {script} runs it under torch.autocast's lists",
-            file=sys.stderr,
+def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:
+    """A line on stderr where torch was there and hmp cast nothing: for an option of hmp's name behind the script, which was perhaps meant
+    for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
+    anything."""
+    is_in_use = "hmp.session" in sys.modules
+    if "torch" not in sys.modules or (is_in_use and _any_compiled()):
+        return
+    from ..observing import speaks  # here: it imports torch
+
+    target = f"-m {script}" if options.is_module else script
+    known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
+    behind = [name for name in dict.fromkeys(each.partition("=")[0] for each in arguments) if name in known]
+    if behind:
+        told = (
+            f"nothing was cast by hmp in this process: what stands behind {script} is the script's own, also {', '.join(behind)}; "
+            f"an option for hmp stands before: hmp run {behind[0]} ... {target}"
         )
+    elif not is_in_use and not is_wrong_use:
+        told = (
+            f"nothing was cast: no option asks for it, and {script} does not use hmp; "
+            f"hmp run --policy autocast {target} runs it under torch.autocast's lists"
+        )
+    else:
+        return
+    if speaks():
+        print(f"hmp run: {told}", file=sys.stderr)
+
+
+def _any_compiled() -> bool:
+    from ..session import any_compiled
+
+    return any_compiled()

@@ -3,6 +3,7 @@
 from ..torch_hooks import applied_policy
 from ..wrapping import Op, OpRule, op_wrap
 from .applied_models import apply, remove
+from .compiled_policies import any_compiled
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert
 
 __all__ = [
@@ -10,6 +11,7 @@ __all__ = [
     "Op",
     "OpRule",
     "any_applied",
+    "any_compiled",
     "applied_policy",
     "apply",
     "casts",

@@ -37,6 +37,7 @@ from .log_observer import LogObserver
 
 lock = fork_safe.RLock()
 observers: list[Observer] = []
+_has_compiled = False
 
 # How many compiled policies are kept although nothing uses them: those of regions that are entered in a loop.
 MOST = 32
@@ -62,6 +63,11 @@ def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool =
                         dispatchers.respecialise()
     _keep(found)
     return found
+
+
+def any_compiled() -> bool:
+    """Whether a policy has been in force in this process, or was about to be."""
+    return _has_compiled
 
 
 def compile_for_scope(user_policy: Policy, policy: Policy, scope_id: int, is_verbose: bool = False) -> CompiledPolicy:
@@ -132,6 +138,8 @@ def _clear_dtype_repairs() -> None:
 
 def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     """The policy, newly compiled, with dispatchers in place for it. Leaves torch unpatched where it was and this raises."""
+    global _has_compiled
+    _has_compiled = True
     is_first = not patches.installed()
     if is_first:
         cache.forget()  # somebody else may have patched torch since

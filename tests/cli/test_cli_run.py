@@ -241,9 +241,9 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("script", [["spawns.py"], ["-m", "spawns"]], ids=" ".join)
 def test_processes_that_the_script_spawns_are_under_hmp_too(script: list[str], tmp_path: Path) -> None:
     (tmp_path / "spawns.py").write_text(SPAWNS)
-    done = python(*RUN, "--habana", "--bf16", *bf16_list(tmp_path), *script, "given", cwd=tmp_path)
+    done = python(*RUN, "--habana", "--bf16", *bf16_list(tmp_path), *script, "--bf16", cwd=tmp_path)  # and one of the script's own
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == [f"{rank} torch.bfloat16 ['given']" for rank in range(3)]
+    assert sorted(done.stdout.splitlines()) == [f"{rank} torch.bfloat16 ['--bf16']" for rank in range(3)]
 
 
 def bf16_list(folder: Path) -> list[str]:
@@ -252,7 +252,7 @@ def bf16_list(folder: Path) -> list[str]:
 
 
 RANKS = """\
-import os, torch
+import os, sys, torch
 if "RANK" in os.environ:
     torch.distributed.init_process_group("gloo")
     ranks = torch.ones(1) * torch.distributed.get_rank()
@@ -260,7 +260,7 @@ if "RANK" in os.environ:
     assert ranks == 1
     torch.distributed.destroy_process_group()
 dtype = torch.nn.functional.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype
-os.write(1, f"{dtype} {__name__}\\n".encode())  # whole lines, whoever else writes
+os.write(1, f"{dtype} {__name__} {sys.argv[1:]}\\n".encode())  # whole lines, whoever else writes
 """
 
 
@@ -269,6 +269,7 @@ os.write(1, f"{dtype} {__name__}\\n".encode())  # whole lines, whoever else writ
     ("launcher", "processes"),
     [
         ("torch.distributed.run --standalone --nproc-per-node 2", 2),
+        (f"torch.distributed.run --standalone --nproc-per-node 2 --no-python {sys.executable}", 2),
         # on CPUs accelerate starts several through MPI alone
         ("accelerate.commands.launch --cpu --num_processes 1 --num_machines 1 --mixed_precision no --dynamo_backend no", 1),
     ],
@@ -276,9 +277,9 @@ os.write(1, f"{dtype} {__name__}\\n".encode())  # whole lines, whoever else writ
 def test_launchers_start_hmp_run_as_a_module(launcher: str, processes: int, tmp_path: Path) -> None:
     pytest.importorskip(launcher.partition(".")[0])
     (tmp_path / "ranks.py").write_text(RANKS)
-    done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", cwd=tmp_path)
+    done = python("-m", *launcher.split(), *RUN, "--policy", "bert", "ranks.py", "--bf16", "--no-python", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["torch.bfloat16 __main__"] * processes
+    assert done.stdout.splitlines() == ["torch.bfloat16 __main__ ['--bf16', '--no-python']"] * processes
 
 
 HINT = (

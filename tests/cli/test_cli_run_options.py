@@ -1,4 +1,4 @@
-"""`hmp run`: options behind the script's name, HMP_POLICY, --html, --detect-nonfinite, and a run that casts nothing."""
+"""`hmp run`: options of its names behind the script's name, HMP_POLICY, --html, --detect-nonfinite, and a run that casts nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from command_kit import RUN, python
-from hmp.cli import main
 
 SCRIPT = """\
 import sys, torch
@@ -29,30 +28,17 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     return python(*RUN, *arguments, cwd=folder, **env)
 
 
-@pytest.mark.parametrize("option", ["--policy", "--policy=habana", "--report", "--detect-nonfinite", "--habana", "--html", "--bf16"])
-def test_an_option_of_hmps_behind_the_script_is_an_error_that_says_what_to_do(
-    option: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(folder)
-    assert main(["run", "train.py", "--epochs", "3", option, "habana"]) == 2
-    assert capsys.readouterr() == (
-        "",
-        f"hmp run: {option} stands behind train.py, where arguments are the script's own, and hmp has an option of that name. Is it for "
-        f"hmp? Then write it before: hmp run {option} ... train.py. Is it the script's? Then say so with --: "
-        f"hmp run -- train.py {option} ...\n",
-    )
-
-
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "seen"),
     [
         (["--policy", "habana", "train.py", "--epochs", "3", "-m"], f"{HABANA} ['--epochs', '3', '-m']"),
         (["--policy", "habana", "--", "train.py", "--policy", "ppo"], f"{HABANA} ['--policy', 'ppo']"),
+        (["--policy", "habana", "train.py", "--bf16", "--html", "a", "--habana"], f"{HABANA} ['--bf16', '--html', 'a', '--habana']"),
         (["--", "train.py", "--policy", "ppo"], f"{FLOAT32} ['--policy', 'ppo']"),
         (["train.py", "--", "--policy", "ppo"], f"{FLOAT32} ['--', '--policy', 'ppo']"),
-        (["train.py", "--verbose", "-h"], f"{FLOAT32} ['--verbose', '-h']"),
-        (["-m", "train", "--polcy"], f"{FLOAT32} ['--polcy']"),
+        (["train.py", "--verbose", "-h", "--version"], f"{FLOAT32} ['--verbose', '-h', '--version']"),
+        (["-m", "train", "--bf16", "--report=a"], f"{FLOAT32} ['--bf16', '--report=a']"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -73,19 +59,47 @@ def test_the_environment_names_a_policy_and_an_option_wins(folder: Path) -> None
     assert wrong.stderr.endswith("; the environment variable HMP_POLICY names it\n")
 
 
-@pytest.mark.slow
-def test_a_run_that_casts_nothing_says_so_and_one_that_does_says_nothing(folder: Path) -> None:
-    told = (
-        "hmp run: nothing was cast: no option asks for it, and train.py does not use hmp; "
-        "hmp run --policy autocast train.py runs it under torch.autocast's lists\n"
-    )
-    assert run(folder, "train.py").stderr == told
-    assert run(folder, "--policy", "habana", "train.py").stderr == ""
-    (folder / "own.py").write_text("import hmp\nhmp.convert()\n" + SCRIPT)
-    done = run(folder, "own.py")
-    assert (done.stdout, done.stderr) == (f"{HABANA} []\n", "")
+NOT_ASKED = (
+    "hmp run: nothing was cast: no option asks for it, and {0} does not use hmp; "
+    "hmp run --policy autocast {1} runs it under torch.autocast's lists\n"
+)
+BEHIND = (
+    "hmp run: nothing was cast by hmp in this process: what stands behind {0} is the script's own, also {2}; an option for hmp stands "
+    "before: hmp run {3} ... {1}\n"
+)
+ARGPARSE = "import argparse, torch\nparser = argparse.ArgumentParser()\nparser.parse_args()\n"
+REVERTS = "import hmp\nwith hmp.convert():\n    pass\n"
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["train.py"], NOT_ASKED.format("train.py", "train.py")),
+        (["-m", "train"], NOT_ASKED.format("train", "-m train")),
+        (["ends.py"], NOT_ASKED.format("ends.py", "ends.py")),
+        (["--habana", "train.py"], ""),
+        (["--policy", "habana", "train.py"], ""),
+        (["plain.py"], ""),
+        (["train.py", "--bf16", "--report=a", "--epochs"], BEHIND.format("train.py", "train.py", "--bf16, --report", "--bf16")),
+        (["--habana", "-m", "train", "--verbose"], BEHIND.format("train", "-m train", "--verbose", "--verbose")),
+        (["knows_none.py", "--policy", "habana"], BEHIND.format("knows_none.py", "knows_none.py", "--policy", "--policy")),
+        (["knows_none.py", "--epochs"], ""),
+        (["fails.py", "--bf16"], ""),
+        (["--policy", "habana", "train.py", "--bf16"], ""),
+        (["reverts.py", "--bf16"], ""),
+        (["plain.py", "--bf16"], ""),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_run_that_casts_nothing_says_so_and_names_what_may_have_been_meant(arguments: list[str], told: str, folder: Path) -> None:
     (folder / "plain.py").write_text("print('no torch')\n")
-    assert run(folder, "plain.py").stderr == ""
+    (folder / "ends.py").write_text(f"{SCRIPT}\nsys.exit()\n")
+    (folder / "fails.py").write_text(f"{SCRIPT}\nsys.exit(3)\n")
+    (folder / "knows_none.py").write_text(ARGPARSE)
+    (folder / "reverts.py").write_text(REVERTS)
+    said = run(folder, *arguments).stderr
+    assert said.endswith(told) and said.count("hmp run:") == bool(told), said
 
 
 @pytest.mark.slow

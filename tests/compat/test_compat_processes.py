@@ -27,7 +27,7 @@ def run(way: str, folder: Path, *launcher: str) -> list[dict]:
     """What the two processes wrote."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
     env |= {"PYTHONPATH": str(HERE.parents[1])}
-    command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder)]
+    command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder), "--bf16"]  # which hmp has an option of the name of
     if way.endswith("two nodes"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
     nodes = [

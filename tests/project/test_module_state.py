@@ -65,6 +65,7 @@ STAYS = {
     "fork_safe._locks": "weak: every lock there is",
     "lists.spelling._warned": "a warning is given once",
     "patching.cache._cache_clears": "filled at import",
+    "session.compiled_policies._has_compiled": "what `hmp run` asks when the script has ended, which may have reverted",
     "torch_compile.bridge._number_of": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge._numbers": "numbers of policies, by which compiled code is guarded: at most 256",
     "torch_compile.bridge.entering": "filled at import",

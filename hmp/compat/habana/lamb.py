@@ -47,6 +47,9 @@ class FusedLamb(torch.optim.Optimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "set_grad_none": self.set_grad_none}
+
     def zero_grad(self, set_to_none: bool | None = None) -> None:
         """Takes the gradients away, or fills them with zeros: as the argument says, else as `set_grad_none` did."""
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)

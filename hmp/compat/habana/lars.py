@@ -8,53 +8,39 @@ from typing import Any
 import torch
 
 from .checked import checked
+from .optimizer_wrapper import OptimizerWrapper
 
 
-class FusedLars(torch.optim.Optimizer):
+class FusedLars(OptimizerWrapper):
     """LARS: `optimizer` steps with gradients that are as long as `eeta` times the parameter's norm.
 
     `skip_mask` has a value for each parameter, in their order: those with a true one get LARS and the optimizer's weight decay, the
-    others (Habana's scripts: biases, batch norm) neither. A gradient becomes `(grad + weight_decay * param) * eeta * |param| /
-    (|grad| + weight_decay * |param| + eps)`, or stays what it is where a norm is 0. The rest is the optimizer's own, whose state,
-    groups and learning rates these are.
+    others (Habana's scripts: biases, batch norm) neither. Parameters of a group that is added later get both, until `skip_mask` says
+    otherwise. A gradient becomes `(grad + weight_decay * param) * eeta * |param| / (|grad| + weight_decay * |param| + eps)`, or stays
+    what it is where a norm is 0. The rest is the optimizer's own, whose state, groups and learning rates these are.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, skip_mask: Sequence[Any], eeta: float = 0.001, eps: float = 1e-8) -> None:
         checked("FusedLars", eeta=eeta, eps=eps)
-        count = sum(len(group["params"]) for group in optimizer.param_groups)
-        if len(skip_mask) != count:
-            raise ValueError(f"FusedLars: skip_mask has {len(skip_mask)} values for {count} parameters; give one for each, in their order")
-        self.optim = optimizer
+        super().__init__(optimizer)
         self.skip_mask = [bool(each) for each in skip_mask]
         self.eeta, self.eps = eeta, eps
-        self.defaults = optimizer.defaults
-        self.__setstate__({})  # what torch's constructor makes, without groups of its own
+        self._check_mask()
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The optimizer's."""
-        return self.optim.param_groups
-
-    @property
-    def state(self) -> Any:  # type: ignore[override]
-        """The optimizer's."""
-        return self.optim.state
-
-    def state_dict(self) -> dict[str, Any]:
-        """The optimizer's."""
-        return self.optim.state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads it into the optimizer."""
-        self.optim.load_state_dict(state_dict)
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """The optimizer's."""
-        self.optim.zero_grad(set_to_none)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "eeta": self.eeta, "eps": self.eps, "skip_mask": self.skip_mask}
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Refused: the mask has no values for further parameters."""
-        raise RuntimeError("FusedLars: its skip_mask has no values for further parameters; add them to the optimizer before it is wrapped")
+        """Adds the group to the optimizer's; its parameters get LARS."""
+        super().add_param_group(param_group)
+        self.skip_mask += [True] * len(self.param_groups[-1]["params"])
+
+    def _check_mask(self) -> None:
+        count = sum(len(group["params"]) for group in self.param_groups)
+        if len(self.skip_mask) != count:
+            raise ValueError(
+                f"FusedLars: skip_mask has {len(self.skip_mask)} values for {count} parameters; give one for each, in their order"
+            )
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -63,20 +49,21 @@ class FusedLars(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        decays = [group.get("weight_decay", 0) for group in self.param_groups]
+        self._check_mask()  # the optimizer within may have been given another group
         mask = iter(self.skip_mask)
+        decays = [(group, group["weight_decay"]) for group in self.param_groups if "weight_decay" in group]
         try:
-            for group, decay in zip(self.param_groups, decays, strict=True):
-                if "weight_decay" in group:
-                    group["weight_decay"] = 0
+            for group in self.param_groups:
+                decay = group.get("weight_decay", 0)
                 for param in group["params"]:
                     if next(mask) and param.grad is not None:
                         self._scale(param, param.grad, decay)
+            for group, _ in decays:
+                group["weight_decay"] = 0
             self.optim.step()
         finally:
-            for group, decay in zip(self.param_groups, decays, strict=True):
-                if "weight_decay" in group:
-                    group["weight_decay"] = decay
+            for group, decay in decays:
+                group["weight_decay"] = decay
         return loss
 
     def _scale(self, param: torch.Tensor, grad: torch.Tensor, decay: float) -> None:
