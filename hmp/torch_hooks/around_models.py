@@ -1,12 +1,14 @@
-"""R17: whether a region of torch.autocast was put around an applied model from outside, though it begins inside hmp's call of it.
+"""R17: what is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
 
 accelerate gives a model another `forward`, which opens a region and calls the model's own; Fabric and DeepSpeed put the model into a
 wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy comes into force in the model's own forward.
+A wrapper that asks for torch.autocast's state does so in order to open such a region, and not to build an island: it gets torch's answer.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator
@@ -33,8 +35,20 @@ class Step(NamedTuple):
 def frames(frame: types.FrameType | None) -> Iterator[Step]:
     """The calls from `frame` outwards."""
     while frame is not None:
-        yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals[name])  # type: ignore[misc]
+        yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
         frame = frame.f_back
+
+
+def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
+    """The modules whose methods are among `steps`, innermost first, each as often as it has methods there."""
+    for step in steps:
+        if step.code.co_argcount and step.code.co_varnames[0] == "self" and isinstance(module := step.local("self"), torch.nn.Module):
+            yield module
+
+
+def is_of_wrapper(steps: Iterable[Step]) -> bool:
+    """Whether the code of the innermost of `steps` runs for a wrapper around a model, such as DeepSpeed's engine, not for the model."""
+    return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))
 
 
 def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:

@@ -3,7 +3,8 @@
 Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
 libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
 copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs).
-The one exception is torch.amp.custom_fwd, which asks in order to build an island.
+The one exception is torch.amp.custom_fwd, which asks in order to build an island. A wrapper around a model (DeepSpeed's engine) gets
+torch's own answer too: it asks which region it is in, and opens one around the whole model.
 
 What cannot be reached: `from torch import is_autocast_enabled` from before the patch and `torch._C.is_autocast_enabled` give torch's
 own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
@@ -32,7 +33,7 @@ from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
-from .around_models import frames, is_around_applied
+from .around_models import frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so
@@ -195,7 +196,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         if policy is None:
             return really
         if frame.f_code is not FORWARD:
-            return really or not _is_torch(frame)
+            return really or not _asks_for_torchs(frame)
         if frame.f_locals["cast_inputs"] is not None:
             return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
         # for custom_bwd, on autograd's ctx, where custom_fwd keeps its own notes
@@ -209,7 +210,7 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
         policy = state.current_state().policy
-        if policy is None or _is_torch(sys._getframe(1)):
+        if policy is None or _asks_for_torchs(sys._getframe(1)):
             return dtype
         really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
         low: torch.dtype = policy.dtype
@@ -218,8 +219,8 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
     return hmp_dispatcher
 
 
-def _is_torch(frame: types.FrameType) -> bool:
-    return is_torchs(frame.f_globals.get("__name__") or "")
+def _asks_for_torchs(frame: types.FrameType) -> bool:
+    return is_torchs(frame.f_globals.get("__name__") or "") or is_of_wrapper(frames(frame))
 
 
 def is_torchs(module: str) -> bool:
