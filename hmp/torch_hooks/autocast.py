@@ -33,6 +33,7 @@ from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
+from . import whole_models
 from .around_models import frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
@@ -91,11 +92,12 @@ class Paused(Off):
     After a revert it acts as the state around the region, because the patch that would see the region's end is gone.
     """
 
-    __slots__ = ("_installation",)
+    __slots__ = ("_installation", "look")
 
     def __init__(self, on: CompiledPolicy) -> None:
         super().__init__(on)
         self._installation = _installation
+        self.look: whole_models.Look | None = None
 
     @property
     def off(self) -> Off:
@@ -112,7 +114,9 @@ class Paused(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Empty, until a revert."""
+        """Empty, until a revert. Read at each call of an op that has a dispatcher."""
+        if self.look is not None and self.look.is_done(self.on):
+            self.look = None
         return self._now().replacements
 
     @property
@@ -137,6 +141,7 @@ def install() -> None:
     _installation = object()
     patches.on_restore(_forget)
     patches.on_restore(suspensions.end_all)
+    patches.on_restore(whole_models.forget)
     for name in _QUESTIONS:
         _answer(name, _enabled)
     for name, device_type in _DTYPES.items():
@@ -259,6 +264,8 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
+        if isinstance(chosen, Paused) and chosen is not current:
+            chosen.look = whole_models.look(caller, place)
         if self._enabled and chosen.policy is not None:
             if is_around_applied(self, frames(caller)):
                 suspension = suspensions.suspend()
