@@ -11,7 +11,7 @@ import functools
 import itertools
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -32,22 +32,27 @@ class Step(NamedTuple):
     local: Callable[[str], Any]  # the value of a local variable
 
 
-def frames(frame: types.FrameType | None) -> Iterator[Step]:
-    """The calls from `frame` outwards."""
+def frames(frame: types.FrameType | None, names: Container[str] | None = None) -> Iterator[Step]:
+    """The calls from `frame` outwards; with `names` those of functions of such a name, for the others cost time."""
     while frame is not None:
-        yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
+        if names is None or frame.f_code.co_name in names:
+            yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
         frame = frame.f_back
 
 
+# What a call of a module passes: a frame of such a name has the module as its `self`.
+CALLS = frozenset(("forward", "__call__", "_call_impl"))
+
+
 def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
-    """The modules whose methods are among `steps`, innermost first, each as often as it has methods there."""
+    """The modules that are being called at the innermost of `steps`, innermost first, and more than once each."""
     for step in steps:
-        if step.code.co_argcount and step.code.co_varnames[0] == "self" and isinstance(module := step.local("self"), torch.nn.Module):
+        if step.code.co_name in CALLS and isinstance(module := step.local("self"), torch.nn.Module):
             yield module
 
 
 def is_of_wrapper(steps: Iterable[Step]) -> bool:
-    """Whether the code of the innermost of `steps` runs for a wrapper around a model, such as DeepSpeed's engine, not for the model."""
+    """Whether the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
     return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))
 
 

@@ -34,7 +34,7 @@ from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
 from . import whole_models
-from .around_models import frames, is_around_applied, is_of_wrapper
+from .around_models import CALLS, frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so
@@ -225,7 +225,7 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
 
 
 def _asks_for_torchs(frame: types.FrameType) -> bool:
-    return is_torchs(frame.f_globals.get("__name__") or "") or is_of_wrapper(frames(frame))
+    return is_torchs(frame.f_globals.get("__name__") or "") or is_of_wrapper(frames(frame, CALLS))
 
 
 def is_torchs(module: str) -> bool:

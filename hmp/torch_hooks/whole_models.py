@@ -1,7 +1,7 @@
 """R17: says, once, where a region `torch.autocast(enabled=False)` was opened in which a whole model runs, so that its policy casts nothing.
 
 A region inside a model is the model's own float32 island. One around a model may be a script's `torch.autocast("cuda", enabled=args.amp)`
-or an engine's, and whoever asked for casts gets none. What tells them apart are the modules whose code is running where the region is
+or an engine's, and whoever asked for casts gets none. What tells them apart are the modules that are being called where the region is
 entered and where the first op in it is called; they are looked at a limited number of times in a process.
 """
 
@@ -15,7 +15,7 @@ import torch
 from ..context import CompiledPolicy
 from ..lists import unwrapped
 from ..observing import log, speaks
-from .around_models import frames, running
+from .around_models import CALLS, frames, running
 from .module_calls import applied_policy
 
 _MOST_LOOKS = 200  # some milliseconds
@@ -23,7 +23,7 @@ _looks_left = _MOST_LOOKS
 
 
 class Look:
-    """What is known of a region of torch.autocast that casts are off in: where it was opened, and how many modules' code ran there."""
+    """What is known of a region of torch.autocast that casts are off in: where it was opened, and inside how many modules' calls."""
 
     __slots__ = ("around", "place")
 
@@ -54,10 +54,10 @@ def look(frame: types.FrameType, place: str) -> Look | None:
 
 
 def _running(frame: types.FrameType | None) -> list[torch.nn.Module]:
-    """The modules whose code runs at `frame`, outermost first."""
+    """The modules that are being called at `frame`, outermost first."""
     global _looks_left
     _looks_left -= 1
-    return list(dict.fromkeys(running(frames(frame))))[::-1]
+    return list(dict.fromkeys(running(frames(frame, CALLS))))[::-1]
 
 
 def _has_all_weights(module: torch.nn.Module, model: torch.nn.Module) -> bool:

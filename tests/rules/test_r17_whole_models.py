@@ -34,11 +34,9 @@ class Engine(torch.nn.DataParallel):
         torch.nn.Module.__init__(self)
         self.module = module
 
-    def asks(self):
-        return torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cuda") is BF16
-
     def __call__(self, x):
-        with torch.autocast("cpu", enabled=False) if self.asks()[0] else contextlib.nullcontext():
+        self.told = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cuda") is BF16
+        with torch.autocast("cpu", enabled=False) if self.told[0] else contextlib.nullcontext():
             return self.module(x)
 
 
@@ -50,10 +48,11 @@ def test_r17_a_wrapper_that_asks_is_told_of_regions_around_it_and_the_model_of_c
         hmp.apply(engine, LOW)
     with hmp.convert(policy=LOW) if how == "convert" else hmp.casts(LOW) if how == "casts" else contextlib.nullcontext():
         assert engine(X) == (F32, BF16)
-        assert engine.asks() == (False, False)
-    with torch.autocast("cpu", BF16):
-        assert engine.asks()[0]
+        assert engine.told == (False, False)
     assert not caplog.records
+    with hmp.casts(LOW), torch.autocast("cpu", BF16):
+        engine = Engine(Model())
+        assert (engine(X), engine.told) == ((F32, F32), (True, False))
 
 
 class Around(torch.nn.Module):

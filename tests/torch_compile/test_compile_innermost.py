@@ -130,7 +130,7 @@ def test_modules_of_one_class_share_compiled_code_where_their_lists_are_the_same
 
 def test_r17_compiled_code_tells_a_wrapper_of_the_regions_around_it_and_its_model_of_casts():
     class Asks(torch.nn.Module):
-        def asks(self):
+        def forward(self):
             return torch.is_autocast_enabled("cpu")
 
     class Engine(torch.nn.DataParallel):
@@ -138,10 +138,10 @@ def test_r17_compiled_code_tells_a_wrapper_of_the_regions_around_it_and_its_mode
             torch.nn.Module.__init__(self)
             self.module = Asks()
 
-        def asks(self):
-            return torch.is_autocast_enabled("cpu"), self.module.asks()
+        def __call__(self):
+            return torch.is_autocast_enabled("cpu"), self.module()
 
     engine = Engine()
-    ask = torch.compile(lambda x: (x + 1, engine.asks()), backend="eager", fullgraph=True)
+    ask = torch.compile(lambda x: (x + 1, engine()), backend="eager", fullgraph=True)
     with hmp.casts("autocast"):
-        assert ask(X)[1] == engine.asks() == (False, True)
+        assert ask(X)[1] == engine() == (False, True)
