@@ -196,8 +196,12 @@ def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | O
 
 def is_around_applied(calls: Iterable[tuple[types.CodeType, Callable[[str], Any]]]) -> bool:
     """Whether a region of torch.autocast that the innermost of `calls` enters counts as outside of the policy in force (R17)."""
-    traced = (around_models.Step(*call) for call in calls)
-    return around_models.is_around_applied(None, itertools.chain(traced, around_models.frames(sys._getframe(1))))
+    return around_models.is_around_applied(None, _steps(calls))
+
+
+def _steps(calls: Iterable[tuple[types.CodeType, Callable[[str], Any]]]) -> Iterable[around_models.Step]:
+    """`calls` of a trace, and those of the program around it."""
+    return itertools.chain((around_models.Step(*call) for call in calls), around_models.frames(sys._getframe(1)))
 
 
 def _region(make: Callable[..., Any]) -> Callable[..., Any]:
@@ -248,7 +252,8 @@ def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
         asks = policy is not None and original.__name__ == "is_autocast_enabled"
         if asks and dynamo_names.variable_of(tx, autocast.FORWARD, "cast_inputs") is not None:
             return dynamo_names.constant(tx, value=True)  # an island, as in eager code: custom_fwd disables autocast around it
-        if policy is None or autocast.is_torchs(dynamo_names.called_from(tx)):
+        calls = _steps(dynamo_names.calls_of(tx))
+        if policy is None or autocast.is_torchs(dynamo_names.called_from(tx)) or around_models.is_of_wrapper(calls):
             return dynamo_names.in_graph(original).call_function(tx, args, kwargs)
         values = [dynamo_names.value_of(a) for a in args], {name: dynamo_names.value_of(a) for name, a in kwargs.items()}
         return dynamo_names.constant(tx, autocast.answer(original, policy, *values[0], **values[1]))

@@ -11,7 +11,7 @@ import functools
 import importlib
 import inspect
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from ..patching import patches, stand_ins
 from ..torch_private import devices_in_autocast
-from .dynamo_names import constant, part, torch_variable, value_of
+from .dynamo_names import calls_of, constant, part, torch_variable
 
 # --- Dynamo's variables -----------------------------------------------------------------------------------------------------
 
@@ -282,18 +282,6 @@ def _autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
         return entered
 
     return enter
-
-
-def calls_of(tx: Any) -> Iterator[tuple[types.CodeType, Callable[[str], Any]]]:
-    """The calls at this point of the trace, innermost first, and those of the program around it: the code of each, and what gives the
-    value of a local variable."""
-    while tx is not None:
-        yield tx.f_code, functools.partial(_value_of_local, tx)
-        tx = getattr(tx, "parent", None)
-
-
-def _value_of_local(tx: Any, name: str) -> Any:
-    return value_of(tx.symbolic_locals[name])
 
 
 def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:

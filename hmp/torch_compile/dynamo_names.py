@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -212,3 +212,19 @@ def variable_of(tx: Any, code: types.CodeType | None, name: str) -> Any:
 def called_from(tx: Any) -> str:
     """The name of the module whose code is being traced."""
     return str(tx.f_globals.get("__name__") or "")
+
+
+def calls_of(tx: Any) -> Iterator[tuple[types.CodeType, Callable[[str], Any]]]:
+    """The calls at this point of the trace, innermost first: the code of each, and what gives the value of a local variable, None for one
+    that stands for no object."""
+    while tx is not None:
+        yield tx.f_code, functools.partial(_value_of_local, tx)
+        tx = getattr(tx, "parent", None)
+
+
+def _value_of_local(tx: Any, name: str) -> Any:
+    variable = tx.symbolic_locals.get(name)
+    try:
+        return None if variable is None else value_of(variable)
+    except NotImplementedError:
+        return None

@@ -1,15 +1,17 @@
-"""R17: whether a region of torch.autocast was put around an applied model from outside, though it begins inside hmp's call of it.
+"""R17: what is done around a model from outside, though its code runs inside a call that hmp has put a policy around.
 
 accelerate gives a model another `forward`, which opens a region and calls the model's own; Fabric and DeepSpeed put the model into a
 wrapper whose `forward` does; a pre-hook can, too. Such a region counts as outside: the policy comes into force in the model's own forward.
+A wrapper that asks for torch.autocast's state does so in order to open such a region, and not to build an island: it gets torch's answer.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -30,11 +32,28 @@ class Step(NamedTuple):
     local: Callable[[str], Any]  # the value of a local variable
 
 
-def frames(frame: types.FrameType | None) -> Iterator[Step]:
-    """The calls from `frame` outwards."""
+def frames(frame: types.FrameType | None, names: Container[str] | None = None) -> Iterator[Step]:
+    """The calls from `frame` outwards; with `names` those of functions of such a name, for the others cost time."""
     while frame is not None:
-        yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals[name])  # type: ignore[misc]
+        if names is None or frame.f_code.co_name in names:
+            yield Step(frame.f_code, lambda name, frame=frame: frame.f_locals.get(name))  # type: ignore[misc]
         frame = frame.f_back
+
+
+# What a call of a module passes: a frame of such a name has the module as its `self`.
+CALLS = frozenset(("forward", "__call__", "_call_impl"))
+
+
+def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
+    """The modules that are being called at the innermost of `steps`, innermost first, and more than once each."""
+    for step in steps:
+        if step.code.co_name in CALLS and isinstance(module := step.local("self"), torch.nn.Module):
+            yield module
+
+
+def is_of_wrapper(steps: Iterable[Step]) -> bool:
+    """Whether the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
+    return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))
 
 
 def is_around_applied(region: Any, steps: Iterable[Step]) -> bool:

@@ -3,7 +3,8 @@
 Where hmp casts, `torch.is_autocast_enabled()` is True and `torch.get_autocast_dtype()` is the policy's low dtype, because
 libraries ask before they build their float32 islands. Code in the torch package gets torch's own answer: it asks in order to
 copy, save or restore torch.autocast's real state (checkpoint, DataParallel, torch.compile and its guards, CUDA graphs).
-The one exception is torch.amp.custom_fwd, which asks in order to build an island.
+The one exception is torch.amp.custom_fwd, which asks in order to build an island. A wrapper around a model (DeepSpeed's engine) gets
+torch's own answer too: it asks which region it is in, and opens one around the whole model.
 
 What cannot be reached: `from torch import is_autocast_enabled` from before the patch and `torch._C.is_autocast_enabled` give torch's
 own answer; an autocast region that was entered before hmp first patched anything is not seen; an object that was made
@@ -32,7 +33,8 @@ from ..observing import log, speaks
 from ..patching import patches
 from ..torch_private import AUTOCAST_CAST, dynamo_foldable
 from ..torch_private import is_any_autocast_enabled as _any_really_enabled
-from .around_models import frames, is_around_applied
+from . import whole_models
+from .around_models import CALLS, frames, is_around_applied, is_of_wrapper
 
 _QUESTIONS = ("is_autocast_enabled", "is_autocast_cpu_enabled", "is_autocast_ipu_enabled", "is_autocast_xla_enabled")
 # name → the device type that it is about, "" where an argument says so
@@ -90,11 +92,12 @@ class Paused(Off):
     After a revert it acts as the state around the region, because the patch that would see the region's end is gone.
     """
 
-    __slots__ = ("_installation",)
+    __slots__ = ("_installation", "look")
 
     def __init__(self, on: CompiledPolicy) -> None:
         super().__init__(on)
         self._installation = _installation
+        self.look: whole_models.Look | None = None
 
     @property
     def off(self) -> Off:
@@ -111,7 +114,9 @@ class Paused(Off):
 
     @property
     def replacements(self) -> Replacements:  # type: ignore[override]  # a property where Off has a constant
-        """Empty, until a revert."""
+        """Empty, until a revert. Read at each call of an op that has a dispatcher."""
+        if self.look is not None and self.look.is_done(self.on):
+            self.look = None
         return self._now().replacements
 
     @property
@@ -136,6 +141,7 @@ def install() -> None:
     _installation = object()
     patches.on_restore(_forget)
     patches.on_restore(suspensions.end_all)
+    patches.on_restore(whole_models.forget)
     for name in _QUESTIONS:
         _answer(name, _enabled)
     for name, device_type in _DTYPES.items():
@@ -195,7 +201,7 @@ def _enabled(original: Callable[..., bool]) -> Callable[..., bool]:
         if policy is None:
             return really
         if frame.f_code is not FORWARD:
-            return really or not _is_torch(frame)
+            return really or not _asks_for_torchs(frame)
         if frame.f_locals["cast_inputs"] is not None:
             return True  # an island: torch.amp.custom_fwd enters torch.autocast(enabled=False)
         # for custom_bwd, on autograd's ctx, where custom_fwd keeps its own notes
@@ -209,7 +215,7 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
     def hmp_dispatcher(*args: Any, **kwargs: Any) -> torch.dtype:
         dtype = original(*args, **kwargs)
         policy = state.current_state().policy
-        if policy is None or _is_torch(sys._getframe(1)):
+        if policy is None or _asks_for_torchs(sys._getframe(1)):
             return dtype
         really = _really_enabled(device_type) if device_type else _really_enabled(*args, **kwargs)
         low: torch.dtype = policy.dtype
@@ -218,8 +224,8 @@ def _low_dtype(original: Callable[..., torch.dtype], device_type: str) -> Callab
     return hmp_dispatcher
 
 
-def _is_torch(frame: types.FrameType) -> bool:
-    return is_torchs(frame.f_globals.get("__name__") or "")
+def _asks_for_torchs(frame: types.FrameType) -> bool:
+    return is_torchs(frame.f_globals.get("__name__") or "") or is_of_wrapper(frames(frame, CALLS))
 
 
 def is_torchs(module: str) -> bool:
@@ -258,6 +264,8 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
+        if isinstance(chosen, Paused) and chosen is not current:
+            chosen.look = whole_models.look(caller, place)
         if self._enabled and chosen.policy is not None:
             if is_around_applied(self, frames(caller)):
                 suspension = suspensions.suspend()

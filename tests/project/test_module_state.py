@@ -76,6 +76,7 @@ STAYS = {
     "torch_hooks.autocast._regions": "weak: autocast regions that are alive",
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
     "torch_hooks.module_calls._numbers": "weak: numbers of policies that are alive",
+    "torch_hooks.whole_models._looks_left": "counts down to a limit; revert() begins anew",
     "torch_private._parts": "filled at import",
     "torch_private._written_count_parts": "filled at import",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",

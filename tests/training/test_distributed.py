@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,15 @@ DTENSOR = ["tensor parallel"]
 MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_sync", "sequence parallel"]
 
 
-def launched(folder: Path, policies: list[str], modes: list[str], seconds: int = 300) -> list[list[dict[str, Any]]]:
+def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 300) -> list[Any]:
     """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
     path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT)])
     # tensors are tiny: threads of a rank would only wait for those of the other
-    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
+    environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
     # standalone: a port that is free
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    script = [str(KIT / "train.py"), str(folder / "rank"), str(seconds), ";".join(policies), ";".join(modes)]
-    with subprocess.Popen(torchrun + script, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
+    command = [*torchrun, str(KIT / script), str(folder / "rank"), str(seconds), *map(";".join, arguments)]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as launcher:
         try:
             said, _ = launcher.communicate(timeout=seconds + 120)
         except subprocess.TimeoutExpired:
@@ -47,7 +48,7 @@ def launched(folder: Path, policies: list[str], modes: list[str], seconds: int =
 
 def check(folder: Path, policies: list[str], modes: list[str]) -> None:
     """Both ranks, under each policy in each mode, against one process and against plain torch with explicit casts."""
-    ranks = launched(folder, policies, modes)
+    ranks = launched(folder, "train.py", policies, modes)
     for found in ranks:
         assert [(each["policy"], each["mode"]) for each in found] == [(policy, mode) for policy in policies for mode in modes]
         for each in found:
@@ -75,9 +76,36 @@ def test_every_mode_trains_as_one_process(policies: list[str], tmp_path: Path) -
     check(tmp_path, policies, DDP + FSDP2 + DTENSOR + MORE)
 
 
+def check_engines(folder: Path, engines: list[str]) -> None:
+    """By apply(), before and behind what the engine does to the model, and by convert(), the losses are those under torch.autocast."""
+    for rank in launched(folder, "engines.py", engines):
+        assert list(rank) == engines
+        for engine, ways in rank.items():
+            float32, under_autocast = ways.pop("float32"), ways["autocast"]["losses"]
+            assert float32["seen"] == ["float32"] * 3
+            assert 0 < max(abs(a - b) / b for a, b in zip(float32["losses"], under_autocast, strict=True)) < BF16, engine
+            assert under_autocast[-1] < 0.85 * under_autocast[0], engine
+            assert ways.keys() == {"autocast", "convert", "apply", "apply behind"}
+            for way, found in ways.items():
+                assert found["seen"] == ["bfloat16", "float32", "bfloat16"], (engine, way)  # the model's island stays one
+                assert found["losses"] == under_autocast, (engine, way)
+
+
+@pytest.mark.slow
+def test_every_engine_of_torch_has_the_losses_of_autocast(tmp_path: Path) -> None:
+    check_engines(tmp_path, ["ddp", "fsdp2", "tensor parallel", "one mesh, sharded", "one mesh, tensor parallel", "pipeline"])
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(find_spec("deepspeed") is None, reason="deepspeed, which .ci/nightly installs, is not here")
+@pytest.mark.parametrize("engines", [["zero 0", "zero 1", "zero 2", "zero 2, more"], ["zero 3"]], ids=" ".join)
+def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path) -> None:
+    check_engines(tmp_path, engines)
+
+
 @pytest.mark.slow
 def test_a_rank_that_waits_for_ever_fails_and_says_where(tmp_path: Path) -> None:
     began = time.monotonic()
     with pytest.raises(AssertionError, match=r"(?s)Timeout.*in (barrier|hangs)"):
-        launched(tmp_path, ["habana"], ["hangs"], seconds=5)
+        launched(tmp_path, "train.py", ["habana"], ["hangs"], seconds=5)
     assert time.monotonic() - began < 60

@@ -124,6 +124,19 @@ def sequence_parallel(net: Net) -> Spread:
     return Spread(net, shares_batch=False)
 
 
+def both_in_one_mesh(net: Net, sharding: int) -> Spread:
+    """FSDP2 over `sharding` groups, tensor parallel inside each."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (sharding, dist.get_world_size() // sharding), mesh_dim_names=("shard", "tensor"))
+    parallelize_module(net, mesh["tensor"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    for layer in (net.up, net.down, net):
+        fully_shard(layer, mesh=mesh["shard"])
+    return Spread(net, shares_batch=sharding > 1)
+
+
 def hangs(net: Net) -> Spread:
     """What no mode may do: one rank waits for the other, which never comes."""
     if dist.get_rank():
@@ -146,6 +159,8 @@ MODES: dict[str, Callable[[Net], Spread]] = {
     "fsdp2, float32": lambda net: fsdp2_mixed(net, param_dtype=torch.float32),
     "tensor parallel": tensor_parallel,
     "sequence parallel": sequence_parallel,
+    "one mesh, sharded": lambda net: both_in_one_mesh(net, dist.get_world_size()),
+    "one mesh, tensor parallel": lambda net: both_in_one_mesh(net, 1),
     "hangs": hangs,
 }
 
