@@ -16,11 +16,13 @@ def page() -> str:
     table = "\n".join(f"| `{name}` | {state} | {words} |" for name, state, words in rows)
     return f"""# Names of Habana's
 
-What [`hmp run --habana`](../how-to/habana-scripts.md) answers when a program imports it from Habana's packages: {len(rows)} names, of which
-{counts[WORKS]} work, {counts["does nothing"]} do nothing and say so once, and {counts[ERROR]} are errors. Those that do nothing switch or
-measure what there is only on Gaudi. Those that are errors give what a program would use: importing them is an `ImportError` that says what to
-take in their place, so that a program that asks first goes its other way; `fetch_habana_unet_loader` can be imported, and calling it is an
-`HmpError`. Any other name is a `ModuleNotFoundError` or an `AttributeError` that says what there is. A star stands for whatever is asked for.
+What [`hmp run --habana`](../how-to/habana-scripts.md) answers when a program imports it from Habana's packages: {len(rows)} names, of
+which {counts[WORKS]} work, {counts["does nothing"]} do nothing and say so once, and {counts[ERROR]} are errors.
+
+- What does nothing switches or measures what there is only on Gaudi.
+- What is an error gives what a program would use. Importing it is an `ImportError` that says what to take in its place, so that a program
+  that asks first goes its other way; `fetch_habana_unet_loader` can be imported, and calling it is an `HmpError`.
+- Any other name is a `ModuleNotFoundError` or an `AttributeError` that says what there is. A star stands for whatever is asked for.
 
 `habana_frameworks.mediapipe` is there while `lightning_habana` itself is imported, which cannot do without; using it is an error. Where
 Habana's own packages are installed they are used.

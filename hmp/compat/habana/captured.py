@@ -121,8 +121,8 @@ class Tensors:
         new = [each for each in self._new_gradients if each[0].grad is not None]
         if any(tensor.grad is not gradient for tensor, gradient in (*new, *self._added_to)):
             raise HmpError(
-                "HPUGraph: a gradient is another tensor than at the capture, so that a replay would leave it as it is; set gradients to "
-                "zero in place (zero_grad(set_to_none=False)), or inside the graph"
+                "HPUGraph.replay(): a gradient is another tensor than after the capture, which the replay would not touch; call "
+                "zero_grad() first, and where the captured step adds to gradients that were there, zero_grad(set_to_none=False)"
             )
 
     def replayed(self) -> None:

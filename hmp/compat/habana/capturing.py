@@ -26,10 +26,8 @@ from .standing import standing
 _aten = torch.ops.aten
 # what they give has no values yet
 _UNFILLED = {_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.empty_permuted, _aten.new_empty, _aten.new_empty_strided}
-# tagged for boolean masks, and for a size that follows from the arguments: both are looked at, or replayed as they are
-_SHAPED_BY_ARGUMENTS = {_aten.index.Tensor, getattr(_aten._ctc_loss, "Tensor", None)}
-# torch's C++ reads lengths or sizes out of these, and hands on numbers
-_READING = {_aten._pack_padded_sequence, _aten._ctc_loss.default}
+# besides those with a tag: what the whole of `if tensor` is in inference mode, and out of which torch's C++ reads lengths
+_READING = {_aten.is_nonzero, _aten._pack_padded_sequence, _aten._ctc_loss}
 # what gives a tensor's values to Python, or reads sizes out of it, without a kernel: owner, name, and whether a call does
 _TELLING: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
     *((torch.Tensor, name, lambda *given: True) for name in ("tolist", "numpy", "__array__", "__dlpack__")),
@@ -41,7 +39,7 @@ class Capture(TorchDispatchMode):
     """The calls between `open()` and `close()` in this thread, and in backward's."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._calls: list[Call | Constant] = []
         self._made: set[int] = set()
         self._tensors = Tensors()
@@ -85,8 +83,6 @@ class Capture(TorchDispatchMode):
         taken = same_memory(args), same_memory(kwargs)
         with self._random.drawing(func, args, kwargs):
             result = func(*args, **kwargs)
-        if isinstance(result, (bool, int, float, complex)):
-            _refuse_reading(func)
         self._note(func, args, kwargs, taken, result)
         return result
 
@@ -161,10 +157,10 @@ def _check(func: Any, types: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         )
     if func.namespace in {"c10d", "_c10d_functional"}:
         raise HmpError(f"HPUGraph: {func} waits for other processes, which a replay does not; reduce gradients behind replay()")
-    if torch.Tag.data_dependent_output in func.tags or func in _READING or func.overloadpacket in _READING:
+    if torch.Tag.data_dependent_output in func.tags or func.overloadpacket in _READING:
         _refuse_reading(func)
-    masked = func is _aten.index.Tensor and any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
-    if masked or (torch.Tag.dynamic_output_shape in func.tags and func not in _SHAPED_BY_ARGUMENTS):
+    by_numbers = func is _aten.index.Tensor and not any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
+    if torch.Tag.dynamic_output_shape in func.tags and not by_numbers:
         raise HmpError(
             f"HPUGraph: the shape of what {func} gives follows from values, which are others in a replay; multiply by the mask or use "
             "torch.where(), or leave that part of the step out of the graph"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import torch.utils.data
@@ -31,7 +32,7 @@ class HabanaDataLoader(torch.utils.data.DataLoader[Any]):
 @functools.cache
 def _image_folder() -> type:
     try:
-        from torchvision.datasets import ImageFolder
+        ImageFolder = importlib.import_module("torchvision.datasets").ImageFolder
     except ImportError as error:
         raise ImportError(f"ImageFolderWithManifest is torchvision's ImageFolder here: pip install torchvision ({error})") from error
     return type("ImageFolderWithManifest", (ImageFolder,), {"__doc__": ImageFolder.__doc__, "__module__": __name__})
