@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hmp.compat.habana import modules, names
-from hmp.compat.habana.nothing import ERROR, WORKS
+from hmp.compat.habana.nothing import ERROR, WORKS, what_is_said_of
 
 
 def page() -> str:
@@ -21,7 +21,8 @@ which {counts[WORKS]} work, {counts["does nothing"]} do nothing and say so once,
 
 - What does nothing switches or measures what there is only on Gaudi.
 - What is an error gives what a program would use. Importing it is an `ImportError` that says what to take in its place, so that a program
-  that asks first goes its other way; `fetch_habana_unet_loader` can be imported, and calling it is an `HmpError`.
+  that asks first goes its other way. `fetch_habana_unet_loader` can be imported where no `try` catches that, and calling it is an
+  `HmpError`.
 - Any other name is a `ModuleNotFoundError` or an `AttributeError` that says what there is. A star stands for whatever is asked for.
 
 `habana_frameworks.mediapipe` is there while `lightning_habana` itself is imported, which cannot do without; using it is an error. Where
@@ -57,9 +58,7 @@ def all_names() -> Iterator[tuple[str, str, str]]:
 
 
 def _of(value: Any) -> tuple[str, str]:
-    here = getattr(value, "here", None)
-    if isinstance(here, tuple):
-        return here
     if value is None:
         return WORKS, "torchvision's `ImageFolder`"  # which need not be installed
-    return WORKS, " ".join((value.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")
+    state, words = what_is_said_of(value)
+    return state, words or " ".join((value.__doc__ or "").partition("\n\n")[0].split()).removesuffix(".")

@@ -293,6 +293,7 @@ HINT = (
     [
         ("import habana_frameworks.torch.core as htcore", True),
         ("from lightning_habana.pytorch.accelerator import HPUAccelerator", True),
+        ("import habana_dataloader", True),
         ("from optimum.habana import GaudiConfig", True),
         ("import sys; sys.path.insert(0, 'installed'); from optimum.habana import GaudiConfig", True),
         ("import optimum.onnxruntime", False),

@@ -189,6 +189,30 @@ def test_numbers_that_python_makes_a_tensor_of_are_written_again() -> None:
         assert (total.item(), index.item()) == (2 * value, value)
 
 
+def test_shapes_that_are_changed_in_place_are_those_of_the_capture() -> None:
+    graph, vector, matrix = torch.hpu.HPUGraph(), torch.rand(3), torch.rand(3, 2)
+    with torch.hpu.graph(graph):
+        product = vector @ matrix  # torch squeezes the result of a matrix product
+        turned = (matrix * 2).t_().unsqueeze_(0)
+        sized = torch.add(vector, 1, out=torch.empty(0))
+    for _ in range(2):
+        vector.copy_(torch.rand(3))
+        matrix.copy_(torch.rand(3, 2))
+        graph.replay()
+        for found, expected in ((product, vector @ matrix), (turned, (matrix * 2).t()[None]), (sized, vector + 1)):
+            assert torch.equal(found, expected)
+
+
+def test_a_replay_that_would_not_wait_for_others_is_an_error_at_the_capture() -> None:
+    store = torch.distributed.HashStore()
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        with pytest.raises(hmp.HmpError, match=r"c10d\.allreduce_.* waits for other processes"), torch.hpu.graph(torch.hpu.HPUGraph()):
+            torch.distributed.all_reduce(torch.ones(2))
+    finally:
+        torch.distributed.destroy_process_group()
+
+
 def test_outside_a_replay_is_not_cast_a_second_time() -> None:
     graph, x = torch.hpu.HPUGraph(), torch.rand(4, 4)
     with torch.hpu.graph(graph):

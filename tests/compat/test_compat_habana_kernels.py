@@ -126,6 +126,13 @@ def test_the_backend_of_gaudi_compiles_with_torchs_own_and_goes_with_the_shim() 
     torch.testing.assert_close(compiled(x), model(x))
     with hmp.casts("habana"):
         assert torch.equal(compiled(x), model(x)) and compiled(x).dtype is LOW
+    graph = torch.hpu.HPUGraph()
+    with torch.hpu.graph(graph):
+        output = compiled(x)  # runs eagerly: compiled kernels are called past what is captured
+    graph.replay()
+    x.mul_(2)
+    graph.replay()
+    assert torch.equal(output, model(x))
     habana.uninstall()
     with pytest.raises(Exception, match="hpu_backend"):
         torch.compile(model, backend="hpu_backend")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import logging
 import os
 import re
+import runpy
 import sys
 import time
 from collections.abc import Iterator
@@ -138,6 +140,29 @@ def test_who_asks_first_is_told_that_there_is_nothing() -> None:
     assert not hasattr(ht.hpu, "nosuch") and getattr(ht.hpex.kernels, "CTCLoss", None) is None
     with pytest.raises(AttributeError, match="has no 'nosuch' in hmp's stand-in"):
         _ = ht.hpu.nosuch
+
+
+ASKING = """
+try:
+    from habana_dataloader import fetch_habana_unet_loader
+except {error}:
+    fetch_habana_unet_loader = None
+"""
+
+
+@pytest.mark.usefixtures("shim")
+def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other_way(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    for text, is_there in (
+        (ASKING.format(error="ImportError"), False),
+        (ASKING.format(error="(OSError, ModuleNotFoundError)"), False),
+        (ASKING.format(error="OSError"), True),
+        ("from habana_dataloader import fetch_habana_unet_loader", True),
+        ("import habana_dataloader\nfetch_habana_unet_loader = habana_dataloader.fetch_habana_unet_loader", True),
+    ):
+        script.write_text(text)
+        linecache.clearcache()
+        assert (runpy.run_path(str(script))["fetch_habana_unet_loader"] is not None) is is_there, text
 
 
 @pytest.mark.usefixtures("shim")

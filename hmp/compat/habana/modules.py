@@ -7,13 +7,14 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from .asked_first import can_do_without
 from .names import MEDIA, TREE
-from .nothing import does_nothing
+from .nothing import ERROR, does_nothing, what_is_said_of
 
 _HERE = __package__
 # what is answered now: the table's, and while lightning_habana is imported the media engine's
@@ -72,14 +73,20 @@ def public_names(module: str) -> dict[str, Any]:
 
 def refusal(module: str, name: str) -> str:
     """What is said of a name that a module of Habana's does not have here."""
-    instead = _tree[module].instead().get(name)
-    if instead is not None:
+    refused = _refused_when_called(module)
+    instead = what_is_said_of(refused[name])[1] if name in refused else _tree[module].instead().get(name)
+    if instead:
         return f"{module}.{name} is Gaudi's alone, and there is none here; {instead}"
     has = [*_public(public_names(module)), *(child.rpartition(".")[2] for child in _children(module))]
     return (
         f"{module} has no {name!r} in hmp's stand-in for it, which has what Habana's programs were seen to use: "
         f"{', '.join(sorted(has)) or 'nothing'}. Please report it, with the line that asks for it"
     )
+
+
+def _refused_when_called(module: str) -> dict[str, Any]:
+    """The names that can be imported by a program that cannot do without them, and are errors when they are called."""
+    return {name: value for name, value in public_names(module).items() if what_is_said_of(value)[0] == ERROR}
 
 
 def _source(name: str) -> types.ModuleType:
@@ -140,8 +147,9 @@ class _Filler(Loader):
         sources = [_source(each) for each in entry.source.split()]
         if len(sources) == 1:
             module.__doc__ = sources[0].__doc__
-        vars(module).update(public_names(name))
-        vars(module)["__getattr__"] = _asked_for(name, sources)
+        refused = _refused_when_called(name)
+        vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
+        vars(module)["__getattr__"] = _asked_for(name, sources, refused)
         for source in sources:
             if entry.on_request and "on_import" in vars(source):
                 source.on_import()
@@ -150,11 +158,15 @@ class _Filler(Loader):
                 setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
-def _asked_for(module: str, sources: list[types.ModuleType]) -> Any:
+def _asked_for(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
     entry = _tree[module]
     why = entry.why_nothing().get("*")
 
     def __getattr__(name: str) -> Any:
+        if name in refused:
+            if can_do_without():
+                raise AttributeError(refusal(module, name))
+            return refused[name]
         if name in entry.names.split():  # and not in __all__: it waits for another package
             return getattr(sources[0], name)
         if name.startswith("__"):

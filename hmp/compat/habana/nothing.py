@@ -35,3 +35,9 @@ def _named(function: Any, name: str, state: str, words: str) -> Any:
     function.__doc__ = f"{state.capitalize()}: {words}."
     function.here = state, words  # for the page that lists all names
     return function
+
+
+def what_is_said_of(value: Any) -> tuple[str, str]:
+    """Whether a name works, does nothing or is an error, and why not; "works" and "" for what says nothing of itself."""
+    found: tuple[str, str] = getattr(value, "__dict__", {}).get("here", (WORKS, ""))
+    return found
