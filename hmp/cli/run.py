@@ -125,7 +125,8 @@ def _lacks_habanas(error: BaseException) -> bool:
     if error.name == "optimum":  # one package for many devices: the statement says which
         last = traceback.extract_tb(error.__traceback__)[-1].line
         return "optimum.habana" in (last or "")
-    return error.name.partition(".")[0] in ("habana_frameworks", "lightning_habana") or error.name.startswith("optimum.habana")
+    root = error.name.partition(".")[0]
+    return root in ("habana_frameworks", "habana_dataloader", "lightning_habana") or error.name.startswith("optimum.habana")
 
 
 def pass_on(options: argparse.Namespace) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import linecache
 import logging
 import os
+import re
+import runpy
 import sys
 import time
 from collections.abc import Iterator
@@ -17,13 +20,8 @@ import torch
 import hmp
 from hmp.compat import habana
 from hmp.compat.habana import modules
-
-NAMES = """habana_frameworks.torch habana_frameworks.torch.core habana_frameworks.torch.distributed habana_frameworks.torch.hpex
-habana_frameworks.torch.hpex.hmp habana_frameworks.torch.hpex.movingavrg
-habana_frameworks.torch.hpex.normalization habana_frameworks.torch.hpex.optimizers
-habana_frameworks.torch.hpu habana_frameworks.torch.hpu.graphs habana_frameworks.torch.hpu.hpu habana_frameworks.torch.hpu.random
-habana_frameworks.torch.utils
-habana_frameworks.torch.utils.debug habana_frameworks.torch.utils.library_loader""".split()
+from hmp.compat.habana.names import TREE
+from making import habana_names
 
 
 @pytest.fixture
@@ -33,20 +31,54 @@ def shim() -> Iterator[habana.Shim]:
 
 
 def imported() -> list[str]:
-    return [name for name in sys.modules if name.split(".")[0] == "habana_frameworks" or name == "torch.hpu"]
+    return [name for name in sys.modules if name.split(".")[0] in ("habana_frameworks", "habana_dataloader") or name == "torch.hpu"]
 
 
-def test_every_name_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
-    for name in NAMES:
+def test_every_module_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
+    there = [name for name in TREE if name != "habana_frameworks.torch.gpu_migration"]
+    for name in there:
         module = importlib.import_module(name)
         assert module.__name__ == name
         assert importlib.util.find_spec(name) is module.__spec__
-    assert set(imported()) == {*NAMES, "habana_frameworks", "torch.hpu"}
+    assert set(imported()) == {*there, "torch.hpu"}
     shim.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("habana_frameworks") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("habana_frameworks.torch.core")
+
+
+@pytest.mark.usefixtures("shim")
+def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen through the import system, as a program sees it: a name that cannot be what it is said to be fails here, and so does one
+    that a module has and the page has not."""
+    shown: dict[str, set[str]] = {}
+    rows = re.findall(r"^\| `([\w.*]+)` \| ([\w ]+) \| (.*) \|$", habana_names.page(), re.MULTILINE)
+    for name, state, words in rows:
+        module, _, last = name.rpartition(".")
+        shown.setdefault(module, set()).add(last)
+        if name in TREE:
+            continue
+        if state == "error":
+            with pytest.raises((ImportError, hmp.HmpError)) as caught:
+                exec(f"from {module} import {last}; {last}()")
+            assert words in str(caught.value)
+            if last != "fetch_habana_unet_loader":
+                assert isinstance(caught.value, ImportError) and not hasattr(importlib.import_module(module), last)
+                assert importlib.util.find_spec(name) is None
+        elif state == "does nothing":
+            call = getattr(importlib.import_module(module), last.replace("*", "anything"))
+            said = len(caplog.records)
+            with caplog.at_level(logging.WARNING, "hmp"):
+                (call() if last == "ModuleCacher" else call)(torch.nn.Linear(1, 1))
+            habana.said.forget_said()
+            assert words in caplog.records[said].getMessage()
+        elif last not in ("*", "ImageFolderWithManifest"):
+            exec(f"from {module} import {last}")
+    assert len(rows) > 150
+    for module in TREE:
+        there = {name for name in vars(sys.modules.get(module, sys)) if not name.startswith("_") and f"{module}.{name}" not in TREE}
+        assert module not in sys.modules or "*" in shown.get(module, set()) or there <= shown.get(module, set()), module
 
 
 @pytest.mark.usefixtures("shim")
@@ -70,28 +102,79 @@ def test_known_idioms_find_what_they_ask_for() -> None:
     assert hpu_random.get_rng_state is torch.hpu.get_rng_state
 
 
-@pytest.mark.usefixtures("shim")
-def test_what_there_is_not_is_an_import_error() -> None:
-    with pytest.raises(ModuleNotFoundError, match=r"habana_frameworks\.torch\.hpex\.kernels"):
-        importlib.import_module("habana_frameworks.torch.hpex.kernels")
-    with pytest.raises(ImportError, match="FusedRMSNorm"):
-        exec("from habana_frameworks.torch.hpex.normalization import FusedRMSNorm")
-    assert importlib.util.find_spec("habana_frameworks.mediapipe") is None
+HAS = "in hmp's stand-in for it, which has what Habana's programs were seen to use: "
 
 
 @pytest.mark.usefixtures("shim")
-def test_the_names_of_the_loaders_are_there_while_lightning_habana_is_imported() -> None:
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("import habana_frameworks.torch.nosuch", f"habana_frameworks.torch has no 'nosuch' {HAS}_hpex_C, activity_profiler, core, "),
+        (
+            "from habana_frameworks.torch.hpex.normalization import FusedNorm",
+            f"has no 'FusedNorm' {HAS}FusedClipNorm, FusedRMSNorm. Please rep",
+        ),
+        (
+            "import habana_frameworks.torch.hpex.experimental.transformer_engine.recipe",
+            "transformer_engine is Gaudi's alone, and there is no",
+        ),
+        (
+            "from habana_frameworks.mediapipe.mediapipe import MediaPipe",
+            "mediapipe is Gaudi's alone, and there is none here; it decodes on",
+        ),
+        ("import habana_frameworks.torch.gpu_migration", "here 'cpu' stands for 'hpu'; write the device 'hpu' in the script"),
+    ],
+)
+def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement: str, said: str) -> None:
+    with pytest.raises(ImportError) as caught:
+        exec(statement)
+    assert said in str(caught.value)
+
+
+@pytest.mark.usefixtures("shim")
+def test_who_asks_first_is_told_that_there_is_nothing() -> None:
+    import habana_frameworks.torch as ht
+
+    for name in ("habana_frameworks.mediapipe", "habana_frameworks.torch.nosuch", "habana_frameworks.torch.hpex.kernels.CTCLoss"):
+        assert importlib.util.find_spec(name) is None
+    assert not hasattr(ht.hpu, "nosuch") and getattr(ht.hpex.kernels, "CTCLoss", None) is None
+    with pytest.raises(AttributeError, match="has no 'nosuch' in hmp's stand-in"):
+        _ = ht.hpu.nosuch
+
+
+ASKING = """
+try:
+    from habana_dataloader import fetch_habana_unet_loader
+except {error}:
+    fetch_habana_unet_loader = None
+"""
+
+
+@pytest.mark.usefixtures("shim")
+def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other_way(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    for text, is_there in (
+        (ASKING.format(error="ImportError"), False),
+        (ASKING.format(error="(OSError, ModuleNotFoundError)"), False),
+        (ASKING.format(error="OSError"), True),
+        ("from habana_dataloader import fetch_habana_unet_loader", True),
+        ("import habana_dataloader\nfetch_habana_unet_loader = habana_dataloader.fetch_habana_unet_loader", True),
+    ):
+        script.write_text(text)
+        linecache.clearcache()
+        assert (runpy.run_path(str(script))["fetch_habana_unet_loader"] is not None) is is_there, text
+
+
+@pytest.mark.usefixtures("shim")
+def test_the_names_of_the_media_engine_are_there_while_lightning_habana_is_imported() -> None:
     with modules.with_media():
-        from habana_dataloader import HabanaDataLoader
         from habana_frameworks.mediapipe import fn
         from habana_frameworks.mediapipe.media_types import dtype
         from habana_frameworks.mediapipe.mediapipe import MediaPipe
         from habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes import media_function
         from habana_frameworks.mediapipe.plugins.iterator_pytorch import HPUResnetPytorchIterator
-    for name in ("habana_dataloader", "habana_frameworks.mediapipe"):
-        assert importlib.util.find_spec(name) is None and name not in sys.modules
+    assert importlib.util.find_spec("habana_frameworks.mediapipe") is None and "habana_frameworks.mediapipe" not in sys.modules
     assert not hasattr(sys.modules["habana_frameworks"], "mediapipe")
-    assert [batch.tolist() for batch in HabanaDataLoader(torch.arange(4), batch_size=2)] == [[0, 1], [2, 3]]
     for use in (MediaPipe, media_function, HPUResnetPytorchIterator, lambda: fn.ImageDecoder, lambda: dtype.FLOAT32):
         with pytest.raises(hmp.HmpError, match=r"mediapipe: \S+ decodes images on Gaudi, and there is none here; use torch's DataLoader"):
             use()

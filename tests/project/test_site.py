@@ -25,6 +25,7 @@ def test_every_page_is_in_the_navigation() -> None:
         "reference/api.md",
         "reference/cli.md",
         "reference/errors.md",
+        "reference/habana-names.md",
         "reference/presets.md",
         "reference/json.md",
         "tutorials/index.md",

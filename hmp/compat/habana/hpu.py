@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from . import device_map
-from .graphs import ModuleCacher, make_graphed_callables, wrap_in_hpu_graph
+from .graphs import HPUGraph, ModuleCacher, graph, make_graphed_callables, wrap_in_hpu_graph
 from .memory import (
     max_memory_allocated,
     max_memory_reserved,
+    mem_get_info,
     memory_allocated,
     memory_reserved,
     memory_stats,
@@ -37,6 +38,7 @@ from .streams import Event, Stream, current_stream, default_stream, set_stream, 
 
 __all__ = [
     "Event",
+    "HPUGraph",
     "ModuleCacher",
     "Stream",
     "_is_in_bad_fork",
@@ -46,9 +48,7 @@ __all__ = [
     "default_stream",
     "device",
     "device_count",
-    "disable_dynamic_shape",
     "empty_cache",
-    "enable_dynamic_shape",
     "get_amp_supported_dtype",
     "get_autocast_hpu_dtype",
     "get_device_capability",
@@ -56,6 +56,7 @@ __all__ = [
     "get_device_properties",
     "get_rng_state",
     "get_rng_state_all",
+    "graph",
     "init",
     "initial_seed",
     "is_autocast_hpu_enabled",
@@ -67,6 +68,7 @@ __all__ = [
     "manual_seed_all",
     "max_memory_allocated",
     "max_memory_reserved",
+    "mem_get_info",
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
@@ -74,9 +76,9 @@ __all__ = [
     "reset_accumulated_memory_stats",
     "reset_max_memory_allocated",
     "reset_peak_memory_stats",
+    "sdp_kernel",
     "seed",
     "seed_all",
-    "setDeterministic",
     "set_device",
     "set_rng_state",
     "set_rng_state_all",
@@ -86,9 +88,7 @@ __all__ = [
     "wrap_in_hpu_graph",
 ]
 
-enable_dynamic_shape = does_nothing("enable_dynamic_shape", "shapes may always change")
-disable_dynamic_shape = does_nothing("disable_dynamic_shape", "shapes may always change")
-setDeterministic = does_nothing("setDeterministic", "use torch.use_deterministic_algorithms")
+sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
 
 
 def is_available() -> bool:

@@ -17,6 +17,7 @@ from .standing import module, standing
 __all__ = [
     "max_memory_allocated",
     "max_memory_reserved",
+    "mem_get_info",
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
@@ -56,6 +57,16 @@ def max_memory_reserved(device: Any = None) -> int:
     """Bytes taken from the system at most."""
     here = standing(device)
     return max_memory_allocated(device) if here.type == "cpu" else int(module().max_memory_reserved(here))
+
+
+def mem_get_info(device: Any = None) -> tuple[int, int]:
+    """Bytes that are free, and bytes that there are; on the CPU free is what the process does not hold."""
+    here = standing(device)
+    if here.type != "cpu":
+        free, total = module().mem_get_info(here)
+        return int(free), int(total)
+    stats = memory_stats(here)
+    return stats["Limit"] - stats["InUse"], stats["Limit"]
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:

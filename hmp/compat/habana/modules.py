@@ -1,4 +1,4 @@
-"""Habana's module names, answered by hmp's modules: an import finder that stands behind all others."""
+"""Habana's module names, answered by hmp's modules as the table of names says: an import finder that stands behind all others."""
 
 from __future__ import annotations
 
@@ -7,48 +7,20 @@ import importlib
 import importlib.util
 import sys
 import types
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from typing import Any
+
+from .asked_first import can_do_without
+from .names import MEDIA, TREE
+from .nothing import ERROR, does_nothing, what_is_said_of
 
 _HERE = __package__
-# Habana's name → the module whose public names it holds; "" for a package that holds modules alone
-_TREE = {
-    "habana_frameworks": "",
-    "habana_frameworks.torch": "",
-    "habana_frameworks.torch.core": f"{_HERE}.core",
-    "habana_frameworks.torch.core.hccl": f"{_HERE}.hccl",
-    "habana_frameworks.torch.distributed": "",
-    "habana_frameworks.torch.distributed.hccl": f"{_HERE}.hccl",
-    "habana_frameworks.torch.hpex": "",
-    "habana_frameworks.torch.hpex.hmp": "hmp",
-    "habana_frameworks.torch.hpex.movingavrg": f"{_HERE}.movingavrg",
-    "habana_frameworks.torch.hpex.normalization": f"{_HERE}.normalization",
-    "habana_frameworks.torch.hpex.optimizers": f"{_HERE}.optimizers",
-    "habana_frameworks.torch.hpu": f"{_HERE}.hpu",
-    "habana_frameworks.torch.hpu.hpu": f"{_HERE}.memory",
-    "habana_frameworks.torch.hpu.graphs": f"{_HERE}.graphs",
-    "habana_frameworks.torch.hpu.random": f"{_HERE}.random",
-    "habana_frameworks.torch.utils": "",
-    "habana_frameworks.torch.utils.debug": f"{_HERE}.debug",
-    "habana_frameworks.torch.utils.library_loader": f"{_HERE}.library_loader",
-}
-# What lightning_habana itself cannot be imported without, and cannot use here. A script that looks whether it is there is to find nothing.
-_MEDIA = {
-    "habana_dataloader": f"{_HERE}.dataloader",
-    "habana_frameworks.mediapipe": f"{_HERE}.mediapipe",
-    "habana_frameworks.mediapipe.media_types": f"{_HERE}.mediapipe",
-    "habana_frameworks.mediapipe.mediapipe": f"{_HERE}.mediapipe",
-    "habana_frameworks.mediapipe.operators": "",
-    "habana_frameworks.mediapipe.operators.cpu_nodes": "",
-    "habana_frameworks.mediapipe.operators.cpu_nodes.cpu_nodes": f"{_HERE}.mediapipe",
-    "habana_frameworks.mediapipe.plugins": "",
-    "habana_frameworks.mediapipe.plugins.iterator_pytorch": f"{_HERE}.mediapipe",
-}
+# what is answered now: the table's, and while lightning_habana is imported the media engine's
+_tree = dict(TREE)
 # the one that newer releases of Habana's own package lack
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
-# they register a backend when they are imported, so they wait until a program imports them
-_ON_REQUEST = ("habana_frameworks.torch.distributed.hccl", "habana_frameworks.torch.core.hccl")
 
 
 def is_real() -> bool:
@@ -63,7 +35,7 @@ def is_real() -> bool:
 
 def install(only_removed: bool = False) -> None:
     """Makes the names importable; with `only_removed` hmp's own alone, and where Habana's package still has it, that one wins."""
-    _finder.names = frozenset({_REMOVED}) if only_removed else frozenset(_TREE)
+    _finder.names = frozenset({_REMOVED}) if only_removed else frozenset(TREE)
     if _finder not in sys.meta_path:
         sys.meta_path.append(_finder)
 
@@ -72,29 +44,72 @@ def uninstall() -> None:
     """Makes them unimportable again, and forgets those that were imported."""
     if _finder in sys.meta_path:
         sys.meta_path.remove(_finder)
-    _forget(_TREE)
+    _forget(TREE)
 
 
 @contextlib.contextmanager
 def with_media() -> Iterator[None]:
-    """A stretch in which the names of Habana's data loaders can be imported too."""
-    _TREE.update(_MEDIA)
-    _finder.names |= _MEDIA.keys()
+    """A stretch in which the names of Habana's media engine can be imported too."""
+    _tree.update(MEDIA)
+    _finder.names |= MEDIA.keys()
     try:
         yield
     finally:
-        _forget(_MEDIA)
-        _finder.names -= _MEDIA.keys()
-        for name in _MEDIA:
-            del _TREE[name]
+        _forget(MEDIA)
+        _finder.names -= MEDIA.keys()
+        for name in MEDIA:
+            del _tree[name]
+
+
+def public_names(module: str) -> dict[str, Any]:
+    """The names that a module of Habana's has here; one that waits for another package, torchvision, is not among them."""
+    entry = _tree[module]
+    found: dict[str, Any] = {}
+    for source in map(_source, entry.source.split()):
+        wanted = entry.names.split() or source.__all__
+        found |= {name: getattr(source, name) for name in wanted if name in source.__all__}
+    return found | {name: does_nothing(name, why) for name, why in entry.why_nothing().items() if name != "*"}
+
+
+def refusal(module: str, name: str) -> str:
+    """What is said of a name that a module of Habana's does not have here."""
+    refused = _refused_when_called(module)
+    instead = what_is_said_of(refused[name])[1] if name in refused else _tree[module].instead().get(name)
+    if instead:
+        return f"{module}.{name} is Gaudi's alone, and there is none here; {instead}"
+    has = [*_public(public_names(module)), *(child.rpartition(".")[2] for child in _children(module))]
+    return (
+        f"{module} has no {name!r} in hmp's stand-in for it, which has what Habana's programs were seen to use: "
+        f"{', '.join(sorted(has)) or 'nothing'}. Please report it, with the line that asks for it"
+    )
+
+
+def _refused_when_called(module: str) -> dict[str, Any]:
+    """The names that can be imported by a program that cannot do without them, and are errors when they are called."""
+    return {name: value for name, value in public_names(module).items() if what_is_said_of(value)[0] == ERROR}
+
+
+def _source(name: str) -> types.ModuleType:
+    return importlib.import_module(name if name == "hmp" else f"{_HERE}.{name}")
+
+
+def _public(names: Iterable[str]) -> list[str]:
+    return [name for name in names if not name.startswith("_")]
+
+
+def _children(module: str) -> list[str]:
+    return [name for name in _tree if name.rpartition(".")[0] == module]
+
+
+def _is_ours(name: str) -> bool:
+    return isinstance(getattr(sys.modules.get(name), "__loader__", None), _Filler)
 
 
 def _forget(names: Iterable[str]) -> None:
     for name in sorted(names, reverse=True):
-        module = sys.modules.get(name)
-        if module is None or not isinstance(getattr(module, "__loader__", None), _Filler):
+        if not _is_ours(name):
             continue
-        del sys.modules[name]
+        module = sys.modules.pop(name)
         parent, _, child = name.rpartition(".")
         if vars(sys.modules.get(parent, module)).get(child) is module:
             delattr(sys.modules[parent], child)
@@ -104,32 +119,63 @@ class _Finder(MetaPathFinder):
     names: frozenset[str] = frozenset()
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in self.names:
-            return None
-        is_package = any(name.startswith(f"{fullname}.") for name in _TREE)
-        return ModuleSpec(fullname, _Filler(), origin=_TREE[fullname] or _HERE, is_package=is_package)
+        if fullname in self.names:
+            # all are packages: `from module import name` comes here for a name that the module has not, which gives the error its words
+            return ModuleSpec(fullname, _Filler(), origin=_tree[fullname].source or _HERE, is_package=True)
+        parent, _, name = fullname.rpartition(".")
+        if parent in self.names and _is_ours(parent) and _is_an_import():
+            # without `name`, by which the import system takes the error for its own, and puts it into other words
+            raise ModuleNotFoundError(refusal(parent, name))
+        return None
+
+
+def _is_an_import() -> bool:
+    """Whether an import statement asks the finder: importlib.util.find_spec() only wants to know, and is told that there is nothing."""
+    asking = sys._getframe(3)  # behind find_spec() and the import system's _find_spec()
+    return asking.f_code.co_name == "_find_and_load_unlocked"
 
 
 class _Filler(Loader):
-    """Fills a module with another one's public names, and a package with the modules in it."""
+    """Fills a module with its names, and with the modules in it."""
 
     def create_module(self, spec: ModuleSpec) -> None:
         return None
 
     def exec_module(self, module: types.ModuleType) -> None:
         name = module.__name__
-        if _TREE[name]:
-            source = importlib.import_module(_TREE[name])
-            module.__doc__ = source.__doc__
-            public = {each: getattr(source, each) for each in source.__all__}
-            if "__getattr__" in vars(source):
-                public["__getattr__"] = source.__getattr__
-            vars(module).update(public)
-            if "on_import" in vars(source):
+        entry = _tree[name]
+        sources = [_source(each) for each in entry.source.split()]
+        if len(sources) == 1:
+            module.__doc__ = sources[0].__doc__
+        refused = _refused_when_called(name)
+        vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
+        vars(module)["__getattr__"] = _asked_for(name, sources, refused)
+        for source in sources:
+            if entry.on_request and "on_import" in vars(source):
                 source.on_import()
-        for child in _TREE:
-            if child.rpartition(".")[0] == name and child not in _ON_REQUEST:
+        for child in _children(name):
+            if not _tree[child].on_request:
                 setattr(module, child.rpartition(".")[2], importlib.import_module(child))
+
+
+def _asked_for(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:
+    entry = _tree[module]
+    why = entry.why_nothing().get("*")
+
+    def __getattr__(name: str) -> Any:
+        if name in refused:
+            if can_do_without():
+                raise AttributeError(refusal(module, name))
+            return refused[name]
+        if name in entry.names.split():  # and not in __all__: it waits for another package
+            return getattr(sources[0], name)
+        if name.startswith("__"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if why is not None:
+            return does_nothing(name, why)
+        raise AttributeError(refusal(module, name))
+
+    return __getattr__
 
 
 _finder = _Finder()

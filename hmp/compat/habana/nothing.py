@@ -1,11 +1,14 @@
-"""Calls that mean something on Gaudi alone: they do nothing and say so once."""
+"""Calls that mean something on Gaudi alone: they do nothing and say so once, or are errors where a program would use what they give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from ... import HmpError
 from .said import say_once
+
+WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"
 
 
 def does_nothing(name: str, why: str = "there is no Gaudi here", returns: Callable[..., Any] = lambda *args, **kwargs: None) -> Any:
@@ -15,6 +18,26 @@ def does_nothing(name: str, why: str = "there is no Gaudi here", returns: Callab
         say_once(name, f"{name}() does nothing without Habana's software: {why}. Said once")
         return returns(*args, **kwargs)
 
+    return _named(function, name, DOES_NOTHING, why)
+
+
+def refuses(name: str, instead: str) -> Any:
+    """A function of that name that can be imported, and that is an HmpError which says what to use `instead` when it is called."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        raise HmpError(f"{name}() needs Habana's software, and there is none here; {instead}")
+
+    return _named(function, name, ERROR, instead)
+
+
+def _named(function: Any, name: str, state: str, words: str) -> Any:
     function.__name__ = function.__qualname__ = name
-    function.__doc__ = "Does nothing, and says so once."
+    function.__doc__ = f"{state.capitalize()}: {words}."
+    function.here = state, words  # for the page that lists all names
     return function
+
+
+def what_is_said_of(value: Any) -> tuple[str, str]:
+    """Whether a name works, does nothing or is an error, and why not; "works" and "" for what says nothing of itself."""
+    found: tuple[str, str] = getattr(value, "__dict__", {}).get("here", (WORKS, ""))
+    return found
