@@ -23,7 +23,7 @@ THREADS = os.environ.get("HMP_TEST_THREADS", "1")
 torch.set_num_threads(int(THREADS))
 os.environ["OMP_NUM_THREADS"] = THREADS
 
-# a million objects of libraries are alive, and each convert() makes fifty thousand: to look through them for garbage took a fourth of the time
+# a million objects of libraries are alive, and a convert() makes fifty thousand: to look through them took a fourth of the time
 gc.set_threshold(200_000, 20, 50)
 
 # before any test module can import hmp: importing it must not change torch either
@@ -107,7 +107,7 @@ def torch_differences() -> Callable[[], list[str]]:
 @pytest.fixture(autouse=True)
 def torch_stays_torch(request: pytest.FixtureRequest) -> Iterator[None]:
     """Seed the test, undo its conversion, and prove that nothing of it is left in torch."""
-    torch.default_generator.manual_seed(0)  # torch.manual_seed notes the traceback for every kind of device, which takes a hundred times as long
+    torch.default_generator.manual_seed(0)  # torch.manual_seed formats the traceback for each kind of device that may come
     yield
     hmp = sys.modules.get("hmp")
     if hmp is not None and hasattr(hmp, "revert"):

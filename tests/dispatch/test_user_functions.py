@@ -14,8 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 
-pytestmark = pytest.mark.searches_references
-
 ONE = torch.ones(1)
 LOW = torch.bfloat16
 

@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 import hmp
 
-pytestmark = pytest.mark.searches_references
-
 ROOT = Path(__file__).parents[2]
 
 
