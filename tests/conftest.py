@@ -52,13 +52,13 @@ def _differences(on_modules: bool = True) -> list[str]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m is asked
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a test marked sampled(n), every nth variant runs where the test does; the others are marked nightly.
+    """Of a test marked sampled(n), every nth variant that is not nightly anyway runs where the test does; the others are marked nightly.
 
     Which these are, a hash of their names says: always the same ones, and not those of one value of a parameter.
     """
     variants: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if item.get_closest_marker("sampled") is not None:
+        if item.get_closest_marker("sampled") is not None and item.get_closest_marker("nightly") is None:
             variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for each in variants.values():
         each.sort(key=lambda item: zlib.crc32(item.name.encode()))

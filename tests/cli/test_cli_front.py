@@ -164,6 +164,7 @@ def test_every_json_that_is_written_says_its_version(tmp_path: Path) -> None:
     assert tuned.to_dict()["schema_version"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("name", ["compare", "benchmark", "summary"])

@@ -43,6 +43,7 @@ def test_an_option_of_hmps_behind_the_script_is_an_error_that_says_what_to_do(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "seen"),

@@ -301,6 +301,7 @@ def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: s
     interrupt_from_outside(ACTIONS[name], 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [False, True])
 def test_an_interrupted_conversion_leaves_the_garbage_collector_on(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:

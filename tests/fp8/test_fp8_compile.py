@@ -125,6 +125,7 @@ def test_a_compiled_checkpoint(recipe: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(run(block, compiled, x), run(block, block, x), strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_second_derivative_is_an_error() -> None:
     w = torch.randn(32, 64, requires_grad=True)
     x = torch.randn(16, 64, requires_grad=True)

@@ -61,6 +61,7 @@ def test_scope_an_applied_model_compiles_to_one_graph_with_eagers_results_and_gr
     same_results(gradients(torch.compile(model, backend=backend, fullgraph=True)), wanted)
 
 
+@pytest.mark.slow
 def test_scope_what_is_in_force_is_guarded_on():
     model, graphs = Net(), Graphs()
     compiled = torch.compile(model, backend=graphs, fullgraph=True)

@@ -114,7 +114,6 @@ def test_r11_revert_forgets_what_failing_taught(op, monkeypatch) -> None:
         assert hmp.fallbacks() == {}
 
 
-@pytest.mark.searches_references
 @pytest.mark.parametrize("enabled", [True, False])
 def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
     def fail(*args) -> None:
@@ -132,6 +131,7 @@ def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
 @pytest.mark.searches_references
 def test_partials_that_are_made_between_conversions() -> None:
     assert dtypes(functools.partial(torch.matmul, X)) == [torch.bfloat16]

@@ -95,6 +95,7 @@ torch.ones(2, 2) @ torch.ones(2, 2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("environment", "speaks"),

@@ -72,6 +72,7 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
     assert (found_gradient - gradient).norm() <= tolerance * gradient.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["TransformerEncoder", "convolutional"])
 def test_compiled_models_compute_what_eager_does(name):
