@@ -74,12 +74,12 @@ _tests = itertools.count(1)
 def names_are_searched_for_where_they_are_tested(request: pytest.FixtureRequest) -> Iterator[None]:
     """The search goes through every object that is alive, and here those of all libraries are: half of the time of a test.
 
-    Tests marked searches_references convert with it, and so do a quarter of the slow and nightly tests, always the same, and all other
+    Tests marked searches_references convert with it, and so do an eighth of the slow and nightly tests, always the same, and all other
     processes.
     """
     marks = {mark.name for mark in request.node.iter_markers()}
-    one_of_four = zlib.crc32(request.node.nodeid.encode()) % 4 == 0
-    searches = "searches_references" in marks or (one_of_four and "sampled" not in marks and not marks.isdisjoint({"slow", "nightly"}))
+    one_of_eight = zlib.crc32(request.node.nodeid.encode()) % 8 == 0
+    searches = "searches_references" in marks or (one_of_eight and "sampled" not in marks and not marks.isdisjoint({"slow", "nightly"}))
     if searches or "hmp.dispatch.placement" not in sys.modules:
         yield
         return

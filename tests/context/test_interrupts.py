@@ -238,7 +238,7 @@ def test_an_interrupt_inside_a_region_leaves_the_thread_in_it(name: str, in_forc
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_thousands_of_interrupts_leave_the_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt(ACTIONS[name], 3000, seed=1)
@@ -295,7 +295,7 @@ def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 2000)

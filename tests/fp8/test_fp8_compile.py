@@ -53,7 +53,7 @@ def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_graphs_of_other_shapes_and_without_gradients_give_eagers_numbers(recipe: str, backend: str) -> None:
@@ -86,6 +86,7 @@ def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
         assert float((mine.detach().float() - eager.detach().float()).norm() / eager.detach().float().norm()) < 0.005
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.usefixtures("inductor_has_compiled")

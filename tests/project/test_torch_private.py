@@ -236,6 +236,7 @@ def test_without_any_optional_name_hmp_works() -> None:
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_with_all_optional_names_copies_are_kept() -> None:
     if not all(hasattr(torch._C, name) for name in ("_is_cow_tensor", "_jit_interpret_graph")):

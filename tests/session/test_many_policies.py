@@ -83,6 +83,7 @@ def test_memory_is_flat_over_conversions_inside_a_conversion(numbers: int):
     assert_flat(numbers)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [90, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_policies_with_scoped_lines(numbers: int):
