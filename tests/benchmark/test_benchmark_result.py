@@ -20,7 +20,6 @@ from hmp.benchmark import memory, timing
 from hmp.benchmark.result import Benchmark
 from hmp.benchmark.row import Row
 
-
 # -- time, by a clock that only steps move
 
 

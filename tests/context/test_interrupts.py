@@ -215,6 +215,7 @@ def _is_as_before(here: Any, standing: int) -> None:
     assert len(state.regions_open) == standing
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_interrupt_leaves_the_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt(ACTIONS[name], 150)
@@ -289,6 +290,7 @@ def interrupt_from_outside(action: Callable[[], Any], times: int) -> None:
 FROM_OUTSIDE = ["casts()", "nested", "entered again", "decorated", "decorated generator", "an applied model", "composites"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 100)

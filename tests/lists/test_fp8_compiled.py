@@ -45,6 +45,7 @@ def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, ba
         same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")

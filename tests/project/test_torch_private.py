@@ -137,6 +137,7 @@ _WITHOUT = """
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked_for() -> None:
     code = """
     without("torch._C._len_torch_dispatch_stack")

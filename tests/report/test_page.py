@@ -38,6 +38,7 @@ PAGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_one_well_formed_file_that_asks_for_no_other(name: str) -> None:
     html = PAGES[name]()

@@ -215,6 +215,7 @@ def test_a_header_sorts_numbers_by_value_and_text_from_a_to_z(browser: Any, page
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"])
     count = len(page_kit.ROWS) + 1

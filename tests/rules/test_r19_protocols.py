@@ -318,6 +318,7 @@ def test_r19_graphs_of_fx_hold_torchs_own() -> None:
     same(graph(A), Net()(A))
 
 
+@pytest.mark.slow
 def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:
     for _ in range(2):
         with hmp.convert(policy="habana-o2"):

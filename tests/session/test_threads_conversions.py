@@ -252,6 +252,7 @@ def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_o
     assert changes == 8 + 1
 
 
+@pytest.mark.slow
 def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_in_flight, "PATIENCE", 0.3)
     began, converted = threading.Event(), threading.Event()

@@ -113,6 +113,7 @@ def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
     assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
     result = tuned(two(), per_module=True, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == result.policy

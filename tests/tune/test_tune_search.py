@@ -238,6 +238,7 @@ class Stop(Progress):
         pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_path) -> None:
     calls = []
 
