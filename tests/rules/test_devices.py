@@ -147,7 +147,7 @@ AFFINE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", AFFINE)
 def test_r9_weights_of_norms_stay_float32_where_the_device_has_a_mixed_kernel(device: str, name: str) -> None:
     x, w = on(device, 2, 4, 5), on(device, 4)

@@ -64,7 +64,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}")
 @pytest.mark.parametrize("op", SAVING)
 def test_r11_what_a_hook_raises_once_the_caller_sees_once(op: str, error: Exception) -> None:
@@ -243,7 +243,7 @@ class RaisingDispatchMode(TorchDispatchMode):
 MODES = {"function": (RaisingFunctionMode, "bfloat16"), "dispatch": (RaisingDispatchMode, "_to_copy")}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("at", ["the op", "the cast"])

@@ -49,7 +49,7 @@ BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("policy", ["habana", hmp.Policy("every op low", bf16={"*"})], ids=lambda p: getattr(p, "name", p))
 @pytest.mark.parametrize("name", [*KNOWN, *BY_ARGUMENTS])

@@ -74,7 +74,7 @@ FILLS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FILLS)
 @given(case=beyond, policy=policies, seed=st.integers(0, 99))
 def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:
@@ -268,7 +268,7 @@ ATTENTION_POLICIES = {
 }
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("policy", ATTENTION_POLICIES)
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("given", [F32, BF16, F16], ids=str)

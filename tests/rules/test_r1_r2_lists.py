@@ -29,7 +29,7 @@ EACH_OP = pytest.mark.parametrize(
 EACH_RULE = pytest.mark.parametrize("rule", DTYPE)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @EACH_OP
 def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: Op) -> None:
     for site, call in op.sites.items():
@@ -45,7 +45,7 @@ def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: 
             assert_same(got, expected)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @EACH_OP
 @given(data=st.data())
 def test_r1_r2_equals_casts_written_by_hand(rule: str, op: Op, data: st.DataObject) -> None:
@@ -151,7 +151,7 @@ WITH_DTYPE = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @EACH_RULE
 @pytest.mark.parametrize("name", WITH_DTYPE)
 def test_r1_r2_an_explicit_dtype_wins(name: str, rule: str) -> None:

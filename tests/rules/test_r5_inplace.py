@@ -185,7 +185,7 @@ WITH_FLAG = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WITH_FLAG)
 @given(policy=policies, spelling=st.sampled_from(["position", "keyword"]), dtype=st.sampled_from([F32, BF16]))
 def test_r5_functions_with_an_inplace_flag_write_into_their_input(name, spelling, policy, dtype) -> None:
@@ -229,7 +229,7 @@ UNARY = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", UNARY)
 @given(policy=policies, dtype=castable_dtypes, seed=st.integers(0, 99))
 def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, dtype, seed) -> None:

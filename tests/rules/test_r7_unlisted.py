@@ -102,7 +102,7 @@ ACCEPTED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ACCEPTED)
 @given(tree=pairs(values="positive"))
 def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
@@ -193,7 +193,7 @@ def trained(module: torch.nn.Module, *inputs) -> Outcome:
     return outcome(lambda *args: module(*args[: len(inputs)]), [*inputs, *parameters])
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["habana", NOTHING], ids=["habana", "nothing"])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("name", RECURRENT)

@@ -79,7 +79,7 @@ OWN = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside(name: str) -> None:
     """gaussian_nll_loss or lp_pool would otherwise come back in bf16 (trap G3)."""
@@ -141,7 +141,7 @@ LAYERED = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("name", LAYERED)
 def test_r8_the_two_layers_of_one_op_are_decided_once(name: str, dtype: torch.dtype) -> None:

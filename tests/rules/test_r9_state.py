@@ -25,7 +25,7 @@ NORMS = {
 }
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [LOW, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NORMS)
 def test_r9_running_statistics_are_updated_in_place_in_float32(name, dtype):
