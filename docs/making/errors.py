@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import html
 from collections.abc import Iterator, Mapping
 
@@ -11,6 +12,7 @@ from . import ROOT
 _CLASSES = ("HmpError", "OpListError", "NonFiniteError", "TypeError", "ValueError", "ImportError", "AttributeError", "RuntimeError")
 
 
+@functools.cache
 def page() -> str:
     """A table of the messages, by part of hmp; what a call puts into a message stands in braces."""
     rows = "\n".join(f"| {_cell(message)} | `{kind}` | `{place}` |" for place, message, kind in sorted(_all()))

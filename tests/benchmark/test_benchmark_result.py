@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,8 +19,6 @@ from benchmark_kit import LINEAR, ONCE, nothing
 from hmp.benchmark import memory, timing
 from hmp.benchmark.result import Benchmark
 from hmp.benchmark.row import Row
-
-ROOT = Path(__file__).resolve().parents[2]
 
 # -- time, by a clock that only steps move
 
@@ -196,11 +192,3 @@ def test_it_is_a_public_name_with_the_policies_of_the_documentation() -> None:
     assert [row.name for row in result] == ["float32", "autocast", "torch-cpu"]
     assert result["torch-cpu"].description == str(hmp.Policy.load("autocast"))
     assert inspect.getdoc(hmp.benchmark)
-
-
-def test_importing_hmp_does_not_import_the_benchmark() -> None:
-    code = (
-        "import sys, hmp; print(sorted(n for n in sys.modules if n.startswith(('hmp.benchmark', 'hmp.recipe'))), callable(hmp.benchmark))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.stdout == "[] True\n", done.stderr

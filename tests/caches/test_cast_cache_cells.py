@@ -56,6 +56,7 @@ def gradients(cell: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("whole", [False, True], ids=["region", "process"])
 @pytest.mark.parametrize("name", CELLS)
 def test_r21_no_more_is_kept_than_by_autocast_and_gradients_are_those_of_a_cast_for_each_use(name, whole):
@@ -89,6 +90,7 @@ def test_r21_a_listed_cell_has_the_gradients_of_a_cast_for_each_use(name):
     assert ours <= 1.01 * once
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["torch-cpu", hmp.Policy("listed", bf16={"gru", "rnn_tanh"})], ids=["autocast decides", "listed"])
 @pytest.mark.parametrize("make", [nn.GRU, nn.RNN])
 def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):

@@ -128,6 +128,7 @@ def test_a_parameter_in_numpys_memory_is_never_kept():
         assert hmp.cache_info().entries == 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("swap", ["data.copy_", "copy_", "data =", "load_state_dict", "AveragedModel", "swap_tensors"])
 def test_weights_swapped_for_their_average_and_back(swap):
     def scenario():

@@ -131,6 +131,7 @@ def test_a_command_with_json_is_among_those_whose_json_is_looked_at(name: str, c
     assert ("--json" in capsys.readouterr().out) == looked_at, f"hmp {name} has --json and no line in JSON, or a line and no --json"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("arguments", JSON, ids=" ".join)
 def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hmp.Policy(bf16={"linear"}).save("lists")
@@ -165,6 +166,7 @@ def test_every_json_that_is_written_says_its_version(tmp_path: Path) -> None:
     assert tuned.to_dict()["schema_version"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
 @pytest.mark.parametrize("name", ["compare", "benchmark", "summary"])
@@ -186,6 +188,7 @@ def test_ctrl_c_ends_the_demo_with_a_line(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err == "hmp demo: interrupted\n"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="pipes of POSIX")
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(

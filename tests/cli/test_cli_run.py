@@ -148,6 +148,7 @@ def casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
     return run
 
 
+@pytest.mark.slow
 def test_options_convert_and_the_scripts_own_convert_replaces_that(casts: Callable[..., tuple[int, list[str], str]]) -> None:
     assert casts("--bf16", "exp.txt", "casts.py", "itself") == (0, ["bfloat16 bfloat16 float32", "float32 float32 bfloat16"], "")
 

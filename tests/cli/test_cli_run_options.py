@@ -28,6 +28,7 @@ def run(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProces
     return python(*RUN, *arguments, cwd=folder, **env)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("arguments", "seen"),

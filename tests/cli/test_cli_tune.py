@@ -63,6 +63,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return given
 
 
+@pytest.mark.slow
 def test_the_recipe_and_the_options_are_handed_on(given: dict[str, Any]) -> None:
     Path("recipe.py").write_text(TINY + "\ndef optimizer(model): ...\n\ndef metric(model): ...\n")
     assert main(["tune", "recipe.py"]) == 0

@@ -153,6 +153,7 @@ def test_the_ratio_of_products_is_that_of_this_processor(monkeypatch: pytest.Mon
 # -- the whole of it, one epoch long; the accuracy means nothing then
 
 
+@pytest.mark.slow
 def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]) -> None:
     with hmp.disable_casts():
         assert main(["demo", "--epochs", "1"]) == 1
@@ -174,7 +175,7 @@ def test_output_is_plain_when_piped() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_demo_passes_its_own_check(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
     status = main(["demo", "--seed", str(seed)])
     printed = capsys.readouterr().out

@@ -52,7 +52,7 @@ ORDERS = [
 ]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["habana", "habana-o2"])
 @pytest.mark.parametrize("order", ORDERS, ids=" ".join)
 def test_r16_in_every_order(order: tuple[str, ...], policy: str, torch_differences: Callable[[], list[str]]) -> None:

@@ -80,6 +80,7 @@ CALLS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", CALLS)
 def test_lands_on_the_mapped_device(name: str) -> None:
     with pytest.raises(REFUSALS):

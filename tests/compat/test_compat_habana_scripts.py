@@ -110,6 +110,7 @@ os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (se
 LAZY = "mark_step() does nothing without Habana's software: ops run when they are called, and no graph waits to be started. Said once\n"
 
 
+@pytest.mark.slow
 def test_a_training_script_with_hccl_runs(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}

@@ -193,6 +193,7 @@ def trained(model: Any, folder: Path, *callbacks: Any, **arguments: Any) -> tupl
     return trainer.train().training_loss, seen
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("tied", [False, True])
 def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is(lists, tmp_path, tied):
@@ -247,6 +248,7 @@ for step in range(5):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", ["holds", "void"])
 def test_hmp_run_verifies_the_first_steps(tmp_path, how):

@@ -74,6 +74,7 @@ def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit
     assert ours.evaluate()["eval_loss"] == own.evaluate()["eval_loss"]
 
 
+@pytest.mark.slow
 def test_use_habana_false_is_transformers_own_trainer(tmp_path: Path) -> None:
     from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
 
@@ -125,6 +126,7 @@ def test_a_loss_that_is_computed_outside_the_model_is_cast_and_the_optimizers_st
     assert (inside, outside, enabled) == ([BF16] * 4, [F32] * 4, [False] * 4)
 
 
+@pytest.mark.slow
 def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) -> None:
     from optimum.habana import GaudiTrainingArguments
 
@@ -145,6 +147,7 @@ def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) 
     assert norms == pytest.approx([entry["grad_norm"] for entry in own.state.log_history if "grad_norm" in entry], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_the_memory_is_logged_every_logging_steps(tmp_path: Path) -> None:
     trainer = gaudi(tmp_path, BERT, logging_steps=2)
     trainer.train()
@@ -177,6 +180,7 @@ class Steps(TrainerCallback):
         self.clock.now += 100 if self.clock.steps <= 2 else 1
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("length", [{"max_steps": 6}, {"max_steps": -1, "num_train_epochs": 2}])
 def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, length: dict[str, int]) -> None:
@@ -190,6 +194,7 @@ def test_the_throughput_leaves_the_warm_up_out(tmp_path: Path, monkeypatch: pyte
     assert trainer.state.log_history[-1]["train_samples_per_second"] == per_step
 
 
+@pytest.mark.slow
 def test_the_throughput_of_a_run_that_goes_on_leaves_its_own_warm_up_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gaudi(tmp_path, BERT, save_strategy="steps", save_steps=2).train()
     monkeypatch.setattr(throughput, "perf_counter", clock := Clock())
@@ -198,6 +203,7 @@ def test_the_throughput_of_a_run_that_goes_on_leaves_its_own_warm_up_out(tmp_pat
     assert (metrics["train_steps_per_second"], metrics["train_samples_per_second"]) == (1.0, 4.0)
 
 
+@pytest.mark.slow
 def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hmp"):
         metrics = gaudi(tmp_path, BERT, throughput_warmup_steps=4).train().metrics
@@ -205,6 +211,7 @@ def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCap
     assert metrics["train_samples_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_lazy_mode_is_nothing_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "hmp"):
         for _ in range(2):
@@ -214,6 +221,7 @@ def test_lazy_mode_is_nothing_and_that_is_said_once(tmp_path: Path, caplog: pyte
     ]
 
 
+@pytest.mark.slow
 def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hmp"):
         gaudi(tmp_path, {**BERT, "hmp_is_verbose": True}).train()

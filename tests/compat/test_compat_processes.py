@@ -73,7 +73,7 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("way", "launcher"),

@@ -80,6 +80,7 @@ def test_what_runs_outside_the_model_is_not_cast(tmp_path: Path) -> None:
     assert set(outside) == {F32}
 
 
+@pytest.mark.slow
 def test_a_second_trainer_with_the_same_model_follows_its_own_policy(tmp_path: Path) -> None:
     first = trainer(tmp_path, HMPCallback())
     first.train()
@@ -105,6 +106,7 @@ def test_model_init_makes_a_model_that_is_cast(tmp_path: Path) -> None:
     assert set(noted[0]) == {BF16}
 
 
+@pytest.mark.slow
 def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     policy = hmp.Policy.load("habana").replace(name="mine", fp32=frozenset({"softmax", "gelu"}), bf16=frozenset({"linear"}))
     first = trainer(tmp_path, HMPCallback(policy), save_strategy="steps", save_steps=2)
@@ -125,6 +127,7 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
     assert f"written under policy 'mine' ({policy.fingerprint}), this run goes on under 'bert' ({bert.fingerprint})" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_restored_callback_goes_on_under_the_checkpoints_policy(tmp_path: Path) -> None:
     first = trainer(tmp_path, HMPCallback(), save_strategy="steps", save_steps=2)
     first.train()

@@ -215,6 +215,7 @@ def _is_as_before(here: Any, standing: int) -> None:
     assert len(state.regions_open) == standing
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_an_interrupt_leaves_the_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt(ACTIONS[name], 150)
@@ -238,7 +239,7 @@ def test_an_interrupt_inside_a_region_leaves_the_thread_in_it(name: str, in_forc
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", ACTIONS)
 def test_thousands_of_interrupts_leave_the_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt(ACTIONS[name], 3000, seed=1)
@@ -289,18 +290,20 @@ def interrupt_from_outside(action: Callable[[], Any], times: int) -> None:
 FROM_OUTSIDE = ["casts()", "nested", "entered again", "decorated", "decorated generator", "an applied model", "composites"]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 100)
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 2000)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verbose", [False, True])
 def test_an_interrupted_conversion_leaves_the_garbage_collector_on(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:

@@ -162,7 +162,7 @@ def in_backward(end: Callable[[], Any]) -> list[str]:
 MIDDLES = [in_an_applied_call, in_a_composite, in_an_optimizers_step, in_a_region, in_backward]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("make", SUSPENDED)
 @pytest.mark.parametrize("middle", MIDDLES)
 @pytest.mark.parametrize("how", ["collected", "closed", "gone on with"])

@@ -65,6 +65,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
     assert "| bytes saved for backward, hmp / torch.autocast: none above |" in page
 
 
+@pytest.mark.slow
 def test_parts_run_alone_and_say_what_is_for_cuda_only(tmp_path: Path) -> None:
     code, printed, page = on_cpu(tmp_path, "--only", "threads,graphs")
     assert code == 0, printed
@@ -136,6 +137,7 @@ WRITES = "import json, os; open(os.environ['HMP_DEVICE_RESULTS'], 'a').write(jso
 PASSED = {"name": "a_check", "outcome": "passed", "said": "", "seconds": 0.1}
 
 
+@pytest.mark.slow
 def test_what_was_done_before_the_time_was_over_is_kept() -> None:
     found = _observed(WRITES % PASSED + "import time; time.sleep(600)", 5)
     assert found.checks[0] == PASSED

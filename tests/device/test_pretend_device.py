@@ -32,11 +32,13 @@ def failures() -> dict[str, str]:
     return failed
 
 
+@pytest.mark.slow
 def test_the_pretend_device_is_a_device(failures: dict[str, str]) -> None:
     assert not failures, "\n".join(failures.values())
 
 
-@pytest.mark.parametrize("part", ["caches", "marks", *(pytest.param(part, marks=pytest.mark.slow) for part in ("counts", "rules"))])
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["caches", "marks", "counts", "rules"])
 def test_hmp_on_the_pretend_device(part: str, failures: dict[str, str]) -> None:
     """The checks of an accelerator: copies are kept in its memory and are never stale, and no weight is cast more often than need be."""
     outcome = device_parts.checks(part)(SimpleNamespace(device="pretend"), 550)

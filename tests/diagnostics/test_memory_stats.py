@@ -52,6 +52,7 @@ def test_the_cpu_says_three_and_none_for_the_rest():
     assert stats == hmp.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
     code = """

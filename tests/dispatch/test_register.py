@@ -14,8 +14,6 @@ import torch.nn.functional as F
 import hmp
 from trap_kit import policy, same
 
-pytestmark = pytest.mark.searches_references
-
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
 
 

@@ -14,8 +14,6 @@ import torch.nn.functional as F
 
 import hmp
 
-pytestmark = pytest.mark.searches_references
-
 ONE = torch.ones(1)
 LOW = torch.bfloat16
 
@@ -59,6 +57,7 @@ def test_registered_methods_keep_their_class_and_their_self() -> None:
     assert MoreOps.of_class(ONE) == ("MoreOps", torch.float32)
 
 
+@pytest.mark.slow
 def test_torchs_own_function_under_a_users_name_is_no_op_of_the_users(monkeypatch) -> None:
     """It is one op wherever it stands: on a list of one policy and registered for all it would follow whichever was looked up."""
     holder = types.ModuleType("hmp_test_holder")

@@ -170,6 +170,7 @@ def test_a_model_has_no_state_of_it(recipe: str) -> None:
     assert not vars(net[0].weight)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_training_reaches_nearly_the_loss_of_float32(recipe: str) -> None:
     losses = []

@@ -53,7 +53,7 @@ def test_one_graph_gives_eagers_numbers(recipe: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_graphs_of_other_shapes_and_without_gradients_give_eagers_numbers(recipe: str, backend: str) -> None:
@@ -86,6 +86,7 @@ def test_inductor_rounds_to_fp8_where_eager_does(recipe: str) -> None:
         assert float((mine.detach().float() - eager.detach().float()).norm() / eager.detach().float().norm()) < 0.005
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.usefixtures("inductor_has_compiled")
@@ -125,6 +126,7 @@ def test_a_compiled_checkpoint(recipe: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(run(block, compiled, x), run(block, block, x), strict=True))
 
 
+@pytest.mark.slow
 def test_a_compiled_second_derivative_is_an_error() -> None:
     w = torch.randn(32, 64, requires_grad=True)
     x = torch.randn(16, 64, requires_grad=True)

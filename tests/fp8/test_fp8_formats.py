@@ -89,6 +89,7 @@ def test_codes_and_scales_are_those_of_the_definition_at_length(
     check(matrix, form, *kind, axis)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("exponent", range(-120, 110, 7))
 @pytest.mark.parametrize("form", FORMS)
 def test_a_power_of_two_is_exact_next_to_powers_of_two(form: torch.dtype, exponent: int) -> None:

@@ -45,6 +45,7 @@ def test_the_real_and_the_emulated_product_agree(recipe: str, low: torch.dtype, 
         assert all(roundings(real.to(low), emulated.to(low), 1e4, 4.0) <= 1.01 for real, emulated in pairs)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("shape", [(128, 64), (160, 96), (32, 32)])
 def test_the_real_product_is_asked_for_as_torch_wants_it_on_a_gpu(

@@ -42,7 +42,7 @@ def _seed() -> None:
 # --- linear: forward, every gradient, the leaf's dtype ---------------------------------------------------------------------
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("low", LOWS)
 @pytest.mark.parametrize("dtypes", [(torch.float32, torch.float32), (torch.float32, BF16), (torch.float16, torch.float32), (BF16, BF16)])
@@ -151,6 +151,7 @@ def test_addbmm_is_one_sum(recipe: str) -> None:
     close(b.grad.to(BF16), torch.stack(of_b.split(32, 0)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize(
     ("left", "right"),
@@ -191,6 +192,7 @@ def test_r6_out_takes_the_result_in_its_own_dtype(recipe: str) -> None:
     assert torch.equal(into_itself, run("addmm", c, a, b, recipe=recipe).float())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("cast", ["bf16", "fp32"])
 def test_r8_what_a_product_is_made_of_is_not_cast(recipe: str, cast: str) -> None:

@@ -104,6 +104,7 @@ def test_the_reason(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], reas
 REFUSED = [call[:3] for call in CALLS if call[3] == SHAPES]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("op", "args", "kwargs"), [call[:3] for call in CALLS if call[3] == ""])
 def test_where_there_is_none_the_product_has_torchs_shape(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     plain = getattr(torch.nn.functional if op == "linear" else torch, op)

@@ -75,6 +75,7 @@ class Model(torch.nn.Module):
         return self.get_submodule(self.name)(self.body(x))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("head", ["head", "lm_head", "classifier", "score", "out"])
 def test_fp8_is_autocast_with_layers_in_fp8_but_for_the_head(head: str) -> None:
     torch.manual_seed(0)

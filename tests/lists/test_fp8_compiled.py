@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hmp
-from compile_kit import BRIDGED
+from compile_kit import BRIDGED, EACH_BACKEND
 from hmp.fp8 import PRODUCTS, RECIPES
 
 ALL = hmp.Policy(fp8=set(PRODUCTS))
@@ -33,10 +33,10 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert one.dtype is other.dtype and torch.equal(one, other), float((one - other).norm() / other.norm())
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(3)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
-@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@EACH_BACKEND
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, backend: str) -> None:
@@ -45,6 +45,7 @@ def test_compiled_it_has_eagers_result_and_gradients(recipe: str, shape: str, ba
         same(run(torch.compile(model, fullgraph=True, backend=backend), model, x), run(model, model, x))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
@@ -116,6 +117,7 @@ def test_a_program_exported_without_gradients_is_in_fp8(strict: bool) -> None:
     assert not torch.equal(wanted, torch.nn.functional.linear(*(t.bfloat16() for t in (x, model.weight, model.bias))))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")

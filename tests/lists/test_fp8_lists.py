@@ -174,6 +174,7 @@ SPELLINGS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("batch", [(), (3,)])
 @pytest.mark.parametrize("spelling", SPELLINGS)
 def test_one_name_takes_every_spelling_of_the_product(spelling: str, batch: tuple[int, ...]) -> None:

@@ -153,6 +153,7 @@ def _near(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return one.dtype is other.dtype and bool((one - other).norm() <= 2 * torch.finfo(BF16).eps * other.norm())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", dict.fromkeys(config.kind for config in ALL))
 def test_one_configuration_in_many_has_autocasts_bits(kind: str) -> None:
     configs = [config for config in ALL if config.kind == kind]

@@ -120,6 +120,7 @@ def check(infos: list[Any], *, first: int | None = None) -> tuple[Counter[str], 
     return counts, set(differing)
 
 
+@pytest.mark.slow
 def test_the_first_sample_of_the_listed_ops_has_cuda_autocasts_dtypes() -> None:
     policy = hmp.Policy.load("torch-cuda")
     listed = policy.bf16 | policy.fp32 | policy.promote

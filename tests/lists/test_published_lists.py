@@ -36,7 +36,7 @@ def gaudi_files() -> list[Path]:
 
 
 @corpus
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("file", list_files(), ids=lambda p: p.stem)
 def test_lists_every_name_of_a_published_list_resolves(file: Path, tmp_path: Path) -> None:
     names = names_in(file)

@@ -61,6 +61,7 @@ def test_scope_an_applied_model_compiles_to_one_graph_with_eagers_results_and_gr
     same_results(gradients(torch.compile(model, backend=backend, fullgraph=True)), wanted)
 
 
+@pytest.mark.slow
 def test_scope_what_is_in_force_is_guarded_on():
     model, graphs = Net(), Graphs()
     compiled = torch.compile(model, backend=graphs, fullgraph=True)
@@ -95,6 +96,7 @@ def test_scope_a_part_that_is_compiled_follows_the_application_that_it_is_called
     assert dtypes(model(X)) == UNDER_P
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("prefix", ["", "_orig_mod."])
 @pytest.mark.parametrize("compiled", ["", "decoder.0", "decoder.0.linear"])
 def test_scope_a_compiled_wrapper_is_no_part_of_a_path_unless_a_line_spells_it(compiled: str, prefix: str):

@@ -105,6 +105,7 @@ def test_scope_run_says_that_it_has_no_model(folder: Path, tmp_path: Path, capsy
     assert told.startswith(f"hmp run: {folder / 'fp32.txt'}:4: 'softmax @ *.linear' speaks of the modules of a model")
 
 
+@pytest.mark.slow
 def test_scope_a_verbose_conversion_names_the_lines(folder: Path, caplog: pytest.LogCaptureFixture):
     caplog.set_level("INFO", "hmp")
     hmp.convert(policy=folder, model=Net(), verbose=True)

@@ -34,7 +34,7 @@ def differences(built: torch.nn.Module, exact: torch.nn.Module) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("model", each(quick=("llama", "resnet", "mamba2")))
+@pytest.mark.parametrize("model", each(quick=("llama",)))
 def test_r9_a_model_built_after_convert_is_the_one_built_before(model: Model):
     before = build(model)
     for policy in POLICIES:

@@ -46,6 +46,7 @@ def policy_of(name: str) -> str | hmp.Policy:
     return habana.replace(bf16=habana.bf16 - {"mul"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", each(WITH_POSITIONS, quick=("gpt2", "llama")))
 def test_logits_beyond_a_thousand_positions_are_float32s(model: Model):
     built, batch = build_long(model), long_batch(model)

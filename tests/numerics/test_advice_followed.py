@@ -53,6 +53,7 @@ AUTOCASTS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", AUTOCASTS)
 def test_the_line_for_an_op_that_autocast_decides_can_be_pasted(op: str) -> None:
     # oneDNN has an LSTM in float16 for some processors alone: on the others it runs in float32 (R11), and nothing overflows
@@ -71,6 +72,7 @@ UNWRAPPED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", UNWRAPPED)
 def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> None:
     found = finding(HABANA, UNWRAPPED[op])
@@ -79,6 +81,7 @@ def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> 
     assert finding(pasted(found.remedy, HABANA), UNWRAPPED[op]) is None
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", [TORCH_CPU, HABANA], ids=["torch-cpu", "habana"])
 @pytest.mark.parametrize("call", [lambda: HALF.clone().mul_(HALF), lambda: HALF.clone().__imul__(HALF)], ids=["mul_", "*="])
 def test_for_an_in_place_form_no_list_is_advised(policy: hmp.Policy, call: Callable[[], Any]) -> None:

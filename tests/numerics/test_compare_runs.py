@@ -100,6 +100,7 @@ def test_a_deeper_model_holds_no_more_references(held: list[int]):
     assert most(24) == most(3) < 12
 
 
+@pytest.mark.slow
 def test_nothing_stays_in_memory():
     def tensors() -> list[torch.Tensor]:
         gc.collect()

@@ -17,6 +17,7 @@ def network() -> tuple[torch.nn.Module, torch.Tensor]:
     return torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 16)), torch.randn(16, 32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("recipe", ["tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"])
 def test_the_output_and_the_gradients_are_as_far_from_float32_as_they_are(recipe: str) -> None:
     model, x = network()

@@ -24,7 +24,7 @@ def each(names: tuple[str, ...], quick: tuple[str, ...]) -> list[object]:
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", each(TEN, ("bert", "t5", "mixtral")))
 @pytest.mark.parametrize("precision", ["habana", "float16", "autocast float16"])
 def test_a_healthy_model_trains_without_a_finding(name: str, precision: str):
@@ -44,7 +44,7 @@ def test_a_healthy_model_trains_without_a_finding(name: str, precision: str):
     assert findings == []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", each(("llama", "gpt2", "t5", "bart"), ("llama",)))
 @pytest.mark.parametrize("precision", [None, "float16"])
 @pytest.mark.parametrize("how", [{"do_sample": True, "top_k": 5, "top_p": 0.8}, {"num_beams": 3}, {"do_sample": True, "typical_p": 0.9}])

@@ -24,6 +24,7 @@ def pasted(line: str, **around: object) -> hmp.Policy:
     return policy
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("preset", ["torch-cuda", "habana", "autocast", "gaudi", "habana-o2"])
 def test_a_presets_remedy_is_a_line_to_paste_that_mends_it(preset: str) -> None:
     before = hmp.Policy.load(preset).replace(dtype="float16")

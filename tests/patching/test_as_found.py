@@ -16,8 +16,6 @@ import hmp
 from hmp.dispatch import deciding
 from hmp.wrapping import kernel_fallback
 
-pytestmark = pytest.mark.searches_references
-
 X = torch.ones(2, 2)
 
 
@@ -133,6 +131,8 @@ def test_the_garbage_collector_is_as_it_was(enabled, monkeypatch) -> None:
         gc.enable()
 
 
+@pytest.mark.slow
+@pytest.mark.searches_references
 def test_partials_that_are_made_between_conversions() -> None:
     assert dtypes(functools.partial(torch.matmul, X)) == [torch.bfloat16]
     for collect in (gc.collect, lambda: None):

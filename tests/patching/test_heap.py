@@ -43,6 +43,7 @@ def test_a_proxy_is_not_asked_for_its_class_and_a_class_for_no_hash() -> None:
     )
 
 
+@pytest.mark.slow
 def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> None:
     """Python refuses to finish a tuple that somebody else refers to, and a list of all objects refers to it."""
     errors: list[BaseException] = []

@@ -306,6 +306,7 @@ def test_frozen_objects_are_found():
     )
 
 
+@pytest.mark.slow
 def test_attributes_that_are_no_tables_are_not_asked_what_they_are_worth():
     model = torch.nn.Linear(2, 2)
     model.cached, model.array, model.tables = torch.ones(3), numpy.ones(3), [torch.ones(2), {"f": torch.tanh}]

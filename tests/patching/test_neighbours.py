@@ -16,8 +16,6 @@ from torch.utils import _device
 import hmp
 from trap_kit import policy, same
 
-pytestmark = pytest.mark.searches_references
-
 LOW, WIDE, F64 = torch.bfloat16, torch.float32, torch.float64
 PRODUCTS = policy(bf16=["linear", "matmul", "mm"], fp32=["softmax"])
 A, B = torch.randn(4, 4), torch.randn(4, 4)

@@ -15,8 +15,6 @@ import hmp
 from oracle import BF16, F32
 from trap_kit import policy, same
 
-pytestmark = pytest.mark.searches_references
-
 LISTS = policy(bf16=["matmul", "mm", "relu", "tanh", "gelu", "linear", "log_softmax"])
 X = torch.eye(4)
 HELD = {
@@ -61,7 +59,8 @@ def dtypes(model):
     return [t.dtype for t in model(X)]
 
 
-@pytest.mark.sampled(12)
+@pytest.mark.searches_references
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize("made", WHERE)
@@ -96,6 +95,7 @@ def test_a_model_that_holds_a_function_is_copied_at_any_time(made, name, how):
         assert dtypes(each) == [BF16, BF16]
 
 
+@pytest.mark.searches_references
 def test_an_applied_model_takes_its_policy_into_a_deep_copy_and_not_into_a_pickle():
     model = hmp.apply(Model(F.gelu), LISTS)
     assert dtypes(copy.deepcopy(model)) == [BF16, BF16]

@@ -40,6 +40,7 @@ def test_a_partial_of_something_else_is_left_alone() -> None:
         assert other.__reduce__() == state
 
 
+@pytest.mark.slow
 def test_a_partial_is_not_kept_alive_by_hmp() -> None:
     short_lived = functools.partial(torch.mm, mat2=X)
     hmp.convert()

@@ -58,6 +58,7 @@ def test_convert_interrupted_right_after_a_name_was_set(at: int, torch_differenc
     _is_plain(torch_differences)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("builtin", "inside", "at"),
     [

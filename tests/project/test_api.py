@@ -36,7 +36,7 @@ def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) ->
     x = torch.randn(2, 2)
     for convert in (
         lambda: hmp.convert("O1", *paths, False),
-        lambda: hmp.convert(opt_level="O1", bf16_file_path=paths[0], fp32_file_path=paths[1], isVerbose=True),
+        lambda: hmp.convert(opt_level="O1", bf16_file_path=paths[0], fp32_file_path=paths[1], isVerbose=False),
     ):
         with convert():
             assert hmp.is_converted()

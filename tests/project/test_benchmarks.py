@@ -74,6 +74,7 @@ def opens_with_six_sentences_and_the_picture(report: str) -> bool:
     return len(titles) == 6 and lines[0] == "# Results" and sentences == lines[1:7] and drawn
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
     pytest.importorskip("transformers")

@@ -39,7 +39,7 @@ def test_the_pages_hold_blocks_of_known_languages() -> None:
         assert languages <= {"python", "text", "sh", "yaml"}, page
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(("page", "block"), CASES)
 def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
     if "from recipe import" in block:

@@ -89,6 +89,7 @@ def test_wheel_installed_elsewhere_finds_its_lists(wheel: Path, from_checkout: M
     assert policies_of(sys.executable, tmp_path, target, PYTHONPATH=str(target)) == from_checkout
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_editable_install_comes_before_a_folder_of_its_name(
     copy: Path, wheel: Path, from_checkout: Mapping[str, object], tmp_path: Path

@@ -58,6 +58,7 @@ def without_times(text: str) -> str:
     return " ".join(re.sub(r"@[\d.]+( \(\w+\))?|:\d+\)", "", text).split())
 
 
+@pytest.mark.slow
 def test_the_finding_is_what_the_block_on_nans_prints(tmp_path: Path) -> None:
     (code,) = [code for code in blocks("python") if "detect_nonfinite" in code]
     printed = doc_blocks.run(code, tmp_path).splitlines()

@@ -137,6 +137,7 @@ _WITHOUT = """
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked_for() -> None:
     code = """
     without("torch._C._len_torch_dispatch_stack")
@@ -236,6 +237,7 @@ def test_without_any_optional_name_hmp_works() -> None:
     assert said.strip() == "0 0 0 ['device']"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_with_all_optional_names_copies_are_kept() -> None:
     if not all(hasattr(torch._C, name) for name in ("_is_cow_tensor", "_jit_interpret_graph")):

@@ -40,7 +40,7 @@ def needed(name: str) -> Task:
 
 
 @pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", [name if name not in LARGE else pytest.param(name, marks=pytest.mark.slow) for name in TASKS])
+@pytest.mark.parametrize("name", [name if name not in LARGE else pytest.param(name, marks=pytest.mark.nightly) for name in TASKS])
 def test_same_seed_same_loss_and_another_seed_another(name: str) -> None:
     task = needed(name)
     one, again, other = (train(task, FLOAT32, seed, steps=3) for seed in (1, 1, 2))

@@ -28,6 +28,7 @@ def test_every_tutorial_is_tested() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", SOURCES, ids=lambda source: source.stem)
 def test_a_tutorial_runs_as_a_script(source: Path, tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -38,6 +38,7 @@ PAGES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_one_well_formed_file_that_asks_for_no_other(name: str) -> None:
     html = PAGES[name]()
@@ -165,6 +166,7 @@ def test_names_are_text_and_never_html(tmp_path: Path) -> None:
         assert "alert(1)" in Page(html).text
 
 
+@pytest.mark.slow
 def test_a_large_recording_stays_below_two_megabytes_and_says_what_is_left_out() -> None:
     html = report_page(page_kit.large())
     assert len(html.encode()) < 2_000_000

@@ -76,6 +76,7 @@ def background(browser: Any) -> str:
     return str(browser.execute_script("return getComputedStyle(document.body).backgroundColor"))
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: dict[str, Path], name: str, tmp_path: Path) -> None:
@@ -94,6 +95,7 @@ def test_a_page_looks_right_on_a_laptop_in_light_and_dark(browser: Any, pages: d
     assert min(len(light), len(dark)) > 20_000 and light != dark
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 720, 721, WIDTH])
@@ -136,6 +138,7 @@ return [...document.querySelectorAll("td.module")].filter((each) => {
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, WIDTH])
 def test_marks_say_their_values_when_they_are_pointed_at(browser: Any, pages: dict[str, Path], width: int) -> None:
     def titles(name: str, section: str) -> list[str]:
@@ -184,6 +187,7 @@ return [...document.querySelectorAll(".line .name, .scroll")].filter((each) => e
 """
 
 
+@pytest.mark.slow
 def test_a_header_sorts_numbers_by_value_and_text_from_a_to_z(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"])
     heads = {head.text: head for head in browser.find_elements("css selector", "#table thead th")}
@@ -211,6 +215,7 @@ def test_a_header_sorts_numbers_by_value_and_text_from_a_to_z(browser: Any, page
     assert browser.get_log("browser") == []
 
 
+@pytest.mark.slow
 def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"])
     count = len(page_kit.ROWS) + 1
@@ -233,6 +238,7 @@ def test_the_filter_shows_the_rows_that_hold_every_word(browser: Any, pages: dic
     assert sorted(shown()) == ["cross_entropy", "tanh"]
 
 
+@pytest.mark.slow
 def test_the_button_turns_the_page_dark_and_light_and_is_remembered(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"], "dark")
     button = browser.find_element("id", "theme")
@@ -244,6 +250,7 @@ def test_the_button_turns_the_page_dark_and_light_and_is_remembered(browser: Any
     assert background(browser) == "rgb(255, 255, 255)"
 
 
+@pytest.mark.slow
 def test_the_tree_folds_and_unfolds(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"])
 
@@ -259,6 +266,7 @@ def test_the_tree_folds_and_unfolds(browser: Any, pages: dict[str, Path]) -> Non
     assert "mul bf16 · model.py:12" not in visible()
 
 
+@pytest.mark.slow
 def test_the_code_to_copy_is_offered_with_a_button(browser: Any, pages: dict[str, Path]) -> None:
     opened(browser, pages["report"])
     button = browser.find_element("css selector", ".copy")
@@ -267,6 +275,7 @@ def test_the_code_to_copy_is_offered_with_a_button(browser: Any, pages: dict[str
     assert button.text in ("Copied", "Selected")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_paper_is_white_and_has_no_buttons(browser: Any, pages: dict[str, Path], name: str) -> None:
     opened(browser, pages[name], "dark", "print")

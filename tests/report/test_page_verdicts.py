@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import pytest
 import torch
 
 import hmp
@@ -35,6 +36,7 @@ def test_a_report_says_first_what_was_seen() -> None:
     assert verdict(report_page(page_kit.report((alone,)))) == "No policy decided any of 3 calls: all ran as torch has them."
 
 
+@pytest.mark.slow
 def test_a_comparison_says_first_how_far_it_is_from_float32() -> None:
     assert verdict(comparison_page(page_kit.comparison(gradient=0.0061))) == (
         "Under mine the output is 4 %, the loss is 0.001 % and the gradient is 0.61 % away from float32's; "
@@ -48,6 +50,7 @@ def test_a_comparison_says_first_how_far_it_is_from_float32() -> None:
     assert verdict(comparison_page(replace(only, output=None))) == "Nothing of the whole was compared."
 
 
+@pytest.mark.slow
 def test_a_search_says_first_what_it_gained_and_what_it_cost() -> None:
     result = tune_result_kit.result()
     assert verdict(tuning_page(result)) == (

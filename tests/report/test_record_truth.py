@@ -64,6 +64,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", INSIDE)
 def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
     call, computes = INSIDE[op]
@@ -100,6 +101,7 @@ WIDENED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", [hmp.Policy("nothing", bf16={"conv1d"}), "torch-cpu"], ids=str)
 @pytest.mark.parametrize("op", WIDENED)
 def test_what_torch_itself_widens_computes_in_the_wide_dtype(op: str, policy: Any) -> None:

@@ -100,6 +100,7 @@ def test_every_kind_is_pinned():
     assert {kind for _, _, _, kind, _, _ in KINDS.values()} == REMEDIES.keys()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.filterwarnings("ignore:The PyTorch API of MaskedTensors")
 @pytest.mark.parametrize("call", KINDS, ids=lambda call: call.__name__)
 def test_each_kind_says_what_ran_where_and_who_had_the_last_word(call):

@@ -25,6 +25,7 @@ def failures() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow  # its process imports Dynamo for the checkpoints
 @pytest.mark.skipif(not python_device.AVAILABLE, reason="this torch cannot register a backend from Python")
 @pytest.mark.parametrize("name", accelerator_checks.CHECKS)
 def test_on_an_accelerator(name: str, failures: dict[str, str]) -> None:

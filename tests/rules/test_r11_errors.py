@@ -64,7 +64,7 @@ ERRORS = [
 ]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("error", ERRORS, ids=lambda e: f"{type(e).__name__} {e}")
 @pytest.mark.parametrize("op", SAVING)
 def test_r11_what_a_hook_raises_once_the_caller_sees_once(op: str, error: Exception) -> None:
@@ -91,6 +91,7 @@ COUNTED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", COUNTED)
 def test_r11_a_hook_is_called_for_each_tensor_that_the_op_saves_and_for_no_other(op: str) -> None:
     """A checkpoint counts them: what backward asks for is what a hook must have packed, in that order."""
@@ -175,6 +176,7 @@ def raising_here(x: torch.Tensor) -> torch.Tensor:
     return raising(x)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
 @pytest.mark.parametrize("cast", ["bf16", "fp32", "promote"])
 def test_r11_a_registered_function_raises_once(cast: str, text: str) -> None:
@@ -241,6 +243,7 @@ class RaisingDispatchMode(TorchDispatchMode):
 MODES = {"function": (RaisingFunctionMode, "bfloat16"), "dispatch": (RaisingDispatchMode, "_to_copy")}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("at", ["the op", "the cast"])
@@ -284,6 +287,7 @@ class Raising(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
 @pytest.mark.parametrize("op", [lambda x: torch.exp(x), lambda x: torch.matmul(x, X.to(BF16))], ids=["exp", "matmul"])
 @pytest.mark.parametrize("policy", [POLICY, hmp.Policy("none")], ids=["listed", "unlisted"])

@@ -49,7 +49,7 @@ BY_ARGUMENTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("policy", ["habana", hmp.Policy("every op low", bf16={"*"})], ids=lambda p: getattr(p, "name", p))
 @pytest.mark.parametrize("name", [*KNOWN, *BY_ARGUMENTS])
@@ -238,7 +238,7 @@ TRIED = op_facts.KERNEL_BY_ARGUMENTS | {"as_strided"}  # as_strided: the sample'
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # op_db samples deprecated names and degenerate shapes too
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.nightly)], ids=str)
 def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype: torch.dtype) -> None:
     """Plain torch is asked: what accepts its samples in float32 and refuses them all in the low dtype is on the table."""
     known = {name for device, dtypes, names in op_facts.NO_KERNEL if device in ("*", "cpu") and str(dtype)[6:] in dtypes for name in names}

@@ -18,6 +18,7 @@ def masked_row() -> torch.Tensor:
     return mask
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", LOW_DTYPES)
 @pytest.mark.parametrize("softmax", [lambda x: x.softmax(-1), lambda x: F.softmax(x, -1), lambda x: torch.special.softmax(x, -1)])
 def test_r12_float32_scores_with_a_mask_reach_a_low_softmax_finite(softmax, dtype) -> None:
@@ -104,6 +105,7 @@ def test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_so
     assert sum(saved) == 64 * (2 + more)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("call", ["torch.softmax", "F.softmax", "Tensor.softmax", "F.log_softmax"])
 @pytest.mark.parametrize("low", [torch.bfloat16, torch.float16], ids=str)
 def test_r12_softmax_into_an_explicit_low_dtype_keeps_masked_rows_finite(call: str, low: torch.dtype) -> None:

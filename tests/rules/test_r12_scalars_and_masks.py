@@ -74,6 +74,7 @@ FILLS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", FILLS)
 @given(case=beyond, policy=policies, seed=st.integers(0, 99))
 def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:
@@ -88,7 +89,7 @@ def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(nam
     assert_same(got, expected)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", FILLS)
 @given(dtype=st.sampled_from([BF16, F16, F32]), scalar=st.sampled_from([math.inf, -math.inf, 1.5, -3, 0]))
 def test_r12_infinities_and_what_fits_stay_as_they_are(name, dtype, scalar) -> None:
@@ -99,6 +100,7 @@ def test_r12_infinities_and_what_fits_stay_as_they_are(name, dtype, scalar) -> N
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["masked_fill", "where", "full_like", "clamp_max", "pad", "threshold"])
 def test_r12_a_listed_fill_saturates_for_the_dtype_that_it_casts_to(name: str) -> None:
     """A float32 tensor takes finfo(float32).min; once it is cast to bf16 the scalar has to follow."""
@@ -159,6 +161,7 @@ def test_r12_a_product_saturates_whether_mul_is_listed_or_not(policy, values, dt
         assert_identical(torch.mul(x, LOWEST), want, "the product")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ARITHMETIC)
 @given(values=small, start=st.sampled_from([F32, BF16, F16]), scalar=st.sampled_from([LOWEST, -LOWEST, 3.4e38]))
 def test_r12_listed_arithmetic_with_a_scalar_beyond_bf16_saturates(name, values, start, scalar) -> None:
@@ -229,6 +232,7 @@ ADDED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ADDED)
 @pytest.mark.parametrize("sign", [1, -1])
 def test_r12_a_mask_tensor_of_the_lowest_float32_stays_finite(name: str, sign: int) -> None:
@@ -264,7 +268,7 @@ ATTENTION_POLICIES = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("policy", ATTENTION_POLICIES)
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("given", [F32, BF16, F16], ids=str)

@@ -66,6 +66,7 @@ BACKWARDS = {
 }
 
 
+@pytest.mark.sampled(4)
 @REENTRANT
 @pytest.mark.parametrize("where", BACKWARDS)
 @pytest.mark.parametrize("custom", [False, True], ids=["habana", "custom"])

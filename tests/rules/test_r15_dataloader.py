@@ -93,6 +93,7 @@ def test_r15_the_batches_are_those_without_hmp(workers):
     _assert_same(_batches(Images(), collate_fn=collate, **WORKERS[workers]), plain)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("workers", ["0 workers", "fork"])
 @pytest.mark.parametrize("dataset", [Stream, Eager, Plain])
 def test_r15_every_kind_of_dataset_and_collate(dataset, workers):

@@ -198,6 +198,7 @@ def test_r15_plumbing_computes_what_it_computes_without_hmp(casts):
     assert not differ, "\n".join(differ)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("by_keyword", [False, True])
 @pytest.mark.parametrize("make", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.Adam], ids=["LBFGS", "SGD", "Adam"])
 def test_r15_a_closure_runs_as_if_it_were_called_outside(make, by_keyword):
@@ -340,6 +341,7 @@ def test_r15_assert_close_sees_what_it_sees_without_hmp():
     assert str(caught.value) == str(plain.value)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "tensor",
     [torch.tensor([1.2345, 1e-5, 12345.678]), torch.tensor([1.0, 2.0]), torch.randn(30, 50), torch.tensor(3.14159),

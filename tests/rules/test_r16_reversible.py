@@ -14,8 +14,6 @@ import torch.nn.functional as F
 import hmp
 from trap_kit import policy
 
-pytestmark = pytest.mark.searches_references
-
 LOW = torch.bfloat16
 
 
@@ -40,6 +38,7 @@ def test_r16_revert_leaves_torch_as_it_was_found(name, torch_differences):
     assert not hmp.is_converted()
 
 
+@pytest.mark.searches_references
 def test_r16_every_way_back(torch_differences):
     hmp.convert().revert()
     assert torch_differences() == []
@@ -271,6 +270,7 @@ def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
     assert torch_differences() == []
 
 
+@pytest.mark.searches_references
 def test_r16_users_modules_are_as_before(torch_differences):
     class Before(torch.nn.Module):
         def __init__(self):

@@ -127,6 +127,7 @@ AROUND = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("applied_first", [True, False])
 @pytest.mark.parametrize("around", AROUND.values(), ids=AROUND.keys())
 def test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside(lists, around, applied_first):
@@ -238,6 +239,7 @@ def steps():
         yield matmuls()
 
 
+@pytest.mark.slow
 def test_r17_after_an_exception_a_close_and_a_collection_the_region_is_as_it_was():
     with autocast():
         with contextlib.suppress(ZeroDivisionError), hmp.casts(FULL):

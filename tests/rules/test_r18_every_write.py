@@ -219,10 +219,10 @@ def run(examples: int, steps: int) -> None:
 
 
 def test_r18_every_product_is_of_the_weights_that_are_there() -> None:
-    run(examples=6, steps=40)
+    run(examples=4, steps=40)
 
 
-@pytest.mark.slow  # where each conversion searches for names that were taken, which takes most of the time
+@pytest.mark.nightly
 def test_r18_every_product_is_of_the_weights_that_are_there_in_long_lives() -> None:
     run(examples=60, steps=80)
 

@@ -74,7 +74,7 @@ def _tensor(kind: str) -> torch.Tensor:
     return tensor if kind == "activation" else torch.nn.Parameter(tensor, requires_grad=kind == "training")
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("kind", ["weight", "training", "activation"])
 @pytest.mark.parametrize("writer", ["fill_", "data", "apply_", "numpy"])
 def test_r18_a_write_at_any_point_of_a_cast_is_seen_by_the_next(kind: str, writer: str) -> None:
@@ -111,6 +111,7 @@ def _race(pace: float, seconds: float, serving: str) -> int:
     return int(done.stdout.split(" products, ")[1].split(" casts saved")[0])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("serving", ["loop", "queue"])
 @pytest.mark.parametrize("pace", [0, 0.0005])

@@ -119,6 +119,7 @@ TABLE = {take(): name for name, (_, take) in CALLS.items()}
 TAKEN = tuple((take(), name) for name, (_, take) in CALLS.items())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("where", WHERE)
@@ -285,6 +286,7 @@ def test_r19_what_took_a_dispatcher_has_what_is_handed_out() -> None:
     assert next(iter(held["set"])) is next(iter(held["key"])) is torch.tanh
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("copied", [lambda f: pickle.loads(pickle.dumps(f)), copy.copy, copy.deepcopy])
 def test_r19_copies_of_what_is_handed_out(copied: Callable[[Any], Any]) -> None:
     plain = _by_name()
@@ -316,6 +318,7 @@ def test_r19_graphs_of_fx_hold_torchs_own() -> None:
     same(graph(A), Net()(A))
 
 
+@pytest.mark.slow
 def test_r19_revert_in_between_leaves_nothing(torch_differences: Callable[[], list[str]]) -> None:
     for _ in range(2):
         with hmp.convert(policy="habana-o2"):

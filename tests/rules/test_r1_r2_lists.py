@@ -29,6 +29,7 @@ EACH_OP = pytest.mark.parametrize(
 EACH_RULE = pytest.mark.parametrize("rule", DTYPE)
 
 
+@pytest.mark.sampled(4)
 @EACH_OP
 def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: Op) -> None:
     for site, call in op.sites.items():
@@ -44,6 +45,7 @@ def test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype(rule: str, op: 
             assert_same(got, expected)
 
 
+@pytest.mark.sampled(4)
 @EACH_OP
 @given(data=st.data())
 def test_r1_r2_equals_casts_written_by_hand(rule: str, op: Op, data: st.DataObject) -> None:
@@ -67,6 +69,7 @@ ARITHMETIC = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("site", ARITHMETIC)
 @given(tree=pairs(values="positive"))
 def test_r1_r2_arithmetic_of_any_two_tensors_0dim_and_empty_included(site, tree) -> None:
@@ -94,6 +97,7 @@ KEYWORDS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", KEYWORDS)
 @given(data=st.data())
 def test_r1_r2_hold_for_positional_and_keyword_arguments_in_any_order(name: str, data: st.DataObject) -> None:
@@ -117,6 +121,7 @@ NESTED = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", NESTED)
 @given(rule=st.sampled_from(sorted(DTYPE)), data=st.data())
 def test_r1_r2_reach_tensors_inside_lists_and_tuples(name: str, rule: str, data: st.DataObject) -> None:
@@ -146,6 +151,7 @@ WITH_DTYPE = {
 }
 
 
+@pytest.mark.sampled(4)
 @EACH_RULE
 @pytest.mark.parametrize("name", WITH_DTYPE)
 def test_r1_r2_an_explicit_dtype_wins(name: str, rule: str) -> None:
@@ -180,6 +186,7 @@ def test_r1_r2_integers_and_bools_are_never_cast(one, other, name, seed) -> None
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("foreign", [F64, torch.complex64])
 @pytest.mark.parametrize("other", [*CASTABLE, torch.int64])
 def test_r1_r2_an_op_with_a_float64_or_complex_input_is_left_to_torch(foreign: torch.dtype, other: torch.dtype) -> None:

@@ -20,6 +20,7 @@ LOOKUPS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("site", LOOKUPS)
 @pytest.mark.parametrize("rule", ["bf16", "fp32"])
 @given(dtype=castable_dtypes, seed=st.integers(0, 99))

@@ -53,6 +53,7 @@ NATIVE_NAMES = (
 INEXACT = ("pow", "atan2", "addcmul", *(("mse_loss",) if torch.__version__ < (2, 13) else ()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", [name for name in NATIVE if name not in INEXACT])
 @given(pairs(values="positive"))
 def test_r3_what_torch_promotes_by_itself_stays_torchs_to_the_bit(name: str, tree) -> None:
@@ -87,6 +88,7 @@ JOINS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", JOINS)
 @given(data=st.data(), container=st.sampled_from([list, tuple]))
 def test_r3_joins_widen_and_count_0dim_tensors(name: str, data: st.DataObject, container) -> None:
@@ -143,7 +145,7 @@ WRAPPED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", WRAPPED)
 @given(data=st.data())
 def test_r3_equals_casts_to_the_widest_written_by_hand(name: str, data: st.DataObject) -> None:
@@ -174,7 +176,7 @@ def test_r3_integers_float64_and_complex_are_left_as_torch_has_them(tree, name: 
     assert_same(got, expected)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("scalar", [F32, F16, BF16])
 @pytest.mark.parametrize("dtype", [BF16, F16, F32])
 @pytest.mark.parametrize("name", ["add", "radd", "maximum", "where", "lerp", "addcmul", "isclose", "ldexp", "heaviside"])

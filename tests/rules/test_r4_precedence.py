@@ -30,6 +30,7 @@ BINARY = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(("rule", "dtype"), [("bf16", BF16), ("fp32", F32)])
 @pytest.mark.parametrize("name", BINARY)
 @given(data=st.data())

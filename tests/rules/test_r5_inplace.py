@@ -84,7 +84,7 @@ MIXED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MIXED)
 @given(policy=policies, shape=st.sampled_from([(2, 3), (), (0, 3), (3,)]), data=st.data())
 def test_r5_inplace_mixed_arithmetic_is_torchs_own_to_the_bit(name, policy, shape, data) -> None:
@@ -144,7 +144,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", REFUSED)
 @given(policy=policies, data=st.data())
 def test_r5_inplace_casts_the_others_to_the_first_inputs_dtype(name, policy, data) -> None:
@@ -185,6 +185,7 @@ WITH_FLAG = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", WITH_FLAG)
 @given(policy=policies, spelling=st.sampled_from(["position", "keyword"]), dtype=st.sampled_from([F32, BF16]))
 def test_r5_functions_with_an_inplace_flag_write_into_their_input(name, spelling, policy, dtype) -> None:
@@ -228,6 +229,7 @@ UNARY = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", UNARY)
 @given(policy=policies, dtype=castable_dtypes, seed=st.integers(0, 99))
 def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, dtype, seed) -> None:
@@ -240,6 +242,7 @@ def test_r5_one_input_ops_that_end_in_an_underscore_never_cast_it(name, policy, 
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["add_", "mul_", "+=", "*=", "/=", "pow_", "mul(out=x)"])
 @given(policy=policies, dtype=st.sampled_from(INTEGER))
 def test_r5_an_integer_first_input_gets_torchs_own_error(name, dtype, policy) -> None:
@@ -252,6 +255,7 @@ def test_r5_an_integer_first_input_gets_torchs_own_error(name, dtype, policy) ->
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("first", [torch.int64, F64])
 @pytest.mark.parametrize("name", ["addmm_", "index_add_", "x[mask]=", "x[int]=", "scatter_", "lerp_"])
 def test_r5_a_first_input_that_is_no_castable_tensor_is_left_to_torch(name, first) -> None:

@@ -48,7 +48,7 @@ def by_hand(name: str, tree) -> torch.Tensor:
     return call(*cast(args, target(rule, args)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", OPS)
 @given(data=st.data())
 def test_r6_the_result_arrives_in_out_in_its_dtype(name: str, data: st.DataObject) -> None:
@@ -68,7 +68,7 @@ def test_r6_the_result_arrives_in_out_in_its_dtype(name: str, data: st.DataObjec
         assert_identical(after, before, "an input")
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("name", OPS)
 def test_r6_an_empty_out_is_resized(name: str, dtype: torch.dtype) -> None:
@@ -95,6 +95,7 @@ def test_r6_an_out_of_another_shape_is_resized_with_torchs_warning(name: str) ->
     assert_identical(out, by_hand(name, tree).to(F32), "out")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mul", "mm", "div", "softmax", "topk", "baddbmm"])
 def test_r6_an_out_that_is_a_view_is_written_through(name: str) -> None:
     call, shapes, _ = OPS.get(name) or (lambda a, **k: torch.topk(a, 2, **k), [(2, 3)], "fp32")
@@ -130,6 +131,7 @@ MISUSES = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ["mul", "div", "log", "add"])
 @pytest.mark.parametrize("misuse", MISUSES)
 def test_r6_errors_are_torchs_and_out_is_untouched(misuse: str, name: str) -> None:
@@ -144,6 +146,7 @@ def test_r6_errors_are_torchs_and_out_is_untouched(misuse: str, name: str) -> No
     assert not isinstance(out, torch.Tensor) or not out.any()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["mul", "mm", "div", "add", "baddbmm"])
 @pytest.mark.parametrize("who", ["an input", "out"])
 def test_r6_out_has_no_gradient_as_in_torch(name: str, who: str) -> None:

@@ -60,7 +60,7 @@ UNDER_HABANA = """index_add index_copy index_put scatter scatter_add scatter_red
 grid_sample sdpa huber_loss""".split()
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", REFUSED)
 @given(data=st.data())
 def test_r7_what_torch_refuses_runs_in_the_first_inputs_dtype(name: str, data: st.DataObject) -> None:
@@ -102,6 +102,7 @@ ACCEPTED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", ACCEPTED)
 @given(tree=pairs(values="positive"))
 def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
@@ -112,6 +113,7 @@ def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["eq", "gt", "equal", "isin", "searchsorted", "logaddexp", "float_power"])
 @given(tree=pairs(values="positive"))
 def test_r7_comparisons_are_left_alone_under_the_habana_lists(name: str, tree) -> None:
@@ -141,6 +143,7 @@ DTYPE_OPS = {
 EVERYTHING = hmp.Policy(name="*", bf16=frozenset({"*"}), fp32=frozenset(), promote=frozenset())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", DTYPE_OPS)
 @given(tree=st.tuples(*[leaves((2, 3), any_dtypes, subclass=False)] * 2))
 def test_r7_ops_whose_meaning_is_a_dtype_are_never_touched(name: str, tree) -> None:
@@ -190,6 +193,7 @@ def trained(module: torch.nn.Module, *inputs) -> Outcome:
     return outcome(lambda *args: module(*args[: len(inputs)]), [*inputs, *parameters])
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("policy", ["habana", NOTHING], ids=["habana", "nothing"])
 @pytest.mark.parametrize("dtype", [BF16, F16])
 @pytest.mark.parametrize("name", RECURRENT)
@@ -261,6 +265,7 @@ def test_r7_unlisted_cross_entropy_with_probabilities_is_torchs_own() -> None:
     assert torch.equal(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "shapes", [((0, 2, 3), (0, 3, 2)), ((2, 3), (0, 3, 2)), ((0, 2, 3), (3, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3))], ids=str
 )
@@ -270,6 +275,7 @@ def test_r7_a_product_of_nothing_has_the_dtype_of_a_product_of_something(shapes,
     _multiply_nothing(lambda a, b: torch.matmul(a, b), shapes, first)
 
 
+@pytest.mark.slow
 def test_r7_a_compiled_product_of_nothing_too(fresh_compiler) -> None:
     compiled = torch.compile(lambda a, b: torch.matmul(a, b), backend="aot_eager", fullgraph=True)
     for first in (torch.bfloat16, torch.float32):

@@ -79,6 +79,7 @@ OWN = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", COMPOSITES)
 def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside(name: str) -> None:
     """gaussian_nll_loss or lp_pool would otherwise come back in bf16 (trap G3)."""
@@ -91,6 +92,7 @@ def test_r8_an_unlisted_function_is_one_op_whatever_it_calls_inside(name: str) -
     assert_same(got, expected)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("rule", "start", "end"), [("fp32", BF16, F32), ("bf16", F32, BF16)])
 @pytest.mark.parametrize("name", ["gaussian_nll_loss", "normalize", "lp_pool1d", "multilabel_soft_margin_loss", "kl_div"])
 def test_r8_a_listed_function_is_one_op_whatever_it_calls_inside(name: str, rule: str, start: torch.dtype, end: torch.dtype) -> None:
@@ -139,6 +141,7 @@ LAYERED = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [F32, BF16])
 @pytest.mark.parametrize("name", LAYERED)
 def test_r8_the_two_layers_of_one_op_are_decided_once(name: str, dtype: torch.dtype) -> None:
@@ -175,6 +178,7 @@ MASKS = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["habana", "bert"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_r8_attention_has_the_same_precision_in_eval_as_in_training(mask: str, policy: str) -> None:
@@ -204,6 +208,7 @@ def test_r8_the_ops_inside_attention_follow_their_lists() -> None:
     assert out.dtype is BF16 and weights.dtype is F32
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", ["habana", "bert"])
 @pytest.mark.parametrize("options", [{}, {"norm_first": True}, {"activation": "gelu"}, {"bias": False}], ids=str)
 def test_r8_an_encoder_layer_has_the_same_precision_in_eval_as_in_training(options, policy: str) -> None:

@@ -97,6 +97,7 @@ def test_r9_transformers_models_are_the_same_before_and_after_convert(name):
     _same_state(make(), plain)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)
 @pytest.mark.parametrize("name", ["llama", "ctrl", "gptj"])
 def test_r9_pretrained_models_are_the_same_when_loaded_after_convert(name, dtype, tmp_path):
@@ -156,6 +157,7 @@ def _wrapped_module() -> type[torch.nn.Module]:
     return Module
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("converted", ["before", "after"])
 @pytest.mark.parametrize("make", [_dataclass_module, _mixin_module, _late_module, _wrapped_module])
 def test_r9_every_way_of_giving_a_class_its_constructor(make, converted):

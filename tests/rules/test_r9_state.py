@@ -25,6 +25,7 @@ NORMS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [LOW, torch.float16], ids=str)
 @pytest.mark.parametrize("name", NORMS)
 def test_r9_running_statistics_are_updated_in_place_in_float32(name, dtype):
@@ -75,6 +76,7 @@ def test_r9_float32_rule_leaves_low_precision_statistics_in_place():
     assert norm.running_mean is mean and mean.dtype == LOW and (mean != 0).all()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("listed", ["bf16", "fp32", "unlisted"])
 @pytest.mark.parametrize("make", [torch.nn.Embedding, torch.nn.EmbeddingBag])
 @pytest.mark.parametrize("dtype", [torch.float32, LOW], ids=str)

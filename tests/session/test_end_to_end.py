@@ -11,8 +11,6 @@ import torch.nn.functional as F
 import hmp
 from trap_kit import same
 
-pytestmark = pytest.mark.searches_references
-
 LOW, WIDE = torch.bfloat16, torch.float32
 
 
@@ -36,6 +34,7 @@ SITES = {
 }
 
 
+@pytest.mark.searches_references
 def test_one_entry_from_its_file_to_a_call(lists, torch_differences):
     x = torch.randn(3, 4)
 

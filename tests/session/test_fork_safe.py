@@ -63,7 +63,7 @@ def _in_child(function: Callable[[], bool]) -> int:
     return os.waitpid(child, 0)[1]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", LOCKS)
 @pytest.mark.parametrize("released", [True, False], ids=["released in time", "held on"])
 def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(

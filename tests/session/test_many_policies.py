@@ -83,12 +83,14 @@ def test_memory_is_flat_over_conversions_inside_a_conversion(numbers: int):
     assert_flat(numbers)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.parametrize("numbers", [90, pytest.param(300, marks=pytest.mark.nightly)])
 def test_memory_is_flat_over_policies_with_scoped_lines(numbers: int):
     assert_flat(numbers, Net())
 
 
+@pytest.mark.slow
 def test_what_is_in_use_is_kept_and_revert_puts_all_of_it_out_of_force():
     used = policy(bf16=["linear"], name="used")
     model, region = hmp.apply(torch.nn.Linear(2, 2), used), hmp.casts(policy(bf16=["matmul"]))

@@ -48,6 +48,7 @@ def sent(model: nn.Module) -> nn.Module:
     return pickle.loads(ForkingPickler.dumps(model))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS.keys())
 def test_what_multiprocessing_sends_and_copies_have_the_policy(make, fresh_compiler, monkeypatch):
     """Of modules of every make: some have their own idea of what a pickle or a copy holds."""

@@ -22,8 +22,6 @@ from hmp.context import state
 from hmp.session import calls_in_flight
 from trap_kit import policy
 
-pytestmark = pytest.mark.searches_references
-
 A, B, V, ONES = torch.randn(6, 6), torch.randn(6, 6), torch.randn(6), torch.ones(6)
 POSITIVE, FLIPPED, TARGET = A.abs() + 0.1, A.flip(0), torch.arange(6)
 
@@ -139,6 +137,7 @@ def _race(seconds: float, torch_differences: Callable[[], list[str]]) -> None:
     assert len(seen["matmul"]) >= 2 and len(seen["F.relu"]) >= 2, seen
 
 
+@pytest.mark.searches_references
 @pytest.mark.slow
 def test_every_op_is_fully_patched_or_fully_plain_while_others_convert(torch_differences: Callable[[], list[str]]) -> None:
     _race(6, torch_differences)
@@ -253,6 +252,7 @@ def test_r8_builtins_change_only_while_all_functions_that_call_them_have_casts_o
     assert changes == 8 + 1
 
 
+@pytest.mark.slow
 def test_a_conversion_gives_up_waiting_for_a_thread_that_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(calls_in_flight, "PATIENCE", 0.3)
     began, converted = threading.Event(), threading.Event()

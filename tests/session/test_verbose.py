@@ -13,8 +13,6 @@ import torch.nn.functional as F
 
 import hmp
 
-pytestmark = pytest.mark.searches_references
-
 ROOT = Path(__file__).parents[2]
 
 
@@ -97,6 +95,7 @@ torch.ones(2, 2) @ torch.ones(2, 2)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("environment", "speaks"),

@@ -11,10 +11,11 @@ import torch
 from trap_kit import policy
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
-BACKENDS = ("eager", "aot_eager")
 # Where hmp does not know Dynamo what is compiled runs as in eager: nothing can be said of graphs.
 BRIDGED = pytest.mark.skipif(torch.__version__ < (2, 13), reason="a torch whose Dynamo hmp does not know: there are no graphs")
-EACH_BACKEND = pytest.mark.parametrize("backend", BACKENDS)
+# Behind Dynamo, where hmp's part ends, AOTAutograd takes ten times as long: one test of each kind asks it before a change.
+EACH_BACKEND = pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.nightly)])
+AOT_FIRST = pytest.mark.parametrize("backend", [pytest.param("eager", marks=pytest.mark.nightly), "aot_eager"])
 # low and wide ops whose dtype tells which policy is in force
 LOW = policy(bf16=["mul", "matmul", "linear", "relu"], fp32=["softmax"], name="low")
 OTHER = policy(bf16=["softmax", "add"], fp32=["relu"], name="other")

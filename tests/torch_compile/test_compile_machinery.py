@@ -91,8 +91,7 @@ class Model(torch.nn.Module):
         return wide, torch.softmax(self.linear(x), -1), x.mul(x) + 1
 
 
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("strict", [pytest.param(True, marks=BRIDGED), False])
+@pytest.mark.parametrize("strict", [pytest.param(True, marks=[BRIDGED, pytest.mark.slow]), False])
 def test_exported_programs_hold_the_casts_of_where_they_were_exported(strict):
     model = Model()
     off = torch.export.export(model, (X,), strict=strict)

@@ -72,6 +72,7 @@ def check(name: str, backend: str, policy: str, tolerance: float) -> None:
     assert (found_gradient - gradient).norm() <= tolerance * gradient.norm()
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["TransformerEncoder", "convolutional"])
 def test_compiled_models_compute_what_eager_does(name):
@@ -79,7 +80,7 @@ def test_compiled_models_compute_what_eager_does(name):
 
 
 @pytest.mark.slow
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(24)
 @pytest.mark.parametrize("policy", ["habana", "torch-cpu", "habana-o2"])
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", MODELS)
@@ -87,6 +88,7 @@ def test_every_compiled_model_computes_what_eager_does(name, backend, policy):
     check(name, backend, policy, 1e-2)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", MODELS)

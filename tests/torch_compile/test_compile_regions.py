@@ -159,6 +159,7 @@ def test_graph_breaks_inside_and_outside_regions(backend):
             assert dtypes(compiled(X)) == [F32, F32, F32, F32]
 
 
+@pytest.mark.slow
 def test_a_graph_break_under_another_policy_keeps_it():
     def broken(x):
         with hmp.casts(HALF):

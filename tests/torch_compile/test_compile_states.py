@@ -81,6 +81,7 @@ def test_threads_have_their_own_state():
     assert found == {0: ON, 1: OFF, 2: ON, 3: OFF}
 
 
+@pytest.mark.slow
 def test_eager_code_of_other_threads_is_cast_while_one_compiles():
     hmp.convert(policy=LOW)
     wrong, stop = [], threading.Event()

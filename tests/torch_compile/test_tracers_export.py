@@ -15,8 +15,6 @@ from oracle import BF16, F32
 from process_kit import run_in_another_process
 from trap_kit import policy, same
 
-pytestmark = pytest.mark.searches_references
-
 X = torch.randn(4, 16, generator=torch.Generator().manual_seed(5))
 LISTS = policy(bf16=["linear", "matmul", "layer_norm", "relu", "t"], fp32=["softmax"])
 
@@ -112,6 +110,7 @@ def test_a_graph_made_without_casts_has_none(name):
         assert [t.dtype for t in model(X)] == [BF16, F32, F32, BF16, BF16, BF16]
 
 
+@pytest.mark.slow
 def test_an_exported_graph_with_a_dynamic_size_takes_any_size():
     model = Model()
     with hmp.casts(LISTS):
@@ -170,6 +169,7 @@ def test_make_fx_of_a_function_transform_holds_the_casts():
     same(graph(X[:, None]), torch.func.vmap(torch.func.grad(by_hand_loss))(X[:, None]))
 
 
+@pytest.mark.slow
 def test_decompositions_see_no_casts():
     """An op that torch takes apart in Python is one op still: its parts are not decided again."""
     everything = policy(bf16=["*"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from process_kit import run_in_another_process
 
 PLAIN = """
@@ -22,27 +20,18 @@ empty()
 """
 
 
-@pytest.mark.parametrize("lists", ["habana", "torch-cpu"])
-def test_r16_tables_that_are_filled_while_converted_hold_torchs_own_functions(lists: str) -> None:
+def test_r16_tables_that_are_filled_while_converted_or_after_revert_hold_torchs_own_functions() -> None:
     run_in_another_process(
         f"""
 {PLAIN}
-with hmp.convert(policy={lists!r}):
+for lists in ("habana", "torch-cpu"):
+    with hmp.convert(policy=lists):
+        assert tables() == plain
+        assert torch.overrides.get_testing_overrides()[torch.Tensor.add_.__wrapped__]
     assert tables() == plain
-    assert torch.overrides.get_testing_overrides()[torch.Tensor.add_.__wrapped__]
-assert tables() == plain
-empty()
-assert tables() == plain
-"""
-    )
-
-
-def test_r16_tables_that_are_filled_after_revert_are_torchs() -> None:
-    run_in_another_process(
-        f"""
-{PLAIN}
-hmp.convert()
-hmp.revert()
-assert tables() == plain
+    empty()
+    hmp.revert()
+    assert tables() == plain
+    empty()
 """
     )

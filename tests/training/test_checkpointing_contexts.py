@@ -105,6 +105,7 @@ def in_scope(scope, run):
     return forward
 
 
+@pytest.mark.sampled(2)
 @REENTRANT
 @pytest.mark.parametrize("thread", [False, True], ids=["same thread", "another thread"])
 @pytest.mark.parametrize("scope", ["convert", "casts"])
@@ -127,6 +128,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("scope", ["convert", "casts"])
 def test_selective_checkpointing(scope, name):
@@ -153,6 +155,7 @@ def test_selective_checkpointing_saves_low_copies_and_not_their_originals():
     assert any("_to_copy" in op and dtypes == [F32] for op, dtypes in asked)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("stops", [True, False])
 @pytest.mark.parametrize("debug", [False, True])
 def test_early_stop_and_debug(stops, debug, monkeypatch):

@@ -90,7 +90,7 @@ HOOKS = {
 AROUND = {"here": contextlib.nullcontext, "without casts": hmp.disable_casts, "in a region": lambda: hmp.casts(policy(fp32=["*"]))}
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("lists", [LISTS, EVERYTHING], ids=["", "what hooks call is listed"])
 @pytest.mark.parametrize("name", HOOKS)
 @pytest.mark.parametrize("width", [8, 128], ids=["small", "of a size that is shared"])
@@ -119,6 +119,7 @@ def test_hooks_see_the_low_precision_that_ops_save(tmp_path):
     assert ours.count("torch.bfloat16") > ours.count("torch.float32") > 0
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 @pytest.mark.parametrize("inside", [True, False], ids=["hooks inside", "hooks outside"])
 @pytest.mark.parametrize("name", ["save_on_cpu", "on disk", "computing"])

@@ -111,6 +111,7 @@ def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:
     assert "linear" in result.policy.fp32
 
 
+@pytest.mark.slow
 def test_other_data_another_loss_or_tolerance_is_another_search_and_so_is_what_is_no_journal(tmp_path) -> None:
     model, batches = perceptron()
     arguments = {"optimizer": sgd, "steps": 3, "objective": "memory", "folder": tmp_path, "budget": "3 evaluations"}

@@ -113,6 +113,7 @@ def test_a_module_that_fp8_is_too_coarse_for_stays_out_of_it() -> None:
     assert result.share_in_fp8 == pytest.approx(one["linear @ first"] / sum(one.values()))
 
 
+@pytest.mark.slow
 def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -> None:
     result = tuned(two(), per_module=True, folder=tmp_path)
     assert hmp.Policy.load(tmp_path) == result.policy
@@ -130,6 +131,7 @@ def test_the_folder_holds_the_lists_with_the_share_of_the_work(tmp_path: Path) -
     assert hmp.Policy.load(tmp_path) == other.policy
 
 
+@pytest.mark.slow
 def test_a_spent_budget_keeps_what_fits(tmp_path: Path) -> None:
     whole = tuned(two(30.0), per_module=True, optimizer=None, folder=tmp_path / "whole")
     before = sum(not trial.fp8 for trial in whole.trials)
@@ -140,6 +142,7 @@ def test_a_spent_budget_keeps_what_fits(tmp_path: Path) -> None:
     assert (on.policy, on.best.fp8) == (whole.policy, whole.best.fp8)
 
 
+@pytest.mark.slow
 def test_without_a_gradient_the_loss_itself_tells() -> None:
     model, batches = two()
     model.requires_grad_(False)
@@ -153,6 +156,7 @@ def test_without_a_gradient_the_loss_itself_tells() -> None:
     assert linear.sensitivity_fp8 == pytest.approx(float((rounded - exact).abs() / exact), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Emulated it is not: told that it is no emulation, the search keeps the lists that it had."""
     monkeypatch.setattr(third_level, "is_real", lambda *_: True)
@@ -162,6 +166,7 @@ def test_where_fp8_is_computed_it_must_be_faster(monkeypatch: pytest.MonkeyPatch
     assert "no product in FP8: within the tolerance, but no faster on this device" in result.notes
 
 
+@pytest.mark.slow
 def test_where_fp8_is_emulated_its_time_is_not_told_as_that_of_the_lists(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")
@@ -224,6 +229,7 @@ def test_bisection_bars_each_that_is_one_too_many() -> None:
     assert len(asked) < 2 * 5
 
 
+@pytest.mark.slow
 def test_the_command_takes_levels_and_the_page_shows_them(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("jinja2")
     pytest.importorskip("matplotlib")

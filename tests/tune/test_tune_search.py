@@ -99,6 +99,7 @@ def kept(policy: hmp.Policy) -> int:
     return sum(storage.nbytes() for storage in storages.values())
 
 
+@pytest.mark.slow
 def test_from_a_policy_that_gives_nan_it_reaches_working_lists_and_names_the_op() -> None:
     habana = hmp.Policy.load("habana")
     start = habana.replace(dtype="float16", bf16=habana.bf16 | {"exp", "log"}, fp32=habana.fp32 - {"log"}, name="broken")
@@ -117,6 +118,7 @@ def test_from_a_policy_that_gives_nan_it_reaches_working_lists_and_names_the_op(
     assert abs(tuned / plain - 1) <= 0.05
 
 
+@pytest.mark.slow
 def test_an_op_whose_rounding_no_gradient_tells_of_is_found() -> None:
     """Positions times frequencies need no gradient: only trying it shows what bfloat16 does to them."""
     model, batches = rotary()
@@ -129,6 +131,7 @@ def test_an_op_whose_rounding_no_gradient_tells_of_is_found() -> None:
     assert abs(by_itself(rotary, parity, result.policy, 60) / plain - 1) <= 0.02
 
 
+@pytest.mark.slow
 def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() -> None:
     """Two modules call the same op; one of them rounds positions."""
 
@@ -182,6 +185,7 @@ def test_scoped_lines_keep_the_module_that_needs_it_in_float32_and_no_other() ->
     assert abs(tuned / plain - 1) <= 0.02
 
 
+@pytest.mark.slow
 def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
     def accuracy(model: torch.nn.Module) -> float:
         with torch.no_grad():
@@ -206,6 +210,7 @@ def test_a_metric_and_the_gradient_are_bounds_as_well() -> None:
     assert result.best.gradient_cosine == pytest.approx(cosine, abs=1e-9)
 
 
+@pytest.mark.slow
 def test_the_fastest_is_timed_beside_the_policies_that_there_are() -> None:
     model, batches = perceptron()
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=5, tolerance=0.05, ops=["linear", "softmax"])
@@ -233,6 +238,7 @@ class Stop(Progress):
         pass
 
 
+@pytest.mark.slow
 def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_path) -> None:
     calls = []
 
@@ -274,6 +280,7 @@ def test_an_interrupted_search_leaves_lists_and_goes_on_where_it_stopped(tmp_pat
     assert not hmp.is_converted()
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_search() -> None:
     found = []
     for _ in range(2):

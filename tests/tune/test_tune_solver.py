@@ -32,6 +32,7 @@ def cost(model: Model, low: frozenset[Key]) -> float:
     return sum(model.costs[key] for key in low) + crossing
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(models(), st.one_of(st.just(math.inf), st.floats(0, 2)), st.data())
 def test_no_subset_that_is_allowed_costs_less(model: Model, limit: float, data: st.DataObject) -> None:

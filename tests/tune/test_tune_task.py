@@ -239,6 +239,7 @@ def test_what_the_users_code_raises_under_a_policy_is_laid_on_the_policy() -> No
     assert result.best.fits
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_with_another_number_of_threads(tmp_path: Any) -> None:
     torch.manual_seed(0)
     model, batches, threads = nn.Linear(777, 1_000), [torch.randn(2, 777)], torch.get_num_threads()
@@ -256,6 +257,7 @@ def test_a_lazy_model_is_refused() -> None:
         tuned(nn.LazyLinear(8), [torch.randn(4, 16)])
 
 
+@pytest.mark.slow
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")
 def test_a_compiled_model_is_compiled_under_each_policy_and_afterwards() -> None:

@@ -126,6 +126,7 @@ def test_a_class_that_has_no_cast_is_left_to_torch_and_its_op_runs_once(dtype: t
     assert len([name for name in Refusing.seen if name in ("mul", "relu", "add")]) == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 @pytest.mark.parametrize("op", [lambda x: x * x, lambda x: torch.relu(x)], ids=["mul", "relu"])
 def test_another_error_of_a_class_that_is_cast_is_the_users(op: Callable[[Any], Any], kind: type[Exception]) -> None:
