@@ -17,6 +17,7 @@ import hmp
 from command_kit import RUN, python
 from hmp.compat import habana
 from hmp.compat.habana import int32
+from hmp.ops import sites_of
 
 Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -29,6 +30,7 @@ FORMS: dict[str, Form] = {
     "nll_loss_nd": lambda x, i: F.nll_loss(input=x.log_softmax(-1), target=i) + NLL(x[None], i[None]),
     "multi_margin_loss": lambda x, i: F.multi_margin_loss(x, i),
     "multilabel_margin_loss": lambda x, i: nn.MultiLabelMarginLoss()(x[0], i),
+    "linear_cross_entropy": lambda x, i: F.linear_cross_entropy(x, x.detach()[1:] * 2, i % 3),
     "one_hot": lambda x, i: F.one_hot(i, 4) * x,
     "max_unpool2d": lambda x, i: F.max_unpool2d(x[None, :1, :], i[None, None], (1, 2), output_size=(1, 8)),
     "max_unpool3d": lambda x, i: nn.MaxUnpool3d((1, 1, 2))(x[None, None, :1, :], i[None, None, None]),
@@ -53,7 +55,7 @@ FORMS: dict[str, Form] = {
     "scatter_reduce": lambda x, i: torch.scatter_reduce(x, 1, i[None], x, "amax"),
     "scatter_reduce_": lambda x, i: x.clone().scatter_reduce_(1, i[None], x, "sum"),
 }
-IN_FORCE = [op for wide in int32.in_force() for op in wide.ops]
+IN_FORCE = [op for wide in int32.in_force() for op in wide.ops if sites_of(op)]
 POLICIES = [None, "habana", "habana-o2"]
 INDEX = torch.tensor([2, 0, 3, 1])
 

@@ -34,6 +34,7 @@ def _wide(ops: str, name: str, position: int | None) -> Wide:
 # What torch refuses in int32 on the newest release that hmp was run with.
 WIDE = (
     _wide("cross_entropy_loss nll_loss nll_loss2d nll_loss_nd multi_margin_loss multilabel_margin_loss", "target", 1),
+    _wide("linear_cross_entropy", "target", 2),
     _wide("one_hot", "input", 0),
     _wide("max_unpool2d max_unpool3d", "indices", 1),
     _wide("put put_ take", "index", 1),
@@ -59,9 +60,9 @@ def install(replaced: Replacements) -> None:
     doors: dict[int, Any] = {}
     for wide in in_force():
         for op in wide.ops:
-            for site in sites_of(op):
-                if site.python:
-                    continue
+            # below a function of torch.nn.functional stands a builtin; linear_cross_entropy itself looks at the dtype
+            sites = sites_of(op)
+            for site in [site for site in sites if not site.python] or sites:
                 # one for all places of a function, as torch.compile asks for it by any of them
                 if id(site.original) not in doors:
                     there = vars(site.owner).get(site.attribute, site.original)
