@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import hmp
+from hmp.compat import habana
 
 from ..harness.results import Found, Row, at_most
 from ..harness.sides import LOW, converted, rotated
@@ -178,6 +179,29 @@ def applied(rounds: int, calls: int) -> dict[str, Estimate]:
     return {where: paired_difference(sides["applied"], sides["plain"]) for where, sides in found.items()}
 
 
+def mapped(rounds: int, calls: int) -> dict[str, tuple[Estimate, float]]:
+    """Nanoseconds that a device map adds to calls with int64, where it takes int32 as well; and what they take without it."""
+    x, index, target = torch.randn(8, 8), torch.arange(8), torch.zeros(8, dtype=torch.int64)
+
+    def cross_entropy(calls: range) -> None:
+        for _ in calls:
+            F.cross_entropy(x, target)
+
+    def take(calls: range) -> None:
+        for _ in calls:
+            torch.take(x, index)
+
+    loops = {"cross_entropy": cross_entropy, "take": take}
+    found: dict[str, dict[str, list[float]]] = {name: {"plain": [], "mapped": []} for name in loops}
+    with one_thread(), torch.no_grad(), no_garbage_collection():
+        for number in range(rounds):
+            for side in rotated(["plain", "mapped"], number):
+                with habana.install("cpu") if side == "mapped" else contextlib.nullcontext():
+                    for name, loop in loops.items():
+                        found[name][side].append(_nanoseconds(loop, calls))
+    return {name: (paired_difference(sides["mapped"], sides["plain"]), median(sides["plain"])) for name, sides in found.items()}
+
+
 def _region() -> torch.autocast:
     return torch.autocast("cpu", dtype=LOW)
 
@@ -226,6 +250,8 @@ def run(rounds: int, calls: int) -> Found:
     added = applied(rounds, calls)
     result = f"{added['outside'].text(0)} ns; inside a region of torch.autocast, which is off meanwhile (R17), {added['inside'].text(0)} ns"
     found.rows.append(Row("call of a model with hmp.apply(), time added", "-", result, None))
+    figures = ", ".join(f"{name} {added.text(0)} ns of {plain:.0f}" for name, (added, plain) in mapped(rounds, calls).items())
+    found.rows.append(Row("call with int64 under a device map, time added", "-", figures, None))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import torch_private
+from .. import outermost, torch_private
 from ..patching import cache, stands_in
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
@@ -137,7 +137,7 @@ def _lookup(owner: Any, attribute: str) -> Callable[..., Any] | None:
     else:
         # TensorBase's, where every Python class has it too (`__eq__`)
         found = getattr(owner, attribute, None) if attribute in _OF_OBJECTS else None
-    return None if found is None or not callable(found) or isinstance(found, type) else found
+    return None if found is None or not callable(found) or isinstance(found, type) else outermost.inside(found)
 
 
 @functools.cache

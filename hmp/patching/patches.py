@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 from ..errors import HmpError
+from ..outermost import read, write
 
-_MISSING = object()
 _TARGET = "the function in place"  # a constant in compiled code, which `_calling` replaces by a function
 
 _swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
@@ -86,13 +86,13 @@ def rebind(owner: Any, name: str, value: Any) -> None:
     place = (id(owner), name)
     if place in _rebound:
         return
-    # from the owner's own __dict__: restore() deletes a name that the owner inherited
-    old = vars(owner).get(name, _MISSING)
+    # the owner's own: restore() deletes a name that the owner inherited
+    old = read(owner, name)
     _rebound[place] = (owner, name, old, value)
     try:
-        setattr(owner, name, value)
+        write(owner, name, value)
     except BaseException:
-        if vars(owner).get(name, _MISSING) is not value:  # an interrupt may come right after it was set
+        if read(owner, name) is not value:  # an interrupt may come right after it was set
             del _rebound[place]
         raise
 
@@ -105,9 +105,9 @@ def rebound(owner: Any, name: str) -> bool:
 def rebind_again(owner: Any, name: str, value: Any) -> None:
     """Sets `owner.name` to another value where `rebind` has set it, until `restore()`; does nothing where other code has set it since."""
     place = (id(owner), name)
-    if place in _rebound and vars(owner).get(name) is _rebound[place][3]:
+    if place in _rebound and read(owner, name) is _rebound[place][3]:
         _rebound[place] = (*_rebound[place][:3], value)
-        setattr(owner, name, value)
+        write(owner, name, value)
 
 
 def on_restore(undo: Callable[[], None]) -> None:
@@ -126,12 +126,9 @@ def restore() -> None:
         _undo.pop()
     while _rebound:
         owner, name, old, value = next(reversed(_rebound.values()))
-        found = vars(owner).get(name, _MISSING)
+        found = read(owner, name)
         if found is value:
-            if old is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, old)
+            write(owner, name, old)
         elif found is not old:  # else other code has put it back
             foreign.append(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}")
         _rebound.popitem()

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from .. import outermost
 from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, suspensions, without_casts
 from ..dispatch import deciding, dispatchers, placement, user_functions
 from ..errors import HmpError
@@ -129,6 +130,11 @@ def original(value: Any) -> Any:
     if stands_in(value):
         return getattr(value, "__wrapped__", value)
     return value
+
+
+def innermost(value: Any) -> Any:
+    """torch's function, for what stands in its place, whoever's that is; any other value itself."""
+    return original(outermost.inside(value))
 
 
 def all_dispatchers() -> list[Any]:

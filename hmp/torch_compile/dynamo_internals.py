@@ -148,7 +148,7 @@ def is_same_policy(tx: Any, here: Any) -> bool:
 
 def named_by(tx: Any, fn: Any, first: Any) -> Any:
     """torch's function behind the variable `fn`. Export keeps operators such as `operator.add`: for those, the method of torch.Tensor."""
-    value = _bridge.original(getattr(fn, "value", getattr(fn, "fn", None)))
+    value = _bridge.innermost(getattr(fn, "value", getattr(fn, "fn", None)))
     if not tx.export:
         return value
     builtin = part("variables.builtin")
@@ -334,7 +334,7 @@ _OF_CROSS_ENTROPY = tuple(inspect.signature(torch.nn.CrossEntropyLoss).parameter
 
 
 def _update_tables() -> None:
-    """Has Dynamo's tables, which it fills from torch's names, hold torch's functions and not their dispatchers; adds hmp's functions."""
+    """Has Dynamo's tables, which it fills from torch's names, hold torch's functions and not what stands there; adds hmp's functions."""
     torch_variables, rules = part("variables.torch"), part("trace_rules")
     part("variables.builtin").populate_builtin_to_tensor_fn_map()
     known = rules.get_torch_obj_rule_map()
@@ -349,18 +349,18 @@ def _update_tables() -> None:
             known,
             part("variables.tensor").all_tensor_attrs,
         ):
-            for key in [k for k, v in table.items() if _bridge.original(k) is not k or _bridge.original(v) is not v]:
+            for key in [k for k, v in table.items() if _bridge.innermost(k) is not k or _bridge.innermost(v) is not v]:
                 value = table.pop(key)
-                table.setdefault(_bridge.original(key), _bridge.original(value))
+                table.setdefault(_bridge.innermost(key), _bridge.innermost(value))
         types_known[_bridge.region_type] = lambda self, value: variables().Region(value, source=self.source)
         sourceless = part("variables.builder").SourcelessBuilder._type_handlers
         for kind in stand_ins.KINDS:
             types_known[kind] = lambda self, value: torch_variable().create_with_source(value, self.source)
             sourceless[kind] = lambda tx, value: torch_variable()(value)
     overridable = torch_variables.get_overridable_functions()
-    dispatchers = [function for function in overridable if _bridge.original(function) is not function]
+    dispatchers = [function for function in overridable if _bridge.innermost(function) is not function]
     overridable.difference_update(dispatchers)
-    overridable.update(_bridge.dispatched_functions(), map(_bridge.original, dispatchers))
+    overridable.update(_bridge.dispatched_functions(), map(_bridge.innermost, dispatchers))
     in_graph = dict.fromkeys(_bridge.all_dispatchers(), torch_variables.TorchInGraphFunctionVariable)
     in_graph.update({_bridge.original(dispatcher): kind for dispatcher, kind in in_graph.items()})
     for each, kind in (*in_graph.items(), *dict.fromkeys(_bridge.known_functions(), variables().Function).items()):

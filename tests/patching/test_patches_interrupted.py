@@ -53,7 +53,7 @@ def _is_plain(torch_differences: Callable[[], list[str]]) -> None:
 
 @pytest.mark.parametrize("at", [1, 100, 700])
 def test_convert_interrupted_right_after_a_name_was_set(at: int, torch_differences: Callable[[], list[str]]) -> None:
-    with interrupted(at, "setattr", "rebind"):
+    with interrupted(at, "setattr", "write"):
         hmp.convert(policy="torch-cpu")
     _is_plain(torch_differences)
 
@@ -62,9 +62,9 @@ def test_convert_interrupted_right_after_a_name_was_set(at: int, torch_differenc
 @pytest.mark.parametrize(
     ("builtin", "inside", "at"),
     [
-        ("setattr", "restore", 1),
-        ("setattr", "restore", 300),
-        ("delattr", "restore", 1),
+        ("setattr", "write", 1),
+        ("setattr", "write", 300),
+        ("delattr", "write", 1),
         ("popitem", "restore", 1),
         ("popitem", "restore", 600),
         ("pop", "restore", 1),

@@ -15,7 +15,7 @@ import torch
 
 from ... import fork_safe
 from .. import lightning_habana, optimum_habana
-from . import compile_backend, device_calls, device_map, factories, gaudi_repairs, modules
+from . import compile_backend, device_calls, device_map, factories, gaudi_repairs, int32, modules
 from .replacements import IN_PLACE
 from .said import forget_said, say_once
 
@@ -111,6 +111,7 @@ def _put_in_place(aside: bool) -> None:
     factories.install(IN_PLACE)
     device_calls.install(IN_PLACE)
     compile_backend.install(IN_PLACE)
+    int32.install(IN_PLACE)
     lightning_habana.install(IN_PLACE)
     optimum_habana.install(IN_PLACE)
 

@@ -28,13 +28,13 @@ def install(replaced: Replacements) -> None:
     for owner, name, position in _TAKING:
         if hasattr(owner, name):
             original = getattr(owner, name)
-            replaced.put(owner, name, _scripted_as(original, _mapping(original, position), replaced))
+            replaced.put(owner, name, scripted_as(original, _mapping(original, position), replaced))
     replaced.put(torch.Tensor, "to", _to(torch.Tensor.to))
     replaced.put(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
     replaced.put(torch.Tensor, "hpu", _tensor_hpu)
     replaced.put(torch.Tensor, "is_hpu", property(_is_hpu))
     replaced.put(torch.nn.Module, "hpu", _module_hpu)
-    replaced.put(torch, "Generator", _scripted_as(torch.Generator, _mapping_type(torch.Generator), replaced))
+    replaced.put(torch, "Generator", scripted_as(torch.Generator, _mapping_type(torch.Generator), replaced))
     replaced.put(autocast_mode.autocast, "__init__", _autocast(autocast_mode.autocast.__init__))
     for name in ("custom_fwd", "custom_bwd"):
         decorator = _for_device_type(getattr(autocast_mode, name))
@@ -65,7 +65,7 @@ _TAKING: tuple[tuple[Any, str, int | None], ...] = (
 )
 
 
-def _scripted_as(original: Any, standing: Any, replaced: Replacements) -> Any:
+def scripted_as(original: Any, standing: Any, replaced: Replacements) -> Any:
     """`standing`, which torch.jit.script compiles to the op that `original` is: it knows ops by their functions."""
     ops: dict[int, str] = _builtins._get_builtin_table()
     op = ops.get(id(original))

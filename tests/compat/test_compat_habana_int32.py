@@ -1,0 +1,210 @@
+"""Under a device map an int32 tensor where torch wants int64 is taken: as `.long()` by hand; without a map torch's own error stays."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from command_kit import RUN, python
+from hmp.compat import habana
+from hmp.compat.habana import int32
+from hmp.ops import sites_of
+
+Form = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+NLL = nn.NLLLoss()
+# Of each op of the table a call that torch refuses with an int32 `i`, in the forward or in the backward; x is 4 by 4, i holds 0 to 3.
+FORMS: dict[str, Form] = {
+    "cross_entropy_loss": lambda x, i: nn.CrossEntropyLoss(label_smoothing=0.1)(x, i),
+    "nll_loss": lambda x, i: torch._C._nn.nll_loss(x, i),
+    "nll_loss2d": lambda x, i: torch._C._nn.nll_loss2d(x[None, :, :, None], i[None, :, None]),
+    "nll_loss_nd": lambda x, i: F.nll_loss(input=x.log_softmax(-1), target=i) + NLL(x[None], i[None]),
+    "multi_margin_loss": lambda x, i: F.multi_margin_loss(x, i),
+    "multilabel_margin_loss": lambda x, i: nn.MultiLabelMarginLoss()(x[0], i),
+    "linear_cross_entropy": lambda x, i: F.linear_cross_entropy(x, x.detach()[1:] * 2, i % 3),
+    "one_hot": lambda x, i: F.one_hot(i, 4) * x,
+    "max_unpool2d": lambda x, i: F.max_unpool2d(x[None, :1, :], i[None, None], (1, 2), output_size=(1, 8)),
+    "max_unpool3d": lambda x, i: nn.MaxUnpool3d((1, 1, 2))(x[None, None, :1, :], i[None, None, None]),
+    "put": lambda x, i: torch.put(x, i, x.detach()[1], accumulate=True),
+    "put_": lambda x, i: x.clone().put_(index=i, source=x.detach()[1]),
+    "take": lambda x, i: torch.take(x, i) + x.take(index=i),
+    "take_along_dim": lambda x, i: torch.take_along_dim(x, i[None], dim=1) + x.take_along_dim(i[None], 0),
+    "tensor_split": lambda x, i: torch.cat([*torch.tensor_split(x, i.sort().values)[1:], *x.tensor_split(i.sort().values[1:])[:2]]),
+    "index_copy": lambda x, i: torch.index_copy(x, 0, i[:2], x.detach()[2:]) * x.index_copy(0, index=i[:2], source=x.detach()[2:]),
+    "index_copy_": lambda x, i: x.clone().index_copy_(0, i[:2], x.detach()[2:]) * x,
+    "index_fill": lambda x, i: torch.index_fill(x, 0, i[:2], 2.0) * x.index_fill(1, i[:1], torch.tensor(3.0)),
+    "index_fill_": lambda x, i: x.clone().index_fill_(dim=0, index=i[:2], value=2.0),
+    "index_reduce": lambda x, i: torch.index_reduce(x, 0, i[:2], x.detach()[2:], "amax", include_self=False),
+    "index_reduce_": lambda x, i: x.clone().index_reduce_(0, i[:2], x.detach()[2:], "mean", include_self=False),
+    "index_select": lambda x, i: torch.index_select(x.detach().to_sparse(), 0, i).to_dense() * x,
+    "searchsorted": lambda x, i: torch.searchsorted(x.detach()[0], x.detach()[1], sorter=i) * x,
+    "gather": lambda x, i: torch.gather(x, 1, i[None]) + x.gather(0, index=i[None]),
+    "scatter": lambda x, i: torch.scatter(x, 1, i[None], 2.0) * x.scatter(0, i[None], x),
+    "scatter_": lambda x, i: x.clone().scatter_(1, i[:, None], 1.0),
+    "scatter_add": lambda x, i: torch.scatter_add(x, 1, i[None], x),
+    "scatter_add_": lambda x, i: x.clone().scatter_add_(1, i[None], x),
+    "scatter_reduce": lambda x, i: torch.scatter_reduce(x, 1, i[None], x, "amax"),
+    "scatter_reduce_": lambda x, i: x.clone().scatter_reduce_(1, i[None], x, "sum"),
+}
+IN_FORCE = [op for wide in int32.in_force() for op in wide.ops if sites_of(op)]
+POLICIES = [None, "habana", "habana-o2"]
+INDEX = torch.tensor([2, 0, 3, 1])
+
+
+@pytest.fixture(autouse=True)
+def no_shim_is_left() -> Iterator[None]:
+    yield
+    habana.uninstall()
+
+
+def under(policy: str | None) -> contextlib.AbstractContextManager[Any]:
+    return contextlib.nullcontext() if policy is None else hmp.convert(policy=policy)
+
+
+def results(form: Form, index: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a form returns, and the gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(4, 4, requires_grad=True)
+    found = form(x, index)
+    found.float().sum().backward()
+    assert x.grad is not None
+    return found.detach(), x.grad
+
+
+def same(found: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> bool:
+    return all(a.dtype is b.dtype and torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+
+
+def test_the_table_has_no_op_without_a_form() -> None:
+    assert [op for wide in int32.WIDE + int32.ONCE_WIDE for op in wide.ops] == list(FORMS)
+
+
+@pytest.mark.parametrize("op", IN_FORCE)
+def test_without_a_device_map_torchs_own_error_stays(op: str) -> None:
+    refusals = []
+    for shim in (contextlib.nullcontext(), habana.install(None), contextlib.nullcontext()):
+        with shim, pytest.raises((RuntimeError, IndexError)) as error:
+            results(FORMS[op], INDEX.int())
+        refusals.append(str(error.value))
+    assert len(set(refusals)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce:UserWarning")
+@pytest.mark.parametrize("policy", POLICIES)
+def test_under_a_device_map_int32_is_int64_by_hand(policy: str | None) -> None:
+    with under(policy):
+        wanted = {op: results(FORMS[op], INDEX) for op in IN_FORCE}
+        with habana.install("cpu"):
+            for op in IN_FORCE:
+                assert same(results(FORMS[op], INDEX.int()), wanted[op]), op
+                assert same(results(FORMS[op], INDEX), wanted[op]), op
+
+
+def test_an_applied_model_and_a_region_take_it() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 4), torch.randn(4, 4)
+    for policy in ("habana", "habana-o2"):
+        with hmp.casts(policy):
+            wanted = F.cross_entropy(model(x), INDEX)
+            with habana.install("cpu"):
+                assert torch.equal(F.cross_entropy(model(x), INDEX.int()), wanted)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.usefixtures("fresh_compiler")
+def test_compiled_code_takes_it(policy: str | None) -> None:
+    several = (
+        "cross_entropy_loss nll_loss_nd one_hot max_unpool2d take take_along_dim index_copy index_copy_ index_fill_ index_reduce_".split()
+    )
+
+    def step(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:
+        return sum((FORMS[op](x, i).float().sum() for op in several), torch.zeros(()))
+
+    with under(policy):
+        wanted = results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX)
+        with habana.install("cpu"):
+            torch.compiler.reset()
+            assert same(results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX.int()), wanted)
+
+
+@pytest.mark.usefixtures("fresh_compiler")
+def test_what_was_compiled_first_under_a_map_compiles_without_one() -> None:
+    """Dynamo fills its tables of torch's functions once, from what stands under their names."""
+    with habana.install("cpu"):
+        torch.compile(torch.take, backend="eager", fullgraph=True)(torch.ones(4), INDEX)
+    assert (
+        torch.compile(lambda x, i: torch.take(x, i) * F.one_hot(i, 4).sum(1), backend="eager", fullgraph=True)(torch.ones(4), INDEX).sum()
+        == 4
+    )
+
+
+def test_other_types_and_other_arguments_are_left_alone() -> None:
+    x = torch.randn(4, 4)
+    with habana.install("cpu"):
+        for index in (INDEX.short(), INDEX.bool(), INDEX.float()):
+            with pytest.raises((RuntimeError, IndexError)):
+                torch.take(x, index)
+        assert F.cross_entropy(x, INDEX.to(torch.uint8)) == F.cross_entropy(x, INDEX)  # torch takes bytes
+        assert F.cross_entropy(x, x.softmax(-1)).dim() == 0  # probabilities
+        assert [each.shape[0] for each in x.tensor_split(3)] == [2, 1, 1]
+        assert torch.index_copy(x.int(), 0, INDEX.int(), x.int()).dtype is torch.int32  # values are not widened
+        with pytest.raises(RuntimeError, match="same dtype"):
+            torch.index_copy(x.long(), 0, INDEX.int(), x.int())
+
+
+def test_the_functions_have_torchs_names_and_pickle_by_them() -> None:
+    with habana.install("cpu"):
+        for function in (torch.take, torch.Tensor.take, F.one_hot):
+            assert pickle.loads(pickle.dumps(function)) is function
+        scripted = torch.jit.script(F.cross_entropy)
+        stored = pickle.dumps(torch.take)
+    assert pickle.loads(stored) is torch.take
+    assert scripted(torch.eye(4), INDEX) == F.cross_entropy(torch.eye(4), INDEX)
+
+
+SQUAD = """\
+import torch, transformers
+import habana_frameworks.torch.core as htcore
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+config = transformers.DistilBertConfig(vocab_size=64, dim=16, hidden_dim=32, n_layers=2, n_heads=2, max_position_embeddings=16, dropout=0.0,
+    attention_dropout=0.0, qa_dropout=0.0)
+model = transformers.DistilBertForQuestionAnswering(config).to("hpu").train()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+ids, spans = torch.randint(64, (32, 16)), torch.randint(16, (2, 32))
+features = [torch.IntTensor(each.tolist()) for each in (ids, torch.ones_like(ids), *spans)]
+for batch in DataLoader(TensorDataset(*features), batch_size=8):
+    ids, mask, start, end = (each.to("hpu", non_blocking=True) for each in batch)
+    if LONG:
+        ids, mask, start, end = ids.long(), mask.long(), start.long(), end.long()
+    loss = model(input_ids=ids, attention_mask=mask, start_positions=start, end_positions=end).loss
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    htcore.mark_step()
+    print(loss.item())
+"""
+
+
+@pytest.mark.slow
+def test_a_question_answering_script_with_int_tensors_trains(tmp_path: Path) -> None:
+    losses = {}
+    for name, options, long in (("by hand", [], True), ("int32", [], False), ("O1", ["--policy", "habana"], False)):
+        (tmp_path / "squad.py").write_text(f"LONG = {long}\n{SQUAD}")
+        done = python(*RUN, "--habana", "--device-map", "hpu=cpu", *options, "squad.py", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        losses[name] = torch.tensor(list(map(float, done.stdout.split())))
+    assert len(losses["int32"]) == 4
+    assert torch.equal(losses["int32"], losses["by hand"])
+    assert torch.allclose(losses["O1"], losses["by hand"], rtol=0.01)
