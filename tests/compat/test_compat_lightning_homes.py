@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -64,3 +65,10 @@ def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.Monk
     assert preferred("a test") == "lightning.pytorch"
     monkeypatch.setitem(sys.modules, "pytorch_lightning", sys)
     assert preferred("a test") == "pytorch_lightning"
+
+
+def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours = importlib.import_module("hmp.compat.lightning")
+    assert len(ours._homes()) == 2
+    as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
+    assert [home.Callback for home in ours._homes()] == [importlib.import_module("lightning.pytorch").Callback]
