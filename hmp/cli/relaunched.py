@@ -6,6 +6,7 @@ Its launcher of subprocesses, which `strategy="ddp"` takes, writes that command 
 from __future__ import annotations
 
 import functools
+import subprocess
 import types
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,10 @@ from ..compat.after_import import after_import
 
 __all__ = ["pass_on"]
 
-_LAUNCHERS = ("lightning.fabric.strategies.launchers.subprocess_script", "lightning_fabric.strategies.launchers.subprocess_script")
+_LAUNCHERS = tuple(
+    f"{home}.strategies.launchers.subprocess_script"
+    for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite", "pytorch_lightning")
+)
 
 
 def pass_on(values: dict[str, Any]) -> None:
@@ -33,6 +37,10 @@ def pass_on(values: dict[str, Any]) -> None:
 
 
 def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.ModuleType) -> None:
+    if launcher.__name__.startswith("pytorch_lightning."):
+        if not hasattr(launcher, "_basic_subprocess_cmd"):  # later ones have it from the others, with hmp's command
+            vars(launcher)["subprocess"] = types.SimpleNamespace(Popen=functools.partial(_start, under_hmp))
+        return
     basic: Callable[..., list[str]] = launcher._basic_subprocess_cmd
     hydra: Callable[..., tuple[list[str], Any]] = launcher._hydra_subprocess_cmd
 
@@ -47,3 +55,8 @@ def _replace(under_hmp: Callable[[list[str]], list[str]], launcher: types.Module
 
     # Lightning's Trainer takes them from here by name when it is imported, which is after this
     vars(launcher).update(_basic_subprocess_cmd=basic_command, _hydra_subprocess_cmd=hydra_command)
+
+
+def _start(under_hmp: Callable[[list[str]], list[str]], command: list[str], **kwargs: Any) -> subprocess.Popen[bytes]:
+    """Popen for Lightning 1.6 and 1.7, which write the command and start it in one function."""
+    return subprocess.Popen(under_hmp(command), **kwargs)

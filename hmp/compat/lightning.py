@@ -1,14 +1,14 @@
 """hmp in Lightning: a precision plugin for Trainer and Fabric, and a callback that logs the device's memory.
 
 Both work with `lightning` and with `pytorch_lightning` (and `lightning_fabric`), which are the same code twice: each checks
-for its own classes. So the classes here inherit from those of every package that is installed.
+for its own classes. So the classes here inherit from those of every package that is installed. The oldest are the Trainer of 1.6 and the
+Fabric of 2.0.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import warnings
 import weakref
 from collections.abc import Collection, Iterator
@@ -20,41 +20,44 @@ import torch
 import hmp
 
 from ..context import without_casts
-from ..errors import to_install
 from ..lists import as_policy
 from ..report.verified import check_kinds, verified
+from .lightning_homes import installed, preferred, release
 
 __all__ = ["DeviceStats", "HMPPrecision"]
 
 
 class _Home(NamedTuple):
-    """What one of the packages calls by these names."""
+    """What one of the packages has."""
 
-    for_trainer: Any  # the MixedPrecision of its Trainer
-    for_fabric: Any  # the MixedPrecision of its Fabric
+    for_trainer: Any  # the mixed precision of its Trainer
+    for_fabric: Any  # that of its Fabric; before 2.0 the Trainer's
     LightningModule: Any
     Callback: Any
 
 
+def _home(name: str) -> _Home:
+    pytorch: Any = importlib.import_module(name)
+    trainers: Any = importlib.import_module(f"{name}.plugins.precision")
+    if release(name) < (2, 0):
+        amp = trainers.MixedPrecisionPlugin if release(name) == (1, 9) else trainers.NativeMixedPrecisionPlugin
+        return _Home(amp, amp, pytorch.LightningModule, pytorch.Callback)
+    fabric = "lightning.fabric" if name == "lightning.pytorch" else "lightning_fabric"
+    fabrics: Any = importlib.import_module(f"{fabric}.plugins.precision")
+    amp = trainers.MixedPrecisionPlugin if release(name) == (2, 0) else trainers.MixedPrecision
+    return _Home(amp, fabrics.MixedPrecision, pytorch.LightningModule, pytorch.Callback)
+
+
 def _homes() -> list[_Home]:
-    found = []
-    for package, trainer, fabric in (
-        ("lightning", "lightning.pytorch", "lightning.fabric"),
-        ("pytorch_lightning", "pytorch_lightning", "lightning_fabric"),
-    ):
-        if importlib.util.find_spec(package) is not None:
-            pytorch: Any = importlib.import_module(trainer)
-            for_trainer, for_fabric = (importlib.import_module(f"{name}.plugins.precision").MixedPrecision for name in (trainer, fabric))
-            found.append(_Home(for_trainer, for_fabric, pytorch.LightningModule, pytorch.Callback))
-    if not found:
-        raise ModuleNotFoundError(
-            f"hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed: {to_install('lightning')}"
-        )
-    return found
+    """The packages whose classes these inherit from: both, if they are of one release, and else the one that is imported, or the first."""
+    chosen = preferred(_WHO)
+    return [_home(name) for name in installed(_WHO) if release(name) == release(chosen)]
 
 
+_WHO = "hmp.compat.lightning"
+_IS_OLD = release(preferred(_WHO)) < (2, 0)
 _HOMES = _homes()
-_PLUGINS = tuple(plugin for home in _HOMES for plugin in (home.for_trainer, home.for_fabric))
+_PLUGINS = tuple(dict.fromkeys(plugin for home in _HOMES for plugin in (home.for_trainer, home.for_fabric)))
 _Plugins: Any = type("_Plugins", _PLUGINS, {})
 _Callbacks: Any = type("_Callbacks", tuple(home.Callback for home in _HOMES), {})
 
@@ -97,7 +100,8 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         device = "cpu" if accelerator is None else accelerator.type
         if self.policy.dtype is torch.float16 and scaler is None:
             scaler = torch.amp.GradScaler(device)
-        precision = "16-mixed" if self.policy.dtype is torch.float16 else "bf16-mixed"
+        is_half = self.policy.dtype is torch.float16
+        precision: str | int = ("16-mixed" if is_half else "bf16-mixed") if not _IS_OLD else (16 if is_half else "bf16")
         for plugin in _PLUGINS:
             plugin.__init__(self, precision, device, scaler)
 
@@ -155,6 +159,8 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         """What it is given; the LightningModule in it is remembered until `teardown`."""
         modules = tuple(home.LightningModule for home in _HOMES)
         self._module = next((module for module in model.modules() if isinstance(module, modules)), None)
+        if self._module is not None and self._scoped is None:
+            self.convert_module(self._module)  # releases before 2.1 do not ask for it
         return model, optimizers, lr_schedulers
 
     def teardown(self) -> None:
@@ -162,26 +168,24 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         self._module = self._scoped = None
 
     # What follows goes to the package that the model comes from: lightning's code takes a model of pytorch_lightning for none
-    # of its own and would not clip its gradients.
+    # of its own and would not clip its gradients. 1.6 and 1.7 give the model first, later ones the loss or the optimizer.
 
-    def pre_backward(self, tensor: torch.Tensor, module: Any) -> Any:
+    def pre_backward(self, *given: Any) -> Any:
         """Scales the loss where the low dtype is float16, and calls the Trainer's hooks."""
-        return _plugin_for(module).pre_backward(self, tensor, module)
+        return _plugin_for(*given).pre_backward(self, *given)
 
-    def backward(self, tensor: torch.Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+    def backward(self, *given: Any, **kwargs: Any) -> None:
         """Backward of the loss, without casts."""
-        _plugin_for(model).backward(self, tensor, model, *args, **kwargs)
+        _plugin_for(*given, *kwargs.values()).backward(self, *given, **kwargs)
 
-    def post_backward(self, tensor: torch.Tensor, module: Any) -> Any:
+    def post_backward(self, *given: Any) -> Any:
         """Calls the Trainer's hooks."""
-        return _plugin_for(module).post_backward(self, tensor, module)
+        return _plugin_for(*given).post_backward(self, *given)
 
-    def optimizer_step(self, optimizer: Any, model: Any = None, **kwargs: Any) -> Any:
+    def optimizer_step(self, *given: Any, **kwargs: Any) -> Any:
         """The optimizer's step, without casts; a closure runs the forward in a context of its own."""
-        plugin = _plugin_for(model)
-        named = {} if model is None else {"model": model}
         with self._verified():
-            result = plugin.optimizer_step(self, optimizer, **named, **kwargs)
+            result = _plugin_for(*given, *kwargs.values()).optimizer_step(self, *given, **kwargs)
         self._to_verify = False
         return result
 
@@ -221,11 +225,11 @@ def _described(policy: hmp.Policy) -> str:
     return f"policy {policy.name!r} ({policy.fingerprint})"
 
 
-def _plugin_for(model: Any) -> Any:
-    """The class whose code a call with `model` is for: that of its Trainer, or of Fabric."""
+def _plugin_for(*given: Any) -> Any:
+    """The class whose code a call with these is for: that of the Trainer whose model is among them, or of Fabric."""
     for home in _HOMES:
         # Fabric runs LightningModules too, and tells them so
-        if isinstance(model, home.LightningModule) and model.fabric is None:
+        if any(isinstance(each, home.LightningModule) and getattr(each, "fabric", None) is None for each in given):
             return home.for_trainer
     return _HOMES[0].for_fabric
 

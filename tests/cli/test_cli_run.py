@@ -331,3 +331,12 @@ def test_what_lightning_starts_anew_is_started_with_the_same_options(monkeypatch
     for launcher in launchers:
         assert launcher._basic_subprocess_cmd() == ["python", "-m", "hmp", "run", *options, "script.py", "--bf16"]
         assert launcher._hydra_subprocess_cmd(local_rank=1) == (["python", "-m", "hmp", "run", *options, "-m", "module"], "folder")
+
+
+def test_what_lightning_1_6_starts_anew_is_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = types.ModuleType("pytorch_lightning.strategies.launchers.subprocess_script")
+    launcher.subprocess = subprocess  # type: ignore[attr-defined]  # it writes the command itself, and starts it
+    monkeypatch.setitem(sys.modules, launcher.__name__, launcher)
+    relaunched.pass_on({"habana": True, "bf16": None})
+    started = launcher.subprocess.Popen(["echo", "script.py", "--bf16"], stdout=subprocess.PIPE, text=True)
+    assert started.communicate()[0] == "-m hmp run --habana script.py --bf16\n"

@@ -8,7 +8,6 @@ import inspect
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -329,12 +328,3 @@ def test_a_package_that_does_not_import_gives_way_and_that_is_said(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message.startswith("lightning_habana is installed, and does not import here (ImportError: cannot import name 'nothing_of")
     assert message.endswith("); hmp's stand-in takes its place. Said once")
-
-
-def test_without_lightning_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
-    homes = importlib.import_module("hmp.compat.lightning_habana.homes")
-    monkeypatch.setattr(homes, "importlib", SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None)))
-    with pytest.raises(
-        ModuleNotFoundError, match=r"needs lightning or pytorch_lightning, and neither is installed; pip install hmp-torch\[light"
-    ):
-        homes.installed()

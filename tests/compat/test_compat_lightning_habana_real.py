@@ -1,4 +1,4 @@
-"""lightning_habana 1.6 itself, over hmp's `habana_frameworks`: with the Lightning that it was made for, and where it does not import."""
+"""Others' Gaudi support over hmp's `habana_frameworks`: lightning_habana 1.6, where it imports and where not, and Lightning 1.9's own."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from command_kit import HABANA, python
+from command_kit import HABANA, ROOT, python
 
 pytest.importorskip("lightning", reason="these tests run real Trainers")
 
+ITSELF = "lightning-habana==1.6.0"
 MADE_FOR = ("lightning==2.3.3", "setuptools<81")  # that Lightning imports pkg_resources
+OF_1_9 = ("pytorch_lightning==1.9.5", "torchmetrics==0.11.4", "setuptools<81")
 # The guide's lines, and a model whose forward is under autocast, in one process or in two.
 SCRIPT = """\
 import os, sys, warnings
@@ -78,9 +80,9 @@ TEN = sorted(
 def environment(folder: Path, *packages: str) -> Path:
     """A folder with those packages and without what they need, which is here; it goes before what is here."""
     pip = ("-m", "pip", "install", "--quiet", "--no-deps", "--target", folder / "packages")
-    done = python(*pip, "lightning-habana==1.6.0", *packages, cwd=folder)
+    done = python(*pip, *packages, cwd=folder)
     if done.returncode:
-        pytest.skip(f"pip does not get lightning-habana 1.6.0: {done.stderr.strip().splitlines()[-1]}")
+        pytest.skip(f"pip does not get {' '.join(packages)}: {done.stderr.strip().splitlines()[-1]}")
     (folder / "script.py").write_text(SCRIPT)
     return folder
 
@@ -91,7 +93,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_package_itself_runs_the_guides_lines_with_the_lightning_it_was_made_for(tmp_path: Path) -> None:
-    folder = environment(tmp_path, *MADE_FOR)
+    folder = environment(tmp_path, ITSELF, *MADE_FOR)
     one = run(folder)
     assert (one.returncode, one.stdout.splitlines()[-2:]) == (0, [str(TEN), "from lightning_habana.pytorch.accelerator"]), one.stderr
     assert "does not import" not in one.stderr
@@ -103,7 +105,14 @@ def test_the_package_itself_runs_the_guides_lines_with_the_lightning_it_was_made
 
 @pytest.mark.slow
 def test_where_it_does_not_import_the_stand_in_runs_them(tmp_path: Path) -> None:
-    done = run(environment(tmp_path))
+    done = run(environment(tmp_path, ITSELF))
     ours = "from hmp.compat.lightning_habana.accelerator"
     assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [str(TEN), ours]), done.stderr
     assert done.stderr.count("lightning_habana 1.6.0 is installed, and does not import here (ImportError: ") == 1
+
+
+@pytest.mark.slow
+def test_lightning_1_9_runs_its_own_in_two_processes_beside_a_newer_one(tmp_path: Path) -> None:
+    folder = environment(tmp_path, *OF_1_9)
+    done = python(*HABANA, ROOT / "tests" / "releases" / "lightning_run.py", "two", cwd=folder, before=folder / "packages")
+    assert done.returncode == 0 and '{"two processes": "' in done.stdout, done.stderr  # it compares losses and weights itself

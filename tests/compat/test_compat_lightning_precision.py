@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import hmp
-from command_kit import error_without
 from lightning_kit import (
     HOMES,
     HMPPrecision,
@@ -26,7 +25,6 @@ from lightning_kit import (
     train_by_hand,
     trainer,
 )
-from process_kit import to_install
 
 pytestmark = quiet
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -189,11 +187,6 @@ def test_a_plugin_can_be_pickled_and_copied():
     for other in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
         assert type(other) is HMPPrecision
         assert other.policy == made.policy and other.scaler.state_dict() == made.scaler.state_dict()
-
-
-def test_importing_it_without_lightning_names_the_command_that_installs_it():
-    said = "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed"
-    assert error_without("hmp.compat.lightning", "lightning", "pytorch_lightning") == f"{said}: {to_install('lightning')}"
 
 
 def test_a_second_precision_beside_the_plugin_is_lightnings_own_error():

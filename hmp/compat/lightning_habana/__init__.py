@@ -1,6 +1,8 @@
 """Scripts that Lightning's guide to Gaudi shows run on any device: `lightning_habana` is answered here, and Lightning knows "hpu".
 
 Thin classes over Lightning's own, of whichever of `lightning` and `pytorch_lightning` the script imports; neither is imported for it.
+Lightning 1.6 to 2.0 has Gaudi itself: there its own classes run, over hmp's `habana_frameworks`, and only what a later torch has changed is
+mended.
 """
 
 from __future__ import annotations
@@ -12,30 +14,32 @@ import types
 from ..after_import import after_import
 from ..habana import modules
 from ..habana.replacements import Replacements
+from ..lightning_homes import HOMES, has_gaudi
 from ..stand_in import StandIn
+from . import mended
 from .connector import register, take_hpu
-from .homes import HOMES
 
 __all__ = ["install"]
 
-_ACCELERATOR = {"HPUAccelerator": f"{__name__}.accelerator"}
-_PRECISION = {"HPUPrecisionPlugin": f"{__name__}.precision"}
-_STRATEGIES = dict.fromkeys(("HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy"), f"{__name__}.strategies")
-_ALL = {**_STRATEGIES, **_ACCELERATOR, **_PRECISION}  # the strategies first: they look which Lightning the script has imported
+_NAMES = f"{__name__}.names"
+_ACCELERATOR = {"HPUAccelerator": _NAMES}
+_PRECISION = {"HPUPrecisionPlugin": _NAMES}
+_STRATEGIES = dict.fromkeys(("HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy"), _NAMES)
+_ALL = {**_STRATEGIES, **_ACCELERATOR, **_PRECISION}
 _TREE = {
-    "lightning_habana": {**_ALL, "HPU_AVAILABLE": f"{__name__}.accelerator"},
+    "lightning_habana": {**_ALL, "HPU_AVAILABLE": _NAMES},
     "lightning_habana.pytorch": _ALL,
     "lightning_habana.pytorch.accelerator": _ACCELERATOR,
     "lightning_habana.pytorch.plugins": _PRECISION,
     "lightning_habana.pytorch.plugins.precision": _PRECISION,
     "lightning_habana.pytorch.strategies": _STRATEGIES,
-    "lightning_habana.pytorch.strategies.ddp": {"HPUDDPStrategy": _STRATEGIES["HPUDDPStrategy"]},
-    "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": _STRATEGIES["HPUParallelStrategy"]},
-    "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": _STRATEGIES["SingleHPUStrategy"]},
+    "lightning_habana.pytorch.strategies.ddp": {"HPUDDPStrategy": _NAMES},
+    "lightning_habana.pytorch.strategies.parallel": {"HPUParallelStrategy": _NAMES},
+    "lightning_habana.pytorch.strategies.single": {"SingleHPUStrategy": _NAMES},
 }
 _REMEDY = "Take what Lightning itself has for it, or install lightning-habana 1.6 with lightning 2.3, which it was made for"
 
-_CONNECTORS = [f"{home}.trainer.connectors.accelerator_connector" for home in HOMES]
+_CONNECTOR = "trainer.connectors.accelerator_connector"
 
 _stand_in = StandIn(_TREE, _REMEDY, trying=modules.with_media)
 
@@ -44,15 +48,22 @@ def install(replaced: Replacements) -> None:
     """Makes `lightning_habana` importable and "hpu" an accelerator of Lightning's Trainer, until `replaced.undo()`."""
     _stand_in.install(functools.partial(_register, replaced))
     replaced.on_undo(_stand_in.uninstall)
-    for name in _CONNECTORS:
-        replaced.on_undo(after_import(name, functools.partial(take_hpu, is_ours=_stand_in.is_used, replaced=replaced)))
+    for home in HOMES:
+        replaced.on_undo(after_import(f"{home}.{_CONNECTOR}", functools.partial(_take_hpu, replaced, home)))
+    mended.install(replaced)
     replaced.on_undo(after_import("lightning_habana.utils.resources", functools.partial(_tell_release, replaced)))
 
 
 def _register(replaced: Replacements) -> None:
-    for name in _CONNECTORS:
-        if name in sys.modules:
-            register(sys.modules[name], replaced)
+    for home in HOMES:
+        connector = sys.modules.get(f"{home}.{_CONNECTOR}")
+        if connector is not None and not has_gaudi(home):
+            register(connector, replaced)
+
+
+def _take_hpu(replaced: Replacements, home: str, connector: types.ModuleType) -> None:
+    if not has_gaudi(home):
+        take_hpu(connector, is_ours=_stand_in.is_used, replaced=replaced)
 
 
 def _tell_release(replaced: Replacements, resources: types.ModuleType) -> None:

@@ -9,11 +9,11 @@ import torch
 
 from ... import HmpError
 from ..habana import hpu
-from .homes import installed
+from .served import served
 
 __all__ = ["HPUAccelerator"]
 
-_Accelerators: Any = type("_Accelerators", tuple(importlib.import_module(f"{home}.accelerators").Accelerator for home in installed()), {})
+_Accelerators: Any = type("_Accelerators", tuple(importlib.import_module(f"{home}.accelerators").Accelerator for home in served()), {})
 
 
 class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are known when it is imported
@@ -81,9 +81,3 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
     def is_lazy() -> bool:
         """False: ops run when they are called."""
         return False
-
-
-def __getattr__(name: str) -> bool:
-    if name == "HPU_AVAILABLE":  # asked for when the shim is in place, which may be for another device the next time
-        return HPUAccelerator.is_available()
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -10,7 +10,8 @@ import torch
 
 from ..habana import hccl
 from ..habana.standing import standing
-from .homes import installed, preferred
+from ..lightning_homes import preferred
+from .served import WHO, served
 
 __all__ = ["HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy", "Strategies", "strategies_of", "taken_by"]
 
@@ -85,12 +86,12 @@ def strategies_of(home: str) -> Strategies:
     return made
 
 
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred())
+SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(WHO))
 
 
 def taken_by(home: str, strategy: Any) -> Any:
     """`strategy`; one that was made for the other package's Trainer becomes what it would be if it had been made for this one's."""
-    for other in installed():
+    for other in served():
         if other != home and type(strategy) in strategies_of(other):
             args, kwargs = strategy._given
             strategy.__class__ = getattr(strategies_of(home), type(strategy).__name__)

@@ -1,0 +1,74 @@
+"""Which of Lightning's two packages is taken, by what is installed; releases themselves run in `.ci/releases`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from command_kit import error_without
+from hmp.compat.lightning_homes import HOMES, has_gaudi, installed, preferred, release
+from process_kit import to_install
+
+pytest.importorskip("lightning")
+PACKAGES = ("lightning", "pytorch_lightning")
+
+
+def as_if(folder: Path, monkeypatch: pytest.MonkeyPatch, **releases: str | None) -> None:
+    """What is installed says that it is these releases; a package that is None is hidden."""
+    for package, version in releases.items():
+        if version is None:
+            monkeypatch.setitem(sys.modules, package, None)
+            continue
+        (folder / f"{package}-{version}.dist-info").mkdir()
+        (folder / f"{package}-{version}.dist-info" / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {version}\n")
+    monkeypatch.syspath_prepend(folder)
+
+
+def test_without_either_the_error_names_the_command_that_installs_it():
+    said = "hmp.compat.lightning needs lightning or pytorch_lightning, and neither is installed"
+    assert error_without("hmp.compat.lightning", *PACKAGES) == f"{said}: {to_install('lightning')}"
+    with pytest.MonkeyPatch.context() as patch:
+        for package in PACKAGES:
+            patch.setitem(sys.modules, package, None)
+        with pytest.raises(ModuleNotFoundError, match="hmp's stand-in for lightning_habana needs lightning or pytorch_lightning, and nei"):
+            installed("hmp's stand-in for lightning_habana")
+
+
+def test_a_release_that_is_too_old_is_told_with_the_one_that_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    as_if(tmp_path, monkeypatch, lightning=None, pytorch_lightning="1.5.10")
+    with pytest.raises(ImportError) as error:
+        installed("hmp.compat.lightning")
+    assert str(error.value) == (
+        "hmp.compat.lightning needs lightning or pytorch_lightning 1.6 or later, and pytorch_lightning 1.5.10 is installed: "
+        + to_install("lightning")
+    )
+
+
+def test_the_one_that_is_too_old_is_not_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    as_if(tmp_path, monkeypatch, lightning="2.6.6", pytorch_lightning="1.5.10")
+    assert installed("a test") == ["lightning.pytorch"] == [preferred("a test")]
+
+
+@pytest.mark.parametrize(("version", "is_its_own"), [("1.6.5.post0", True), ("2.0.9.post0", True), ("2.1.0", False), ("2.10.0rc1", False)])
+def test_releases_before_2_1_have_gaudi_themselves(version: str, is_its_own: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    as_if(tmp_path, monkeypatch, pytorch_lightning=version)
+    assert has_gaudi("pytorch_lightning") is is_its_own
+    assert release("pytorch_lightning") == tuple(int(each) for each in version.split(".")[:2])
+
+
+def test_the_one_that_the_program_imported_is_preferred(monkeypatch: pytest.MonkeyPatch):
+    for home in HOMES:
+        monkeypatch.delitem(sys.modules, home, raising=False)
+    assert preferred("a test") == "lightning.pytorch"
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", sys)
+    assert preferred("a test") == "pytorch_lightning"
+
+
+def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    ours = importlib.import_module("hmp.compat.lightning")
+    assert len(ours._homes()) == 2
+    as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
+    assert [home.Callback for home in ours._homes()] == [importlib.import_module("lightning.pytorch").Callback]
