@@ -12,7 +12,7 @@ if str(ROOT) not in sys.path:
 
 def made() -> dict[str, str | bytes | Path]:
     """What stands where on the site: text, bytes, or a file of the checkout."""
-    from . import api, command_line, errors, evidence, json_forms, presets, samples, tutorials
+    from . import api, command_line, errors, evidence, json_forms, presets, releases, samples, tutorials
 
     pages = samples.run()
     return {
@@ -22,6 +22,7 @@ def made() -> dict[str, str | bytes | Path]:
         "reference/errors.md": errors.page(),
         "reference/presets.md": presets.page(),
         "reference/json.md": json_forms.page(pages),
+        "evidence/releases.md": releases.page(),
         "evidence/samples/report.html": pages["report.html"],
         "evidence/samples/comparison.html": pages["comparison.html"],
         "evidence/samples/tuning.html": pages["tuning.html"],

@@ -204,5 +204,6 @@ def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path
 def test_each_release_of_transformers_that_was_run_has_the_same_losses_and_dtypes() -> None:
     """That each was run and nothing failed asks tests/project/test_site.py."""
     found = json.loads((ROOT / "docs" / "releases" / "optimum.json").read_text(encoding="utf-8"))
-    for what in ("losses", "dtypes"):
-        assert len({row[what] for row in found.values()}) == 1
+    assert len({row["dtypes"] for row in found.values()}) == 1
+    for step in zip(*([float(loss) for loss in row["losses"].split(", ")] for row in found.values()), strict=True):
+        assert max(step) - min(step) < 2**-10  # transformers 5 writes BERT otherwise, which rounds otherwise in bfloat16

@@ -13,7 +13,7 @@ import torch
 import doc_blocks
 import hmp
 import hooks
-from making import api, command_line, errors, evidence, json_forms, presets, tutorials
+from making import api, command_line, errors, evidence, json_forms, presets, releases, tutorials
 
 DOCS = doc_blocks.ROOT / "docs"
 CONFIG = (DOCS / "mkdocs.yml").read_text(encoding="utf-8")
@@ -27,6 +27,7 @@ def test_every_page_is_in_the_navigation() -> None:
         "reference/errors.md",
         "reference/presets.md",
         "reference/json.md",
+        "evidence/releases.md",
         "tutorials/index.md",
     }
     made |= {name for name in evidence.pages() if name.endswith(".md")}
@@ -36,6 +37,14 @@ def test_every_page_is_in_the_navigation() -> None:
 def test_no_page_is_written_by_hand_and_made() -> None:
     written = {str(page.relative_to(DOCS / "pages")) for page in (DOCS / "pages").rglob("*") if page.is_file()}
     assert written.isdisjoint({*evidence.pages(), *tutorials.pages()})
+
+
+def test_every_environment_of_other_releases_was_run_and_none_fails() -> None:
+    page = releases.page()
+    for table in (doc_blocks.ROOT / "tests" / "releases").glob("*.txt"):
+        wanted = re.findall(r"^([^#:\n]+):", table.read_text(encoding="utf-8"), re.MULTILINE)
+        assert [name for name in wanted if name != "hidden" and f"\n| {name} | " not in page] == []
+    assert "fails" not in page
 
 
 def test_the_api_page_has_every_public_name() -> None:

@@ -1,0 +1,27 @@
+"""The page of what was run under other releases of other packages, from the files that `.ci/releases` wrote."""
+
+from __future__ import annotations
+
+import json
+
+from . import ROOT
+
+_RESULTS = ROOT / "docs" / "releases"
+_HEAD = """# Other packages' releases
+
+What `.ci/releases` found, which `.ci/nightly` runs: every row is an environment of its own, beside one torch. `tests/releases` holds the
+scripts, and what each environment has installed. A number is the loss of the last step.
+"""
+
+
+def page() -> str:
+    """A section for each package: what its file says, and a table."""
+    return "\n".join([_HEAD, *(f"{about.read_text(encoding='utf-8')}\n{_table(about.stem)}" for about in sorted(_RESULTS.glob("*.md")))])
+
+
+def _table(name: str) -> str:
+    rows: dict[str, dict[str, str]] = json.loads((_RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+    lines = [["", *columns], ["---"] * (len(columns) + 1), *cells]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
