@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import importlib.metadata
-import importlib.util
 import os
 import platform
 import sys
@@ -14,19 +13,12 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
+from ..extras import EXTRAS, lacking
 from .output import add_json, give_json
 from .parser import Parser
 
 __all__ = ["add", "run"]
 
-# What each extra brings, as it is imported.
-_EXTRAS = {
-    "report": ("rich", "jinja2", "matplotlib"),
-    "demo": ("rich", "sklearn", "numpy"),
-    "tune": ("scipy", "rich"),
-    "lightning": ("lightning",),
-    "transformers": ("transformers", "accelerate"),
-}
 # The flags of /proc/cpuinfo that say how fast a low dtype is.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
@@ -63,7 +55,7 @@ def _found() -> dict[str, Any]:
     else:
         found |= _of_torch(torch, problems)
     found["instructions"] = _instructions()
-    found["extras"] = {extra: [name for name in names if importlib.util.find_spec(name) is None] for extra, names in _EXTRAS.items()}
+    found["extras"] = {extra: [name for name in names if lacking(extra, name)] for extra, names in EXTRAS.items()}
     found["others"] = _others()
     problems += [f"{other}: another hmp, which an import may find in this one's place; take it away" for other in found["others"]]
     return {**found, "problems": problems}
@@ -157,12 +149,9 @@ def _say(found: dict[str, Any]) -> None:
     print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")
     if "autocast" in found:
         print(f"  policy autocast is {found['autocast']} here; {'a' if found['converted'] else 'no'} policy is in force for the process")
-    for extra, missing in found["extras"].items():
-        print(f"  extra {extra}: {_extra(extra, missing)}")
+    for extra in found["extras"]:
+        lacks = lacking(extra)
+        print(f"  extra {extra}: {f'needs {lacks}: {to_install(extra)}' if lacks else 'installed'}")
     for problem in found["problems"]:
         print(f"problem: {problem}")
     print(f"{len(found['problems'])} problems" if len(found["problems"]) != 1 else "1 problem")
-
-
-def _extra(extra: str, missing: list[str]) -> str:
-    return f"misses {', '.join(missing)}: {to_install(extra)}" if missing else "installed"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import importlib.util
 import os
 import select
 import sys
@@ -15,10 +14,10 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
+from ..extras import lacking
 
 __all__ = [
-    "add_json", "check_folder", "check_page", "flush", "give_json", "let_go_of_closed_pipes", "let_go_of_full_disk",
-    "missing_for_a_page",
+    "add_json", "check_folder", "check_page", "flush", "give_json", "lacking_for_a_page", "let_go_of_closed_pipes", "let_go_of_full_disk",
 ]  # fmt: skip
 
 
@@ -68,16 +67,16 @@ def check_folder(file: str | Path | None, option: str = "") -> None:
         raise hmp.HmpError(f"{option}{file}: there is no such folder; make it first")
 
 
-def missing_for_a_page() -> str:
-    """What a page needs and is not installed, "" for nothing."""
-    return ", ".join(name for name in ("jinja2", "matplotlib") if importlib.util.find_spec(name) is None)
+def lacking_for_a_page() -> str:
+    """What a page needs and is not installed, or too old; "" for nothing."""
+    return lacking("report", "jinja2", "matplotlib")
 
 
 def check_page(file: str | Path | None, option: str = "") -> None:
     """HmpError, which begins with `option`, where the page `file` could not be made: better now than when the work is done."""
-    missing = missing_for_a_page() if file is not None else ""
-    if missing:
-        raise hmp.HmpError(f"{option}needs {missing}, not installed here: {to_install('report')}")
+    lacks = lacking_for_a_page() if file is not None else ""
+    if lacks:
+        raise hmp.HmpError(f"{option}needs {lacks}: {to_install('report')}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 import traceback
 from pathlib import Path
@@ -12,7 +11,8 @@ from typing import Any
 import hmp
 
 from ..errors import to_install
-from .output import check_folder, check_page, missing_for_a_page
+from ..extras import lacking
+from .output import check_folder, check_page, lacking_for_a_page
 from .parser import Parser
 
 __all__ = ["add", "run"]
@@ -135,8 +135,8 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
-    if importlib.util.find_spec("scipy") is None:
-        raise hmp.HmpError(f"needs scipy, not installed here: {to_install('tune')}")
+    if lacks := lacking("tune", "scipy"):
+        raise hmp.HmpError(f"needs {lacks}: {to_install('tune')}")
     if options.html is not None:
         check_folder(options.html)
         check_page(options.html, "--html ")
@@ -161,8 +161,8 @@ def _say_how_to_use(result: Any, folder: Path) -> None:
 
 
 def _write_page(result: Any, folder: Path, html: str | None) -> None:
-    if html is None and missing_for_a_page():
-        print(f"no page: it needs {missing_for_a_page()}, not installed here: {to_install('report')}")
+    if html is None and (lacks := lacking_for_a_page()):
+        print(f"no page: it needs {lacks}: {to_install('report')}")
         return
     print(f"all that was tried: {result.to_html(folder / 'tune.html' if html is None else html)}")
 

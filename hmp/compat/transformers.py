@@ -14,17 +14,15 @@ import torch
 import hmp
 
 from .. import HmpError, Policy
-from ..errors import to_install
+from ..extras import needed
 from ..formatting import versioned
 from ..lists import as_policy
 from ..report.verified import check_kinds, verified
 
-try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-    from transformers.trainer_callback import ExportableState
+with needed("hmp.compat.transformers needs", "transformers", "transformers"):
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
+    from transformers import __version__ as transformers_version
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-except ImportError as error:
-    raise ImportError(f"hmp.compat.transformers needs transformers and accelerate: {to_install('transformers')}") from error
 
 log = logging.getLogger("hmp")
 
@@ -32,7 +30,12 @@ POLICY_FILE = "hmp_policy.json"
 _LOW = (torch.bfloat16, torch.float16)
 
 
-class HMPCallback(TrainerCallback, ExportableState):
+# What checkpoints keep a callback by, from transformers 4.41 on.
+_KEEPS_CALLBACKS = hasattr(trainer_callback, "ExportableState")
+_ExportableState: Any = trainer_callback.ExportableState if _KEEPS_CALLBACKS else object
+
+
+class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
     """Casts inside the model of a Trainer: `Trainer(..., callbacks=[HMPCallback("habana")])`.
 
     Every call of the model runs under the policy, in training, evaluation and prediction, and gives its floating tensors in float32;
@@ -42,7 +45,7 @@ class HMPCallback(TrainerCallback, ExportableState):
     raises hmp.ViolationError where a call in it ran otherwise than the line of its list says; `allow` is as for hmp.verify().
 
     Checkpoints hold the policy, in trainer_state.json and for people in hmp_policy.json; a run that goes on from one under another policy
-    says so in the log.
+    says so in the log. Before transformers 4.41 only the second holds it, and the log says to compare.
     """
 
     def __init__(
@@ -97,6 +100,12 @@ class HMPCallback(TrainerCallback, ExportableState):
         model = kwargs["model"]
         if model is not self._model:
             self.attach(model)
+        if state.global_step > 0 and not _KEEPS_CALLBACKS:
+            log.warning(
+                "this run goes on under policy %r (%s); transformers %s keeps no callback in a checkpoint, as 4.41 and later do: "
+                "compare it with the policy in the checkpoint's %s",
+                self.policy.name, self.policy.fingerprint, transformers_version, POLICY_FILE,
+            )  # fmt: skip
         before = _policy_in(state)
         if before is not None and before != self.policy:
             log.warning(
@@ -140,7 +149,7 @@ class HMPCallback(TrainerCallback, ExportableState):
 
 def _policy_in(state: TrainerState) -> Policy | None:
     """The policy that a run's state was saved with; None where it was saved without one."""
-    callbacks: Any = state.stateful_callbacks  # annotated as what it is made of
+    callbacks: Any = getattr(state, "stateful_callbacks", None)
     kept = (callbacks or {}).get(HMPCallback.__name__)
     if isinstance(kept, list):
         kept = kept[-1]

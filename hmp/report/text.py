@@ -6,13 +6,11 @@ import io
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ..errors import to_install
+from ..extras import needed
 
-try:
+with needed("a report's tables need", "report", "rich"):
     from rich.console import Console, Group
     from rich.table import Table
-except ImportError as error:
-    raise ImportError(f"a report's tables need rich: {to_install('report')}") from error
 
 from ..formatting import duration, size
 from .in_fp8 import Fp8Row, merged

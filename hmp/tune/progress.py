@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from typing import Any, Protocol
 
 from ..errors import HmpError
+from ..extras import lacking
 
 
 class Progress(Protocol):
@@ -31,7 +31,7 @@ def shown(progress: bool | Progress | None) -> Progress:
         is_terminal = sys.stderr is not None and sys.stderr.isatty()
         if sys.stderr is None or not (is_terminal if progress is None else progress):
             return Silent()
-        return Bar() if is_terminal and importlib.util.find_spec("rich") is not None else Lines()
+        return Bar() if is_terminal and not lacking("tune", "rich") else Lines()
     if not all(callable(getattr(progress, name, None)) for name in ("stage", "step", "close")):
         raise HmpError(f"progress={progress!r} is none; give True, False, None or an object with the methods stage, step and close")
     return progress

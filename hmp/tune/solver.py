@@ -8,7 +8,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import HmpError, to_install
+from ..errors import HmpError
+from ..extras import needed
 from .decisions import Key
 
 
@@ -82,9 +83,7 @@ def solve(
 
 def scipy() -> tuple[Any, Any, Any]:
     """scipy.optimize, scipy.sparse and numpy. ImportError names the command that brings them."""
-    try:
+    with needed("hmp.tune needs", "tune", "scipy"):
         import numpy
         from scipy import optimize, sparse
-    except ImportError as error:
-        raise ImportError(f"hmp.tune needs scipy: {to_install('tune')}") from error
     return optimize, sparse, numpy

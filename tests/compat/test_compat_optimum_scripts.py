@@ -25,7 +25,7 @@ setuptools==80.9.0 requests urllib3 charset-normalizer idna certifi coloredlogs 
 
 def trained(folder: Path, *options: str, launcher: tuple[str, ...] = ()) -> tuple[list[dict[str, Any]], str]:
     folder.mkdir()
-    done = python(*launcher, *HABANA, HERE / "optimum_run.py", folder, *options, cwd=folder)
+    done = python(*launcher, *HABANA, HERE / "digits_run.py", folder, *options, cwd=folder)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return [json.loads(path.read_text()) for path in sorted(folder.glob("rank*.json"))], done.stdout
 

@@ -12,26 +12,28 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_outputs import BaseModelOutput
 
 import hmp
 from command_kit import error_without
 from hmp.compat.transformers import POLICY_FILE, HMPCallback
-from optimum_kit import examples, losses, model, settings
+from optimum_kit import KEEPS_CALLBACKS, ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, settings
 from process_kit import to_install
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
 @pytest.fixture(autouse=True)
-def reverted() -> Iterator[None]:
+def reverted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
     yield
     hmp.revert()
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, of: Any = None, **arguments: Any) -> Trainer:
-    made = TrainingArguments(str(folder), use_cpu=True, **settings(**arguments))
+    made = TrainingArguments(str(folder), **ON_CPU, **settings(**arguments))
     return Trainer(of or model(), made, train_dataset=examples(), eval_dataset=examples(), callbacks=list(callbacks))
 
 
@@ -43,14 +45,14 @@ def dtypes_of(model: torch.nn.Module) -> list[torch.dtype]:
 
 
 def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tmp_path: Path) -> None:
+    plain = trainer(tmp_path)  # first: what bf16=True writes into the environment stays there
+    plain.train()
     own = trainer(tmp_path, bf16=True)
     own.train()
     ours = trainer(tmp_path, HMPCallback("torch-cpu"))
     ours.train()
-    plain = trainer(tmp_path)
-    plain.train()
     assert losses(ours) == losses(own)
-    assert losses(ours) != losses(plain)
+    assert differ(ours.model, plain.model)
     for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
         assert mine.dtype is F32
         assert torch.equal(mine, theirs)
@@ -68,14 +70,13 @@ def test_every_way_of_calling_the_model_is_cast_and_gives_float32(tmp_path: Path
 
 
 def test_what_runs_outside_the_model_is_not_cast(tmp_path: Path) -> None:
-    class FastPath(TrainerCallback):
-        def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-            enabled.append(hmp.casts_enabled())
-            outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+    def step(*args: Any, **kwargs: Any) -> None:
+        enabled.append(hmp.casts_enabled())
+        outside.append(F.linear(torch.ones(2, 2), torch.ones(2, 2)).dtype)
 
     enabled: list[bool] = []
     outside: list[torch.dtype] = []
-    trainer(tmp_path, HMPCallback(), FastPath()).train()
+    trainer(tmp_path, HMPCallback(), type("Step", (TrainerCallback,), {OUTSIDE: step})()).train()
     assert enabled == [False] * 4
     assert set(outside) == {F32}
 
@@ -113,26 +114,30 @@ def test_a_checkpoint_holds_the_policy_and_another_policy_is_told_of(tmp_path: P
     first.train()
     kept = tmp_path / "checkpoint-2"
     assert hmp.Policy.from_dict(json.loads((kept / POLICY_FILE).read_text())) == policy
-    assert policy.fingerprint in (kept / "trainer_state.json").read_text()
+    assert (policy.fingerprint in (kept / "trainer_state.json").read_text()) is KEEPS_CALLBACKS
 
     with caplog.at_level(logging.WARNING, "hmp"):
         same = trainer(tmp_path / "same", HMPCallback(policy))
-        same.train(resume_from_checkpoint=str(kept))
+        go_on(same, kept)
     assert "checkpoint was written" not in caplog.text
     assert losses(same) == losses(first)
+    if not KEEPS_CALLBACKS:
+        assert f"'mine' ({policy.fingerprint}); transformers {transformers.__version__} keeps no callback" in caplog.text
+        return
 
     with caplog.at_level(logging.WARNING, "hmp"):
-        trainer(tmp_path / "other", HMPCallback("bert")).train(resume_from_checkpoint=str(kept))
+        go_on(trainer(tmp_path / "other", HMPCallback("bert")), kept)
     bert = hmp.Policy.load("bert")
     assert f"written under policy 'mine' ({policy.fingerprint}), this run goes on under 'bert' ({bert.fingerprint})" in caplog.text
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not KEEPS_CALLBACKS, reason="transformers before 4.41 keeps no callback in a checkpoint")
 def test_a_restored_callback_goes_on_under_the_checkpoints_policy(tmp_path: Path) -> None:
     first = trainer(tmp_path, HMPCallback(), save_strategy="steps", save_steps=2)
     first.train()
     second = trainer(tmp_path / "second", HMPCallback("bert"), restore_callback_states_from_checkpoint=True)
-    second.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    go_on(second, tmp_path / "checkpoint-2")
     (callback,) = [c for c in second.callback_handler.callbacks if isinstance(c, HMPCallback)]
     assert callback.policy == hmp.Policy.load("autocast")
     assert losses(second) == losses(first)

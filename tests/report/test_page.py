@@ -278,5 +278,5 @@ def test_the_page_without_its_extra_names_the_command_to_install_it(tmp_path: Pa
         "    del sys.modules[name]\n"
     )
     done = python("-c", code, cwd=tmp_path)
-    said = [f"a report's page needs {name}: {to_install('report')}" for name in ("jinja2", "matplotlib")]
+    said = [f"a report's page needs {name}, not installed here: {to_install('report')}" for name in ("jinja2", "matplotlib")]
     assert done.stdout.splitlines() == said, done.stderr

@@ -219,6 +219,6 @@ def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_without_rich_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
-    done = python("-c", "import sys; sys.modules['rich.console'] = None; import hmp; print(hmp.Report())", cwd=tmp_path)
+    done = python("-c", "import sys; sys.modules['rich'] = None; import hmp; print(hmp.Report())", cwd=tmp_path)
     assert done.returncode == 1
     assert to_install("report") in done.stderr

@@ -1,11 +1,20 @@
-"""What the tests of transformers' Trainer and of the stand-ins for optimum.habana train: a small BERT on random tokens."""
+"""What the tests of transformers' Trainer and of the stand-ins for optimum.habana train: a small BERT on random tokens.
+
+The tests run on each release of transformers that .ci/releases names: what they call differently stands here.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer
+from torch.optim import Optimizer
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments, trainer, trainer_callback
+
+ON_CPU = {"use_cpu" if "use_cpu" in TrainingArguments.__dataclass_fields__ else "no_cuda": True}
+KEEPS_CALLBACKS = hasattr(trainer_callback, "ExportableState")
+OUTSIDE = "on_pre_optimizer_step" if hasattr(TrainerCallback, "on_pre_optimizer_step") else "on_step_end"
 
 
 def model() -> BertForSequenceClassification:
@@ -30,3 +39,21 @@ def settings(**more: Any) -> dict[str, Any]:
 
 def losses(trained: Trainer) -> list[float]:
     return [float(entry["loss"]) for entry in trained.state.log_history if "loss" in entry]
+
+
+def own_optimizer(trained: Trainer) -> Optimizer:
+    """The optimizer within accelerate's, which releases before 4.29 have none of."""
+    return getattr(trained.optimizer, "optimizer", trained.optimizer)
+
+
+def differ(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether a parameter has two values: losses are logged with four digits by releases before 5."""
+    return any(not torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def go_on(trained: Trainer, checkpoint: Any) -> None:
+    """train() from a checkpoint by transformers itself, which before 4.47 reads the generators' states as torch did before 2.6."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not hasattr(trainer, "safe_globals"):
+            patch.setenv("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1")
+        trained.train(resume_from_checkpoint=str(checkpoint))

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import sys
 from typing import Any
 
 from ...errors import to_install
+from ...extras import lacking
 from ..parser import Parser
 
 __all__ = ["add", "run"]
-
-_NEEDED = ("numpy", "rich", "sklearn")
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -32,10 +30,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing."""
-    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
-    if missing:
-        print(f"hmp demo needs {', '.join(missing)}, not installed here: {to_install('demo')}", file=sys.stderr)
+    """Return 0 if the demo's own check passed, 1 if it failed, 2 if a package that it needs is missing or too old."""
+    if lacks := lacking("demo"):
+        print(f"hmp demo needs {lacks}: {to_install('demo')}", file=sys.stderr)
         return 2
     from . import show  # after the question above: it imports what may be missing
 

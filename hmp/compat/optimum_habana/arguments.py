@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Optional
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
@@ -22,12 +23,16 @@ _NOTHING_HERE = {
 }
 
 
+# Before 4.46 transformers reads the former name itself, before 4.41 no other, and no None for it.
+_FORMER: Any = TrainingArguments.__dataclass_fields__.get("evaluation_strategy")
+
+
 @dataclass
 class GaudiTrainingArguments(TrainingArguments):
     """TrainingArguments for the device that stands for "hpu", with use_habana=True; without it they are TrainingArguments."""
 
     use_habana: bool = field(default=False, metadata={"help": "Train on the device that stands for 'hpu'."})
-    gaudi_config_name: str | None = field(default=None, metadata={"help": "A gaudi_config.json, or the folder that holds one."})
+    gaudi_config_name: Optional[str] = field(default=None, metadata={"help": "A gaudi_config.json, or the folder that holds one."})
     use_lazy_mode: bool = field(default=False, metadata={"help": "Nothing here: ops run when they are called."})
     use_hpu_graphs: bool = field(default=False, metadata={"help": "Nothing here: the model runs op by op."})
     use_hpu_graphs_for_inference: bool = field(default=False, metadata={"help": "Nothing here: the model runs op by op."})
@@ -37,11 +42,13 @@ class GaudiTrainingArguments(TrainingArguments):
     throughput_warmup_steps: int = field(default=0, metadata={"help": "The first steps, which train_samples_per_second leaves out."})
     # Optimum's defaults, where they are others than Trainer's
     adam_epsilon: float = field(default=1e-6, metadata={"help": "Epsilon of AdamW."})
-    ddp_bucket_cap_mb: int | None = field(default=230, metadata={"help": "DistributedDataParallel's bucket_cap_mb."})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "DistributedDataParallel's find_unused_parameters."})
+    ddp_bucket_cap_mb: Optional[int] = field(default=230, metadata={"help": "DistributedDataParallel's bucket_cap_mb."})
+    ddp_find_unused_parameters: Optional[bool] = field(default=False, metadata={"help": "DistributedDataParallel's argument."})
     logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Leave NaN and Inf out of the losses that are logged."})
     # names that scripts of that time use and later releases of transformers lack
-    evaluation_strategy: str | None = field(default=None, metadata={"help": "eval_strategy's former name."})
+    evaluation_strategy: Optional[str] = field(
+        default=None if _FORMER is None else _FORMER.default, metadata={"help": "eval_strategy's former name."}
+    )
     overwrite_output_dir: bool = field(default=False, metadata={"help": "For scripts to read: the output folder may hold files."})
 
     def __post_init__(self) -> None:
@@ -55,7 +62,7 @@ class GaudiTrainingArguments(TrainingArguments):
             )
         if self.throughput_warmup_steps < 0:
             raise ValueError(f"throughput_warmup_steps is {self.throughput_warmup_steps}; it must be 0 or more")
-        if self.evaluation_strategy is not None:
+        if _FORMER is None and self.evaluation_strategy is not None:
             self.eval_strategy, self.evaluation_strategy = self.evaluation_strategy, None
         if self.use_habana:
             for name in asked:
@@ -66,11 +73,15 @@ class GaudiTrainingArguments(TrainingArguments):
 
     def _place(self) -> None:
         """Has Trainer and accelerate train on the device that stands for "hpu"."""
-        if standing().type == "cpu":  # an error where nothing stands for it
-            self.use_cpu = True
-        if self.ddp_backend == "hccl":
+        on_cpu = standing().type == "cpu"  # an error where nothing stands for it
+        if on_cpu:
+            setattr(self, "use_cpu" if "use_cpu" in vars(self) else "no_cuda", True)
+        if on_cpu and "xpu_backend" in vars(self):  # before 4.29, without accelerate
+            self.xpu_backend = "gloo"
+        if getattr(self, "ddp_backend", None) == "hccl":
             self.ddp_backend = None  # accelerate takes the one of the device
-        if self.torch_compile_backend == "hpu_backend" or (self.torch_compile and self.torch_compile_backend is None):
+        compiler = getattr(self, "torch_compile_backend", None)  # 4.25 has none
+        if compiler == "hpu_backend" or (compiler is None and getattr(self, "torch_compile", False)):
             self.torch_compile_backend = "inductor"
 
 

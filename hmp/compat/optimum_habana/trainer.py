@@ -8,6 +8,8 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
+import numpy
+import torch
 from transformers import Seq2SeqTrainer, Trainer
 
 import hmp
@@ -22,6 +24,14 @@ from .statistics import get_hpu_memory_stats
 from .throughput import WarmUp
 
 __all__ = ["GaudiSeq2SeqTrainer", "GaudiTrainer"]
+
+_REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 call it by different names
+_OF_NUMPYS_STATE: list[Any] = [
+    *((_REBUILD, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
+    numpy.ndarray,
+    numpy.dtype,
+    type(numpy.dtype("uint32")),
+]
 
 
 class GaudiTrainer(Trainer):
@@ -86,21 +96,19 @@ class GaudiTrainer(Trainer):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
         """Trainer's optimizer, or FusedAdamW where the configuration says use_fused_adam."""
-        if self.optimizer is None and self.args.use_habana and self.gaudi_config.use_fused_adam:
-            model: Any = args[0] if args else kwargs.get("model") or self.model
-            decaying = set(self.get_decay_parameter_names(model))
-            named = [(name, param) for name, param in model.named_parameters() if param.requires_grad]
-            groups = [
-                {"params": [param for name, param in named if name in decaying], "weight_decay": self.args.weight_decay},
-                {"params": [param for name, param in named if name not in decaying], "weight_decay": 0.0},
-            ]
-            self.optimizer = FusedAdamW(
-                [group for group in groups if group["params"]],
-                lr=self.args.learning_rate,
-                betas=(self.args.adam_beta1, self.args.adam_beta2),
-                eps=self.args.adam_epsilon,
-            )
-        return super().create_optimizer(*args, **kwargs)
+        given = self.optimizer
+        made = super().create_optimizer(*args, **kwargs)
+        if given is None and self.args.use_habana and self.gaudi_config.use_fused_adam:
+            # its groups say which parameters decay
+            groups = [{name: group[name] for name in ("params", "weight_decay")} for group in made.param_groups if group["params"]]
+            betas = (self.args.adam_beta1, self.args.adam_beta2)
+            self.optimizer = FusedAdamW(groups, lr=self.args.learning_rate, betas=betas, eps=self.args.adam_epsilon)
+        return self.optimizer
+
+    def _load_rng_state(self, checkpoint: Any) -> None:
+        # releases before 4.47 were made for a torch that loads NumPy's arrays unasked
+        with torch.serialization.safe_globals(_OF_NUMPYS_STATE):
+            super()._load_rng_state(checkpoint)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
         """Logs as Trainer does; in the main process with the memory, at a training's end with the speeds after the warm-up."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from ...errors import to_install
+from ...extras import needed
 
-try:
+with needed("a report's page needs", "report", "jinja2"):
     import jinja2
     import markupsafe
-except ImportError as error:
-    raise ImportError(f"a report's page needs jinja2: {to_install('report')}") from error
 
 from ...formatting import share, size, typeset_duration
 from ..report import Report

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...errors import to_install
+from ...extras import needed
 
-try:
+with needed("a report's page needs", "report", "matplotlib"):
     import matplotlib
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
-except ImportError as error:
-    raise ImportError(f"a report's page needs matplotlib: {to_install('report')}") from error
 
 from ...formatting import duration, typeset_duration
 from .model import OpBar

@@ -1,0 +1,114 @@
+"""A package of an extra that is too old, or does not import, is not told to be missing: by whatever needs it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from hmp.cli import main
+from hmp.extras import EXTRAS, needed
+from hmp.tune import solver
+from process_kit import to_install
+
+ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.toml").is_file())
+
+
+def install(folder: Path, patch: pytest.MonkeyPatch, package: str, release: str) -> None:
+    """Puts the name and number of a release where an installer would, before the one that there is."""
+    info = folder / f"{package.replace('-', '_')}-{release}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: {release}\n")
+    patch.syspath_prepend(folder)
+
+
+def imported_anew(module: str, patch: pytest.MonkeyPatch) -> str:
+    """The error of an import of this module."""
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        patch.delitem(sys.modules, name)
+    with pytest.raises(ImportError) as error:
+        importlib.import_module(module)
+    return str(error.value)
+
+
+def test_the_table_says_what_pyproject_says() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for extra, wanted in EXTRAS.items():
+        (listed,) = re.findall(rf"^{extra} = \[(.*?)\]", text, re.MULTILINE)
+        ours = [f"{'scikit-learn' if name == 'sklearn' else name}{oldest and f'>={oldest}'}" for name, oldest in wanted.items()]
+        assert sorted(re.findall(r'"(.*?)"', listed)) == sorted(ours)
+
+
+MODULES = [
+    ("hmp.report.text", "rich", "12.6.0", "13", "a report's tables need", "report"),
+    ("hmp.report.page", "jinja2", "3.0.3", "3.1", "a report's page needs", "report"),
+    ("hmp.report.page.charts", "matplotlib", "3.7.5", "3.8", "a report's page needs", "report"),
+    ("hmp.compat.transformers", "transformers", "4.24.0.dev0", "4.25.1", "hmp.compat.transformers needs", "transformers"),
+]
+
+
+@pytest.mark.parametrize(("module", "package", "release", "oldest", "who", "extra"), MODULES)
+def test_a_module_names_both_releases(
+    module, package, release, oldest, who, extra, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(tmp_path, monkeypatch, package, release)
+    assert imported_anew(module, monkeypatch) == f"{who} {package} {oldest} or later, and {release} is installed: {to_install(extra)}"
+
+
+COMMANDS = [
+    ("demo", "scikit-learn", "1.2.2", "hmp demo needs sklearn 1.3 or later, and 1.2.2 is installed", "demo"),
+    ("tune recipe.py", "scipy", "1.10.1", "hmp tune: needs scipy 1.11 or later, and 1.10.1 is installed", "tune"),
+    ("compare r.py --html p.html", "jinja2", "3.0.3", "hmp compare: --html needs jinja2 3.1 or later, and 3.0.3 is installed", "report"),
+    (
+        "run --report r.html r.py",
+        "jinja2",
+        "3.0.3",
+        "hmp run: --report r.html: a report's page needs jinja2 3.1 or later, and 3.0",
+        "report",
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "package", "release", "said", "extra"), COMMANDS)
+def test_a_command_names_both_releases(
+    command, package, release, said, extra, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("recipe.py", "r.py"):
+        (tmp_path / name).write_text("def model(): ...\ndef batches(): ...\ndef loss(model, batch): ...\n")
+    for name in [name for name in sys.modules if name.startswith("hmp.report.page")]:
+        monkeypatch.delitem(sys.modules, name)
+    install(tmp_path, monkeypatch, package, release)
+    assert main(command.split()) == 2
+    error = capsys.readouterr().err
+    assert said in error and error.endswith(f"{to_install(extra)}\n")
+
+
+def test_doctor_and_the_solver_tell_them_apart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install(tmp_path, monkeypatch, "scipy", "1.10.1")
+    monkeypatch.setitem(sys.modules, "rich", None)
+    main(["doctor"])
+    wanted = "rich, not installed here; scipy 1.11 or later, and 1.10.1 is installed"
+    assert f"  extra tune: needs {wanted}: {to_install('tune')}\n" in capsys.readouterr().out
+    with pytest.raises(ImportError, match=r"^hmp\.tune needs scipy 1\.11 or later, and 1\.10\.1 is installed: pip install"):
+        solver.scipy()
+
+
+def test_one_that_does_not_import_is_neither_missing_nor_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    said = imported_anew("hmp.report.text", monkeypatch)
+    assert re.match(r"a report's tables need rich 1\d[\d.]+, which is installed and does not import here: import of rich\.console", said)
+
+
+def test_a_package_without_a_release_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkout on the path: no installer said which release it is."""
+    (tmp_path / "unpacked.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(EXTRAS, "of_a_test", {"unpacked": "3"})
+    with needed("a test needs", "of_a_test", "unpacked"):
+        importlib.import_module("unpacked")
