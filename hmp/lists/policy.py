@@ -23,7 +23,7 @@ from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
 from .listed import Listed
 from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
-from .presets import policies
+from .presets import meaning, policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
@@ -388,7 +388,7 @@ def as_policy(policy: Policy | str | Path) -> Policy:
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):
-        return _named(policy) or Policy.load(policy)
+        return _named(meaning(policy)) or Policy.load(policy)  # "autocast" means another one once "hpu" is a device
     if isinstance(policy, os.PathLike):
         return Policy.load(policy)
     raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({', '.join(policies())}) or a folder")

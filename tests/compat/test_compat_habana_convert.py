@@ -75,3 +75,17 @@ def test_r16_in_every_order(order: tuple[str, ...], policy: str, torch_differenc
             cast, _ = False, hmp.revert()
         assert (is_mapped(), is_cast(policy)) == (mapped, cast), step
     assert torch_differences() == []
+
+
+def test_autocast_means_gaudis_list_under_the_shim_and_torchs_again_behind_it() -> None:
+    x = torch.ones(2, 2)
+
+    def dtypes() -> tuple[torch.dtype, torch.dtype]:
+        with hmp.casts("autocast"):
+            return (x * x).dtype, (x @ x).dtype
+
+    with habana.install("cpu"):
+        with hmp.casts(hmp.Policy.load("gaudi")):
+            gaudis = (x * x).dtype, (x @ x).dtype
+        assert dtypes() == gaudis
+    assert dtypes() == (torch.float32, torch.bfloat16) != gaudis
