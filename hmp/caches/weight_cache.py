@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .. import fork_safe
 from ..casting import Tensor, cast
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
@@ -49,6 +50,8 @@ _MOST_SKIPPED = 64  # uses of a weight, at most, between two attempts to keep a 
 misses = 0
 refused: Counter[tuple[str, str]] = Counter()  # by device and reason
 _limit: int | None = None
+_lock = fork_safe.RLock()
+_at_most: dict[torch.device, int] = {}  # the bytes of all copies when they were added up last, and of those made since, freed or not
 _epoch = 0  # entries of an earlier epoch are never used
 
 
@@ -237,7 +240,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     global _kept_by_graph
     nbytes, device = weight.numel() * dtype.itemsize, weight.device
-    if bytes_kept(device) + nbytes > limit(device):
+    if not _has_room(device, nbytes):
         refused[str(device), "limit"] += 1
         return None
     new = _Entry(entry.pays)
@@ -295,6 +298,19 @@ def _in_checkpoint(weight: Tensor, trains: bool) -> bool:
 
 
 # --- how much is kept ------------------------------------------------------------------------------------------------------
+
+
+def _has_room(device: torch.device, nbytes: int) -> bool:
+    """Whether one more copy, of so many bytes, may be kept on a device; it is counted then. All copies are added up only where the limit
+    may be reached: to do so for each took longer than the cast, in a model of hundreds of weights."""
+    with _lock:
+        bytes_with_it = _at_most.get(device, 0) + nbytes
+        if bytes_with_it > limit(device):
+            bytes_with_it = bytes_kept(device) + nbytes
+        has_room = bytes_with_it <= limit(device)
+        if has_room:
+            _at_most[device] = bytes_with_it
+    return has_room
 
 
 def bytes_kept(device: torch.device) -> int:

@@ -7,6 +7,7 @@ import gc
 import io
 import os
 import pickle
+import sys
 import weakref
 
 import pytest
@@ -318,3 +319,41 @@ def test_what_is_held_stays_flat(steps):
             seen.append((hmp.cache_info()[:2], len(weight_cache._alive), _tensors_alive()))
     # the first two may count what tests before have left and the collector has not found yet
     assert len({each[:2] for each in seen}) == 1 and len(set(seen[2:])) == 1, seen
+
+
+def test_a_copy_that_was_freed_leaves_its_room_to_another():
+    weights = [torch.nn.Linear(32, 32, bias=False) for _ in range(4)]
+    hmp.set_cache_limit(2 * _bytes(weights[0]))
+    try:
+        kept = []
+        for each in weights[:3]:
+            look(each, torch.ones(1, 32))
+            kept.append(hmp.cache_info().entries)
+        del each, weights[0]
+        look(weights[2], torch.ones(1, 32))
+        assert (kept, hmp.cache_info().entries) == ([1, 2, 2], 2)
+    finally:
+        hmp.set_cache_limit(None)
+
+
+def test_what_a_copy_costs_does_not_grow_with_how_many_there_are():
+    calls = 0
+
+    def count(frame, event, _):
+        nonlocal calls
+        calls += event == "call"
+
+    def made() -> int:
+        nonlocal calls
+        layer, calls = torch.nn.Linear(32, 32, bias=False), 0
+        layers.append(layer)
+        sys.setprofile(count)
+        try:
+            look(layer, torch.ones(1, 32))
+        finally:
+            sys.setprofile(None)
+        return calls
+
+    layers = []
+    first, *_, last = [made() for _ in range(60)][2:]
+    assert last <= first + 5

@@ -43,6 +43,7 @@ STAYS = {
     "caches.activation_cache._epoch": "counts: what was cast in another epoch is not used again",
     "caches.mark_proof._captured": "types of devices; a graph that was captured may be replayed whenever",
     "caches.mark_proof._found": "what was found out about each type of device",
+    "caches.weight_cache._at_most": "numbers of bytes, a device each, counted anew where the limit is reached",
     "caches.weight_cache._backwards": "counts",
     "caches.weight_cache._alive": "weak: entries of weights that are alive",
     "caches.weight_cache._epoch": "counts: what was cast in another epoch is not used again",
