@@ -28,7 +28,7 @@ class Decision:
         self.rule = rule
         self.source = source
         self.sites = sites
-        self._wrapper: Callable[..., Any] | None = None
+        self._made: tuple[object, Callable[..., Any]] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """The decision for a function that stands at `site` too."""
@@ -36,10 +36,12 @@ class Decision:
 
     @property
     def wrapper(self) -> Callable[..., Any]:
-        """What is called in the place of the function. Made once, for all policies with this decision: it remembers what failed (R11)."""
-        if self._wrapper is None:
-            self._wrapper = op_wrap(patches.unpatched(self.original), self.rule)
-        return self._wrapper
+        """What is called in the place of the function. Made once until torch is unpatched, for all policies with this decision: it
+        remembers what failed (R11)."""
+        made = self._made
+        if made is None or made[0] is not patches.installation():
+            made = self._made = patches.installation(), op_wrap(patches.unpatched(self.original), self.rule)
+        return made[1]
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
@@ -134,7 +136,6 @@ def _add(
 _REPAIRS = frozenset({"first", "promote", "in_place", "no_kernel", "no_kernel_in_place"})
 
 
-@cache.cached
 def dtype_repairs() -> dict[Any, Callable[..., Any]]:
     """Torch's function → its wrapper where no list applies: for the ops that torch may refuse to run, and no others (R7, R11)."""
     return build({original: d for original, d in _of_ops(Policy("no lists")).items() if d.kind in _REPAIRS})

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 
 from .. import outermost, torch_private
-from ..patching import cache, stands_in
+from ..patching import cache, holders, stands_in
 from ..torch_private import BUILTIN_NAMESPACES, TensorBase
 from . import op_facts
 
@@ -175,7 +175,17 @@ def sites_of(op: str) -> tuple[Site, ...]:
             original = _lookup(owner, attribute)
             if original is not None and any(original is site.original for site in sites):
                 sites.append(Site(owner, attribute, original, where, op))
+    _found.extend(sites)
     return tuple(sites)
+
+
+_found: list[Site] = []  # all that `sites_of` has given
+cache.emptied_by(_found.clear)
+
+
+def still_stand() -> bool:
+    """Whether all sites that were looked up have the functions that they had then. Asked while hmp has not patched torch."""
+    return all(_lookup(site.owner, site.attribute) is site.original for site in _found)
 
 
 @cache.cached
@@ -243,6 +253,30 @@ def function_site(owner: Any, attribute: str, where: str, op: str) -> Site | Non
         found = None  # a method of an instance's class: the site is the method bound to this instance, not what all instances share
     found = getattr(owner, attribute, None) if found is None else getattr(found, "__func__", found)
     return Site(owner, attribute, found, where, op) if callable(found) and not isinstance(found, type) else None
+
+
+def stands() -> list[Any]:
+    """The objects that torch's ops consist of, all that is read to find them: the same ones again where nobody has patched torch since."""
+    owners = [owner for _, owner, _ in (*NAMESPACES, *BUILTIN_NAMESPACES)]
+    found: list[Any] = []
+    todo = [dict(names) for names in (*map(vars, owners), vars(TensorBase), _OF_VF)]
+    done: set[int] = set()
+    while todo:
+        names = todo.pop()
+        found += names.keys()
+        found += names.values()
+        for function in names.values():
+            if type(function) is types.FunctionType:
+                found += (function.__code__, function.__defaults__, *(function.__kwdefaults__ or {}).values())
+                cells = [value for cell in function.__closure__ or () for value in holders.CELL.inside(cell)]
+                found += cells
+                todo += [{"": cell} for cell in cells if type(cell) is types.FunctionType and id(cell) not in done]
+                done.update(map(id, cells))
+                # helpers are looked for among the globals of the function
+                if id(function.__globals__) not in done and function.__module__ in PYTHON_OPS:
+                    done.add(id(function.__globals__))
+                    todo.append(dict(function.__globals__))
+    return found
 
 
 def takes_tensor(schemas: Iterable[Any]) -> bool:

@@ -23,11 +23,17 @@ _swapped: dict[types.FunctionType, tuple[types.CodeType, types.CodeType]] = {}
 _rebound: dict[tuple[int, str], tuple[Any, str, Any, Any]] = {}
 _undo: list[Callable[[], None]] = []
 _unpatched: dict[types.FunctionType, types.FunctionType] = {}
+_installation = object()
 
 
 def installed() -> bool:
     """Whether anything is patched."""
     return bool(_swapped or _rebound or _undo)
+
+
+def installation() -> object:
+    """One object from one `restore()` to the next: for who keeps what was made of `unpatched` functions."""
+    return _installation
 
 
 def unpatched(function: Any) -> Any:
@@ -120,6 +126,7 @@ def restore() -> None:
 
     A record is dropped once its patch is undone: after an interrupt the next call goes on with it.
     """
+    global _installation
     foreign: list[str] = []
     while _undo:
         _undo[-1]()
@@ -140,6 +147,7 @@ def restore() -> None:
             foreign.append(_name(function))
         _swapped.popitem()
     _unpatched.clear()
+    _installation = object()
     for where in foreign:  # last: a warning may be an error
         _warn_foreign(where)
 

@@ -16,6 +16,7 @@ from ..caches import cast_cache
 from ..context import CompiledPolicy, state
 from ..dispatch import deciding, dispatchers, fx_interpreter, placement
 from ..lists import Policy
+from ..ops import sites
 from ..patching import cache, patches
 from ..torch_compile import bridge
 from ..torch_hooks import (
@@ -142,7 +143,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     _has_compiled = True
     is_first = not patches.installed()
     if is_first:
-        cache.forget()  # somebody else may have patched torch since
+        cache.forget_unless(sites.still_stand(), sites.stands())  # somebody else may have patched torch since
     decisions = deciding.dispatched(deciding.decide(policy))
     watching = [*([_log_observers.setdefault(policy, LogObserver())] if is_verbose else []), *observers]
     casts = CompiledPolicy(
@@ -159,7 +160,6 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
             fx_interpreter.follow()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_clear_dtype_repairs)
-            patches.on_restore(cache.forget)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()
         if is_first:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.dispatch import deciding
+from hmp.ops import sites
 from hmp.wrapping import kernel_fallback
 
 X = torch.ones(2, 2)
@@ -180,3 +181,43 @@ def test_a_partial_in_torchs_place_is_cast_as_well(monkeypatch) -> None:
     with hmp.convert():
         assert torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.bfloat16
     assert torch.matmul is patch
+
+
+def test_a_second_conversion_decides_nothing_again() -> None:
+    policy = hmp.Policy(bf16={"mm"}, fp32={"softmax"})
+    dtypes_under, found = [], []
+    for _ in range(3):
+        with hmp.convert(policy=policy):
+            dtypes_under.append((torch.mm(X, X).dtype, F.softmax(X.bfloat16(), -1).dtype))
+            found.append(deciding._of_ops(policy))
+        hmp.revert()
+    assert found[1] is found[0] and found[2] is found[0]
+    assert dtypes_under == [(torch.bfloat16, torch.float32)] * 3
+
+
+def test_r16_what_was_looked_up_in_a_patched_torch_does_not_outlive_the_patch(monkeypatch) -> None:
+    policy = hmp.Policy(bf16={"relu"})
+    with hmp.convert(policy=policy):
+        hmp.explain("tanh"), hmp.explain("relu"), hmp.explain("logit", policy="bert")
+    hmp.revert()
+    assert all(site.original is getattr(site.owner, site.attribute) for op in ("relu", "tanh", "logit") for site in sites.sites_of(op))
+    with monkeypatch.context() as patched:  # hmp looks at torch while it is not the one that is patched later
+        patched.setattr(torch, "tanh", lambda x: x.double())
+        hmp.explain("tanh", policy=policy), hmp.Policy(bf16={"tanh"}), hmp.explain("tanh", policy=hmp.Policy(bf16={"tanh"}))
+    with hmp.convert(policy=hmp.Policy(bf16={"tanh"})):
+        assert torch.tanh(X).dtype is torch.bfloat16
+    assert torch.equal(torch.tanh(X), X.tanh()) and torch.tanh(X).dtype is torch.float32
+
+
+def test_r16_the_defaults_of_a_function_that_change_between_conversions(monkeypatch) -> None:
+    policy = hmp.Policy(fp32={"normalize"})
+
+    def normalized() -> torch.Tensor:
+        with hmp.convert(policy=policy):
+            return F.normalize(X)
+
+    plain = F.normalize(X)
+    assert torch.equal(normalized(), plain)
+    monkeypatch.setattr(F.normalize, "__defaults__", (1.0, 0, 1e-12, None))
+    other = F.normalize(X)
+    assert not torch.equal(other, plain) and torch.equal(normalized(), other)
