@@ -303,6 +303,7 @@ def _tensors_alive():
     return sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [40, pytest.param(5000, marks=pytest.mark.nightly)])
 def test_what_is_held_stays_flat(steps):
     model = net()

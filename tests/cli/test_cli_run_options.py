@@ -72,6 +72,7 @@ ARGPARSE = "import argparse, torch\nparser = argparse.ArgumentParser()\nparser.p
 REVERTS = "import hmp\nwith hmp.convert():\n    pass\n"
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize(
     ("arguments", "told"),

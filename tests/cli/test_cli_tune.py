@@ -240,6 +240,7 @@ def test_ctrl_c_is_130_and_says_what_there_is(given: dict[str, Any], capsys: pyt
     assert capsys.readouterr().err == told
 
 
+@pytest.mark.slow
 def test_a_search_for_real_writes_lists_that_load_and_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["tune", "recipe.py", "--tolerance", "0.1", "--budget", "12 evaluations", "--objective", "memory"]
     assert main(command) == 0

@@ -137,6 +137,7 @@ def test_compiled_code_takes_it(policy: str | None) -> None:
             assert same(results(torch.compile(step, backend="aot_eager", fullgraph=True), INDEX.int()), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_compiler")
 def test_what_was_compiled_first_under_a_map_compiles_without_one() -> None:
     """Dynamo fills its tables of torch's functions once, from what stands under their names."""

@@ -208,6 +208,7 @@ def test_transformers_trainer_has_the_same_numbers_whatever_its_own_precision_is
     assert trained(hmp.apply(llama(tie_word_embeddings=tied), lists), tmp_path, bf16=True) == wanted
 
 
+@pytest.mark.slow
 def test_hmp_callback_verifies_the_first_step(tmp_path):
     from hmp.compat.transformers import HMPCallback
 

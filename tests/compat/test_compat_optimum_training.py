@@ -61,6 +61,7 @@ def outputs_of(trainer: Any, place: str = "bert.encoder.layer.0.attention.self.q
     return seen
 
 
+@pytest.mark.slow
 def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit(tmp_path: Path) -> None:
     exact = plain(tmp_path)  # first: what bf16=True writes into the environment stays there
     exact.train()

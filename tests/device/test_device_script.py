@@ -151,6 +151,7 @@ STARTED = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit(1)", "os.abort()"])
 def test_what_a_part_started_ends_with_it(tmp_path: Path, end: str) -> None:

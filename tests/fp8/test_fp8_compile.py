@@ -43,6 +43,7 @@ def run(module: torch.nn.Module, function: object, x: torch.Tensor) -> list[torc
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("recipe", NAMES)
 def test_one_graph_gives_eagers_numbers(recipe: str) -> None:

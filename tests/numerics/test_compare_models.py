@@ -15,6 +15,7 @@ from model_zoo.selection import each
 BEYOND_LISTS = {"longformer": "nothing to move to the FP32 list: no list changes what rounds most, getitem (99%)"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", each(quick=("bert", "mixtral", "resnet")))
 def test_a_comparison_runs_as_the_model_does_without_it(model: Model):
     built = build(model)

@@ -72,6 +72,7 @@ def test_checkout_finds_its_lists(from_checkout: Mapping[str, object]) -> None:
     assert folders <= set(from_checkout)
 
 
+@pytest.mark.slow
 def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     expected = {str(file.relative_to(ROOT)) for file in (ROOT / "hmp").rglob("*.py")} | {"hmp/py.typed"}
     expected |= {"hmp/" + str(file.relative_to(ROOT)) for file in (ROOT / "op_lists").rglob("*.txt")}

@@ -238,6 +238,7 @@ def transformer_block(device: str) -> list[torch.dtype]:
     return [t.dtype for t in (*seen, x)]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", hmp.policies())
 def test_every_preset_casts_on_every_device_what_it_casts_on_the_cpu(name: str) -> None:

@@ -151,6 +151,7 @@ def test_what_overflows_cannot_be_low() -> None:
     assert not found.units[Key("linear")].low.cannot
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointed_parts_are_measured(reentrant: bool) -> None:
     class Checkpointed(nn.Module):

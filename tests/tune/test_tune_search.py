@@ -63,6 +63,7 @@ def classified(model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor])
     return torch.nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("tolerance", [0.02, 0.0005, 0.0001])
 def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> None:
