@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import linecache
 import logging
 import os
 import re
@@ -152,16 +151,17 @@ except {error}:
 
 @pytest.mark.usefixtures("shim")
 def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other_way(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    for text, is_there in (
-        (ASKING.format(error="ImportError"), False),
-        (ASKING.format(error="(OSError, ModuleNotFoundError)"), False),
-        (ASKING.format(error="OSError"), True),
-        ("from habana_dataloader import fetch_habana_unet_loader", True),
-        ("import habana_dataloader\nfetch_habana_unet_loader = habana_dataloader.fetch_habana_unet_loader", True),
+    for number, (text, is_there) in enumerate(
+        (
+            (ASKING.format(error="ImportError"), False),
+            (ASKING.format(error="(OSError, ModuleNotFoundError)"), False),
+            (ASKING.format(error="OSError"), True),
+            ("from habana_dataloader import fetch_habana_unet_loader", True),
+            ("import habana_dataloader\nfetch_habana_unet_loader = habana_dataloader.fetch_habana_unet_loader", True),
+        )
     ):
+        script = tmp_path / f"script_{number}.py"  # a file each: Python keeps the lines of those that it has read
         script.write_text(text)
-        linecache.clearcache()
         assert (runpy.run_path(str(script))["fetch_habana_unet_loader"] is not None) is is_there, text
 
 
