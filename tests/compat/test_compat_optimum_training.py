@@ -287,6 +287,7 @@ def test_what_is_missing_is_told_with_what_to_give(tmp_path: Path) -> None:
         GaudiTrainer(model=model(), args=GaudiTrainingArguments(str(tmp_path), use_habana=True))
 
 
+@pytest.mark.slow
 def test_generation_is_cast_and_a_sequence_to_sequence_model_trains(tmp_path: Path) -> None:
     from optimum.habana import GaudiConfig, GaudiSeq2SeqTrainer, GaudiSeq2SeqTrainingArguments
     from transformers import T5Config, T5ForConditionalGeneration

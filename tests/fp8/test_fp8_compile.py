@@ -136,6 +136,7 @@ def test_a_compiled_second_derivative_is_an_error() -> None:
         torch.autograd.grad(torch.autograd.grad(compiled().float().square().sum(), x, create_graph=True)[0].sum(), w)
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("recipe", NAMES)
 @pytest.mark.parametrize("strict", [False, True])

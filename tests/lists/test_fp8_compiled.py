@@ -33,6 +33,7 @@ def same(found: list[torch.Tensor], wanted: list[torch.Tensor]) -> None:
         assert one.dtype is other.dtype and torch.equal(one, other), float((one - other).norm() / other.norm())
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(3)
 @BRIDGED
 @pytest.mark.usefixtures("fresh_compiler")

@@ -153,6 +153,7 @@ def test_scope_the_outer_handle_takes_the_inner_conversions_marks_off():
     assert marks(model) == [] and not hmp.is_converted()
 
 
+@pytest.mark.slow
 def test_scope_a_region_with_a_model():
     model = Net()
     region = hmp.casts(P, model=model)

@@ -72,6 +72,7 @@ UNWRAPPED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", UNWRAPPED)
 def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> None:
@@ -81,6 +82,7 @@ def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> 
     assert finding(pasted(found.remedy, HABANA), UNWRAPPED[op]) is None
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("policy", [TORCH_CPU, HABANA], ids=["torch-cpu", "habana"])
 @pytest.mark.parametrize("call", [lambda: HALF.clone().mul_(HALF), lambda: HALF.clone().__imul__(HALF)], ids=["mul_", "*="])

@@ -21,6 +21,7 @@ def in_eight_bits(t: torch.Tensor) -> torch.Tensor:
     return (t * scale).to(torch.float8_e4m3fn).float() / scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "policy", [hmp.Policy(fp8={"linear"}), hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})]
 )

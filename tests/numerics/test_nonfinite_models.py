@@ -24,6 +24,7 @@ def each(names: tuple[str, ...], quick: tuple[str, ...]) -> list[object]:
     return [pytest.param(name, marks=[] if name in quick else [pytest.mark.slow]) for name in names]
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", each(TEN, ("bert", "t5", "mixtral")))
 @pytest.mark.parametrize("precision", ["habana", "float16", "autocast float16"])

@@ -72,6 +72,7 @@ def test_worse_is_worse_for_a_loss_and_for_a_metric() -> None:
     assert "metric 1.10% better 0.92, float32 0.91" in text
 
 
+@pytest.mark.slow
 def test_pages_say_of_which_model_when_and_with_what_versions(tmp_path: Path) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU())
     x = torch.ones(2, 4)

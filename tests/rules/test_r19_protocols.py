@@ -165,6 +165,7 @@ class Handled(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", ["before", "while"])
 def test_r19_a_table_of_functions_is_not_passed_by(when: str) -> None:
     def fill() -> None:

@@ -128,6 +128,7 @@ POLICIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("scope", ["convert", "casts"])
