@@ -183,6 +183,17 @@ _found: list[Site] = []  # all that `sites_of` has given
 cache.emptied_by(_found.clear)
 
 
+def are_torchs() -> bool:
+    """Whether all functions that were looked up are torch's own: what other code had put in their places is not to be kept alive (R16)."""
+    return all(_is_torchs(site.original) for site in _found)
+
+
+def _is_torchs(function: Any) -> bool:
+    if type(function) is types.FunctionType:
+        return str(function.__globals__.get("__name__")).partition(".")[0] == "torch"
+    return isinstance(function, (types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType))
+
+
 def still_stand() -> bool:
     """Whether all sites that were looked up have the functions that they had then. Asked while hmp has not patched torch."""
     return all(_lookup(site.owner, site.attribute) is site.original for site in _found)

@@ -33,6 +33,13 @@ def forget_unless(still_stands: bool, stands: list[Any]) -> None:
     """Empties the caches, before hmp patches torch, unless what they hold `still_stands` and torch consists of `stands`, as it did."""
     global _stood
     if not still_stands or len(stands) != len(_stood) or not all(map(operator.is_, stands, _stood)):
-        for clear in _clears:
-            clear()
+        forget()
         _stood = stands
+
+
+def forget() -> None:
+    """Empties the caches."""
+    global _stood
+    for clear in _clears:
+        clear()
+    _stood = []

@@ -137,6 +137,11 @@ def _clear_dtype_repairs() -> None:
     state.DTYPE_REPAIRS = state.NO_REPLACEMENTS
 
 
+def _forget_others() -> None:
+    if not sites.are_torchs():
+        cache.forget()
+
+
 def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     """The policy, newly compiled, with dispatchers in place for it. Leaves torch unpatched where it was and this raises."""
     global _has_compiled
@@ -160,6 +165,7 @@ def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
             fx_interpreter.follow()
             state.DTYPE_REPAIRS = deciding.dtype_repairs()
             patches.on_restore(_clear_dtype_repairs)
+            patches.on_restore(_forget_others)
         placement.install(site for decision in decisions.values() for site in decision.sites)
         autocast.install()
         if is_first:

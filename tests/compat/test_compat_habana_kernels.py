@@ -120,6 +120,8 @@ def test_what_measures_says_what_there_is() -> None:
 
 @pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
 @pytest.mark.slow
+# without vectors: torch's own vector code does not compile for each ATEN_CPU_CAPABILITY
+@torch._inductor.config.patch({"cpp.simdlen": 1})
 def test_the_backend_of_gaudi_compiles_with_torchs_own_and_goes_with_the_shim() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU()), torch.randn(3, 4)
     compiled = torch.compile(model, backend="hpu_backend", options={"force_static_compile": True})
