@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.optim.adamw import adamw
 
 from .checked import checked
+from .fused_kernels import OnFusedKernels, fusible
 from .lamb import FusedLamb
 from .lars import FusedLars, FusedResourceApplyMomentum
 
 __all__ = ["FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
-
-# where torch 2.7 has fused kernels for both
-_FUSED = frozenset({"cpu", "cuda", "xpu", "mps"})
 
 
 class FusedAdamW(torch.optim.Optimizer):
@@ -54,7 +52,7 @@ class FusedAdamW(torch.optim.Optimizer):
         params = [param for param in group["params"] if param.grad is not None]
         if not params:
             return
-        fused = _fusible(params)
+        fused = fusible(params)
         for param in params:
             state = self.state[param]
             if not state:
@@ -89,7 +87,7 @@ class FusedAdamW(torch.optim.Optimizer):
         )
 
 
-class FusedSGD(torch.optim.SGD):
+class FusedSGD(OnFusedKernels, torch.optim.SGD):
     """SGD as torch.optim.SGD computes it, on torch's fused kernels."""
 
     def __init__(
@@ -102,18 +100,3 @@ class FusedSGD(torch.optim.SGD):
         nesterov: bool = False,
     ) -> None:
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
-        self._choose_kernels()
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Another group of parameters."""
-        super().add_param_group(param_group)
-        self._choose_kernels()
-
-    def _choose_kernels(self) -> None:
-        for group in self.param_groups:
-            fused = _fusible(group["params"])
-            group["fused"], group["foreach"] = fused, not fused
-
-
-def _fusible(params: Iterable[torch.Tensor]) -> bool:
-    return all(param.device.type in _FUSED and param.is_floating_point() and param.layout is torch.strided for param in params)
