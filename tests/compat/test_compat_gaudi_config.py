@@ -14,8 +14,9 @@ import hmp
 from hmp.compat import gaudi_config
 from hmp.compat.habana.optimizers import FusedAdamW
 from oracle import BF16, F32
+from published import gaudi_files
 
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "shared" / "corpus" / "gaudi-configs").glob("*.json"))
+CONFIGS = gaudi_files()
 
 
 @pytest.fixture(autouse=True)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from command_kit import HABANA, python
+from published import LISTS, needs_corpus
 
-LISTS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "habana-lists"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not LISTS.is_dir(), reason=f"the corpus of published lists is not here: {LISTS}")]
+pytestmark = [pytest.mark.slow, needs_corpus]
 
 # As its paraphrasing: a data loader that is imported and not used, ranks from distributed_utils, integers of 32 bits, clipped gradients.
 SEQ2SEQ = """\

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from command_kit import HABANA, python
+from published import LISTS, needs_corpus
 
-LISTS = Path(__file__).resolve().parents[3] / "shared" / "corpus" / "habana-lists"
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not LISTS.is_dir(), reason=f"the corpus of published lists is not here: {LISTS}")]
+pytestmark = [pytest.mark.slow, needs_corpus]
 
 # As MLPerf's ResNet: several processes, LARS around momentum, a schedule written into the groups, and a warm-up on made data that is to
 # leave no trace in the model or the optimizer.

@@ -15,11 +15,12 @@ from hmp.compat import habana
 from hmp.compat.optimum_habana.arguments import GaudiTrainingArguments
 from hmp.compat.optimum_habana.configuration import GaudiConfig
 from optimum_kit import ON_CPU
+from published import gaudi_files
 
 # As Habana published them for BERT.
 BF16 = "add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split()
 FP32 = ["embedding", "nll_loss", "log_softmax"]
-CONFIGS = sorted((Path(__file__).resolve().parents[3] / "shared" / "corpus" / "gaudi-configs").glob("*.json"))
+CONFIGS = gaudi_files()
 
 
 @pytest.fixture

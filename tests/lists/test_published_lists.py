@@ -13,9 +13,7 @@ import torch.nn.functional as F
 
 import hmp
 from oracle import BF16, F32
-
-CORPUS = Path(__file__).parents[3] / "shared" / "corpus"
-corpus = pytest.mark.skipif(not CORPUS.is_dir(), reason=f"the corpus of published lists is not here: {CORPUS}")
+from published import LISTS, gaudi_files, needs_corpus
 
 
 def ran_in(call: Callable[..., torch.Tensor], *shapes: tuple[int, ...], dtype: torch.dtype = F32) -> torch.dtype:
@@ -28,14 +26,10 @@ def names_in(file: Path) -> list[str]:
 
 
 def list_files() -> list[Path]:
-    return sorted((CORPUS / "habana-lists").rglob("*.txt"))
+    return sorted(LISTS.rglob("*.txt"))
 
 
-def gaudi_files() -> list[Path]:
-    return sorted((CORPUS / "gaudi-configs").glob("*.json"))
-
-
-@corpus
+@needs_corpus
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("file", list_files(), ids=lambda p: p.stem)
 def test_lists_every_name_of_a_published_list_resolves(file: Path, tmp_path: Path) -> None:
@@ -56,7 +50,7 @@ def test_lists_every_name_of_a_published_list_resolves(file: Path, tmp_path: Pat
             assert name in str(found) and rule in str(found).lower()
 
 
-@corpus
+@needs_corpus
 @pytest.mark.parametrize("folder", sorted({p.parent for p in list_files()}), ids=lambda p: p.name)
 def test_lists_the_published_pairs_load_as_they_stand(folder: Path) -> None:
     for bf16 in folder.glob("*bf16*.txt"):
@@ -67,7 +61,7 @@ def test_lists_the_published_pairs_load_as_they_stand(folder: Path) -> None:
         hmp.revert()
 
 
-@corpus
+@needs_corpus
 @pytest.mark.parametrize("file", gaudi_files(), ids=lambda p: p.stem)
 def test_lists_a_published_gaudi_configuration_is_a_policy(file: Path) -> None:
     config = json.loads(file.read_text())
