@@ -190,6 +190,8 @@ copy_on_write = None if None in _parts else CopyOnWrite(*_parts)
 # `carry_out` has the tensor take what was written through others, which it else does when it is first read.
 _written_count_parts = [_optional(f"torch.{name}", None) for name in ("_is_functional_tensor", "_functionalize_mutation_counter", "_sync")]
 is_functional, write_count, carry_out = (None, None, None) if None in _written_count_parts else _written_count_parts
+# The keys of torch's dispatcher behind BackendSelect, which are the devices' own.
+keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
 foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
 _raw_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
 
@@ -208,6 +210,8 @@ def stream_of(tensor: Tensor) -> int | None:
         return None
 
 
+# Puts low-precision weights of a recurrent layer into one buffer, of which they become views; None where torch was built without it.
+flatten_cudnn_weights: Callable[..., Tensor] | None = _optional("torch._cudnn_rnn_flatten_weight", None)
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
@@ -234,7 +238,7 @@ def _nothing_kept(key: str) -> bool:
     return False
 
 
-# Values by key that backward carries into autograd's threads. Before torch 2.9, and where torch lacks the functions, it carries none.
+# Values by key that backward carries into autograd's threads: the caller's context too, but not in every release (2.11 does not).
 is_kept_in_thread: Callable[[str], bool] = _optional("torch._C._is_key_in_tls", _nothing_kept)
 kept_in_thread: Any = None if is_kept_in_thread is _nothing_kept else _required("torch._C._get_obj_in_tls")
 

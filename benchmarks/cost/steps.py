@@ -39,7 +39,7 @@ def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
             case = models.build(name, size, device)
             try:
                 checked = verify.same_in_each(
-                    case, autocast(device), under_hmp(policy_of(device)), known.TOLERANCE, known.KNOWN.get(name, {})
+                    case, autocast(device), under_hmp(policy_of(device)), known.TOLERANCE, known.known(name, device)
                 )
             except verify.Mismatch as mismatch:
                 found.failures.append(str(mismatch))
@@ -55,7 +55,7 @@ def run(names: list[str], tasks: list[str], much: Scale, device: str) -> Found:
             }
             found.details += [_line(case, task, of_model, checked[task.partition(",")[0]]) for task in tasks]
     _rows(found, measured, tasks, sizes)
-    found.details += [f"known difference: {reason}" for name in names for reason in dict.fromkeys(known.KNOWN.get(name, {}).values())]
+    found.details += [f"known difference: {reason}" for name in names for reason in dict.fromkeys(known.known(name, device).values())]
     if choices:
         found.details.append(
             f"best lists, chosen at {chosen_at} of the least of {much.choice_steps} steps, and how far their mean loss is from float32's:"

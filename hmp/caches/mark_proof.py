@@ -1,6 +1,7 @@
 """Whether the memory of a device takes torch's copy-on-write mark as the CPU's does: every kind of write clears it, no read does (R18).
 
 Asked of the device, not of its name: tried on a few small tensors, once for each type of device, when memory of it is first to be marked.
+Where kernels write by address, as CUDA's for lists of tensors do, it is tried again with these made to clear the mark (writes_by_address).
 Where a graph of the device was captured, nothing is marked from then on: its replays write by address, which clears no mark.
 """
 
@@ -13,6 +14,7 @@ from typing import Any, Literal
 import torch
 
 from .. import torch_private
+from . import writes_by_address
 
 Tensor = torch.Tensor
 Reason = Literal["", "device", "captured graph"]
@@ -23,6 +25,7 @@ _aten = torch.ops.aten  # no patch is asked: neither a policy nor a report sees 
 # By type of device: what is wrong with the mark there, "" for nothing.
 _found: dict[str, str] = {}
 _captured: set[str] = set()
+_writes_by_address: set[str] = set()  # the types of devices whose memory takes marks while kernels that write by address clear them
 
 
 def _alias(x: Tensor) -> Tensor:
@@ -60,14 +63,24 @@ def refusal(device: torch.device) -> Reason:
     """Why memory of `device` is not to be marked, "" where it is."""
     if device.type in _captured:
         return "captured graph"
-    return "device" if what_fails(device) else ""
+    if what_fails(device):
+        return "device"
+    if device.type in _writes_by_address:
+        writes_by_address.watch()
+    return ""
 
 
 def what_fails(device: torch.device) -> str:
     """What is wrong with marks on memory of this type of device, "" for nothing: names of writes and reads, or an error of torch's."""
     found = _found.get(device.type)
     if found is None:
-        found = _found[device.type] = _tried(device)
+        found = _tried(device)
+        if found and _copy_on_write is not None:
+            with writes_by_address.watched():
+                if not _tried(device):
+                    _writes_by_address.add(device.type)
+                    found = ""
+        _found[device.type] = found
     return found
 
 

@@ -236,10 +236,17 @@ def _began_here(ended: EnteredRegion) -> bool:
     return True
 
 
-# From torch 2.9 on autograd's threads can read the context of the thread that called backward(); not after a nested backward, nor in a
-# backward that C++ code started.
+# Newer torch lets autograd's threads read the context of the thread that called backward(); not after a nested backward, nor in a backward
+# that C++ code started. Where it does not (2.11), `_calling_backward` tells while all backwards that are under way have one state.
 _has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
+_calling_backward: list[CompiledPolicy | Off] = []  # an item for each call of backward() that has not returned, of any thread
+
+
+def _only_caller() -> CompiledPolicy | Off | None:
+    """The state of those who have called backward(), None where they have several."""
+    callers = set(_calling_backward)
+    return callers.pop() if len(callers) == 1 else None
 
 
 def inherit_from_caller() -> CompiledPolicy | Off:
@@ -249,7 +256,7 @@ def inherit_from_caller() -> CompiledPolicy | Off:
         put(PROCESS)  # so that this function runs once a thread
         return PROCESS
     caller = _get_in_thread("context") if _has_in_thread("context") else None
-    found = caller.get(_current) if caller is not None else None
+    found = _only_caller() if caller is None else caller.get(_current)
     if isinstance(found, EnteredRegion):
         found = found.state  # ended or not: `caller` is a copy of a context
     return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
@@ -320,7 +327,12 @@ def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
     """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
     for watching in list(around_backward):
         function = watching(function)
-    return call_under(current_state().in_backward, function, *args, **kwargs)
+    caller = current_state()
+    _calling_backward.append(caller)
+    try:
+        return call_under(caller.in_backward, function, *args, **kwargs)
+    finally:
+        _calling_backward.remove(caller)
 
 
 class UnderCapturedState:

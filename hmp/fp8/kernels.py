@@ -9,11 +9,12 @@ import torch
 from ..casting import Tensor, cast
 from ..errors import HmpError
 from ..torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
+from . import on_gpu
 from .quantising import Quantised, values
 from .recipes import Recipe
 
 # torch's own, taken before anything is patched
-_matmul, _mul, _pad, _select, _stack = torch.matmul, torch.mul, torch.constant_pad_nd, torch.select, torch.stack
+_matmul, _pad, _select, _stack = torch.matmul, torch.constant_pad_nd, torch.select, torch.stack
 _ones, _transpose = torch.ones, torch.transpose
 _contiguous, _expand, _reshape, _permute, _view = Tensor.contiguous, Tensor.expand, torch.reshape, torch.permute, Tensor.view
 
@@ -74,8 +75,8 @@ def _scaled_product(left: Quantised, right: Quantised, low: torch.dtype, fast: b
     """The product of two matrices by torch's kernel."""
     assert scaled_mm is not None, "kernel_for() says 'emulate' without it"
     # kernels take a row-major left and a column-major right matrix, and an inner dimension that is a multiple of 16: zeros add nothing
-    rows = _with_whole_inner(_contiguous(left.data))
-    columns = _transpose(_with_whole_inner(_contiguous(_transpose(right.data, 0, 1))), 0, 1)
+    rows = _with_whole_inner(on_gpu.row_major(left.data))
+    columns = _transpose(_with_whole_inner(on_gpu.row_major(_transpose(right.data, 0, 1))), 0, 1)
     run = functools.partial(scaled_mm, rows, columns, use_fast_accum=fast)
     if left.scale.dtype is not torch.float32:
         return run(_swizzled(left.scale), _swizzled(_transpose(right.scale, 0, 1)), out_dtype=low)
@@ -86,7 +87,7 @@ def _scaled_product(left: Quantised, right: Quantised, low: torch.dtype, fast: b
         return run(_contiguous(row_scale), _contiguous(column_scale), out_dtype=low)
     # the kernel for scales of rows gives bfloat16 only, and is slow where its sums are exact
     one = _ones((), device=rows.device)
-    return cast(_mul(_mul(run(one, one, out_dtype=torch.float32), row_scale), column_scale), low)
+    return on_gpu.cast_product(run(one, one, out_dtype=torch.float32), row_scale, column_scale, low)
 
 
 def _with_whole_inner(matrix: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..casting import Tensor
+from . import on_gpu
 from .recipes import BLOCK, E4M3
 
 # torch's own, taken before anything is patched
@@ -77,15 +78,38 @@ def quantise(tensor: Tensor, layout: Layout) -> Quantised:
     form, scaling, power_of_two, axis = layout
     if scaling == "block":
         return _in_blocks(tensor, form) if axis == -1 else transposed(_in_blocks(_transpose(tensor, -2, -1), form))
-    finite = _finite_magnitudes(tensor)
-    largest = _float(_amax(finite) if scaling == "tensor" else _amax(finite, axis, keepdim=True))
+    run = _WITH_ONE_SCALE[None if scaling == "tensor" else axis]
+    data, scale = on_gpu.fused(run, tensor, form, power_of_two) if on_gpu.fuses(tensor) else run(tensor, form, power_of_two)
+    return Quantised(data, scale, None if scaling == "tensor" else axis)
+
+
+def _whole(tensor: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    # row by row first: compiled for any shape, a maximum over everything at once is the work of one block of threads
+    return _with_scale_for(tensor, _amax(_amax(_finite_magnitudes(tensor), -1)), form, power_of_two)
+
+
+def _rows(tensor: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    return _with_scale_for(tensor, _amax(_finite_magnitudes(tensor), -1, keepdim=True), form, power_of_two)
+
+
+def _columns(tensor: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    return _with_scale_for(tensor, _amax(_finite_magnitudes(tensor), -2, keepdim=True), form, power_of_two)
+
+
+# By inner axis, None for one scale of the whole tensor: a function each, as torch.compile counts recompilations by function.
+_WITH_ONE_SCALE = {None: _whole, -1: _rows, -2: _columns}
+
+
+def _with_scale_for(tensor: Tensor, largest: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
+    """`tensor` in the format and its scale, which maps the magnitude `largest` to the format's largest number."""
+    largest = _float(largest)
     if power_of_two:
         exponent = _exponent(largest, form)
         factor, scale = with_exponent(_sub(2 * _BIAS, exponent)), with_exponent(exponent)
     else:
         factor = _factor(largest, form)
-        scale = _reciprocal(factor)
-    return Quantised(_scaled(tensor, factor, form), scale, None if scaling == "tensor" else axis)
+        scale = _float(_reciprocal(_exact(factor)))
+    return _scaled(tensor, factor, form), scale
 
 
 def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
@@ -109,11 +133,16 @@ def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
 
 def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
     """What values are multiplied with so that `largest` becomes the format's largest number."""
-    # A compiled kernel's division in float32 is not exact on every GPU. By way of float64 the same float32 comes out, rounded right.
     most = torch.finfo(form).max
     largest = _clamp(_where(_eq(largest, 0), _full_like(largest, most), largest), min=most / _LARGEST_FACTOR)
-    exact = _double(largest) if largest.is_cuda else largest
+    exact = _exact(largest)
     return _float(_div(_full_like(exact, most), exact))
+
+
+def _exact(divisor: Tensor) -> Tensor:
+    """`divisor` in the dtype that division is rounded right in: a compiled kernel's in float32 is not on every GPU, and by way of float64
+    the same float32 comes out."""
+    return _double(divisor) if divisor.is_cuda else divisor
 
 
 def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:

@@ -225,8 +225,9 @@ _MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
 # torch itself promotes the inputs of these to the widest dtype: on a promote list they need no wrapper.
 PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
-# Of those, the ones whose backward computes a part in the narrower dtype: on a promote list they are cast, for exact gradients.
-NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow special.xlog1py")
+# Of those, the ones whose backward computes a part in the narrower dtype (smooth_l1_loss's on CUDA): on a promote list they are cast, for
+# exact gradients.
+NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss special.xlog1py")
 
 # Ops that raise on mixed inputs, in forward or backward: unlisted, their inputs become the dtype of the first castable one (R7).
 MIXED_RAISES = _names(
@@ -308,7 +309,7 @@ NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
 )  # fmt: skip
 # The same for ops with a forward kernel and no backward kernel, where a gradient is needed. torch 2.15 has all kernels.
 NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
-    (("cpu", "bfloat16 float16", _names("special.i1 special.i1e")),) if TORCH < (2, 15) else ()
+    tuple((device, "bfloat16 float16", _names("special.i1 special.i1e")) for device in ("cpu", "cuda")) if TORCH < (2, 15) else ()
 )
 # Ops that lack a kernel for some arguments: the low dtype is tried, and a failure is remembered.
 KERNEL_BY_ARGUMENTS = _names(

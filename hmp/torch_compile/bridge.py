@@ -26,6 +26,7 @@ from .. import outermost
 from ..context import CompiledPolicy, InBackward, Off, Region, regions, state, suspensions, without_casts
 from ..dispatch import deciding, dispatchers, placement, user_functions
 from ..errors import HmpError
+from ..fp8 import on_gpu
 from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
@@ -148,6 +149,11 @@ _OWN_FILES = (os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.s
 def is_own(code: types.CodeType) -> bool:
     """Whether `code` belongs to hmp, generated code included."""
     return code.co_filename.startswith(_OWN_FILES)
+
+
+def is_skipped(code: types.CodeType) -> bool:
+    """Whether Dynamo is to leave a frame of `code` as it is: it is hmp's own, and not what hmp has compiled itself."""
+    return is_own(code) and code not in on_gpu.compiled_code
 
 
 def trace(modes: Any, mode: Any) -> traced_call.Trace:

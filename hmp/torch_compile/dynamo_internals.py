@@ -198,7 +198,7 @@ def _skipping_own_code(original: Callable[..., Any]) -> Callable[..., Any]:
     """Has Dynamo skip hmp's own frames, which run as plain Python after a graph break."""
 
     def __call__(self: Any, frame: Any, *args: Any) -> Any:
-        return part("convert_frame").ConvertFrameReturn() if _bridge.is_own(frame.f_code) else original(self, frame, *args)
+        return part("convert_frame").ConvertFrameReturn() if _bridge.is_skipped(frame.f_code) else original(self, frame, *args)
 
     return __call__
 

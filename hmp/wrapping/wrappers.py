@@ -14,6 +14,7 @@ from ..ops import op_facts
 from . import autocast_inside, lost_writes, norms_and_lookups, refusals, saturation
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
+from .one_buffer import with_one_buffer
 from .one_dtype import one_dtype_wrapper
 from .op_rule import Kind, Observer, Op, OpRule, chooser
 from .unlisted import inside_wrapper, unlisted_wrapper
@@ -40,7 +41,7 @@ _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
 def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
     caster = _caster(rule)
-    inner = without_casts(op) if rule.composite else op
+    inner = without_casts(op) if rule.composite else with_one_buffer(op, rule.op)
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
         rule = rule._replace(asks_torch_first=False)  # somebody else's patch of torch is the user's Python, which must not run twice
     if observer is not None:

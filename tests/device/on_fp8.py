@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import unittest.mock
+
 import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, Checks, NotRun, tensor
+from device_kit import BF16, DEVICE, Checks, NotRun, same, tensor
+from hmp.fp8 import on_gpu
 from hmp.fp8.kernels import kernel_for
+from hmp.fp8.quantising import Layout, quantise
 from hmp.fp8.recipes import RECIPES
 from networks_kit import Net, batch, loss_of
 
@@ -48,6 +52,33 @@ def a_product_is_that_of_the_rounded_inputs() -> str:
     error = apart(product(fp8())[0], want)
     assert error < 2**-8, error  # a rounding to bfloat16 is 2**-9 at most, and kernels may keep fewer bits of sums
     return f"relative error {error:.1e}"
+
+
+@check
+def what_is_compiled_gives_the_bits_of_the_ops_one_by_one() -> str:
+    """A tensor in FP8, of every layout, with what is not finite in it, of an inner size that is no multiple of anything, and transposed."""
+    large = tensor(1000, 777, seed=7, dtype=BF16) * 100
+    large[3, 5], large[70, 9] = float("inf"), float("nan")
+    tensors = [large, large.float(), large.t(), torch.zeros(64, 64, device=DEVICE)]
+    layouts = [
+        Layout(form, scaling, False, axis)
+        for form in (E4M3, torch.float8_e5m2)
+        for scaling, axis in (("tensor", -1), ("row", -1), ("row", -2))
+    ]
+    is_fused, compared = on_gpu.fuses(large), 0
+    for layout in layouts:
+        for each in tensors:
+            got = quantise(each, layout)
+            with unittest.mock.patch.object(on_gpu, "fuses", return_value=False):
+                want = quantise(each, layout)
+                rows = on_gpu.row_major(want.data.t())
+            same(got.data.view(torch.uint8), want.data.view(torch.uint8), f"{layout}: data")
+            same(got.scale, want.scale, f"{layout}: scale")
+            same(on_gpu.row_major(want.data.t()).view(torch.uint8), rows.view(torch.uint8), f"{layout}: rows")
+            compared += 1
+    if not is_fused:
+        raise NotRun(f"nothing is compiled on {DEVICE}")
+    return f"{compared} tensors"
 
 
 @check

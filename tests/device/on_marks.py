@@ -9,6 +9,7 @@ from __future__ import annotations
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ import torch.nn.functional as F
 
 import hmp
 from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, same, synchronize, tensor
-from hmp.caches import write_marks
+from hmp.caches import write_marks, writes_by_address
 from networks_kit import WIDTH, lists
 
 check = Checks()
@@ -147,7 +148,6 @@ if ON_CUDA:
         "AdamW capturable": _optimizer(torch.optim.AdamW, capturable=True),
         "AdamW capturable, fused": _optimizer(torch.optim.AdamW, capturable=True, fused=True),
         "on another stream": _on_a_stream,
-        "in a graph": _by_a_graph,
     }
 
 # what plain torch refuses: Tensor.__dlpack_device__ knows no device of this type, and XLA's tensors have no storage to speak of
@@ -266,6 +266,23 @@ def a_write_after_a_use_copies_no_memory() -> str:
     return f"a weight of {weight.nbytes:,} bytes, peak of a write {max(peaks):,} bytes with hmp, {plain:,} without"
 
 
+@check.on_cuda("graphs")
+def a_write_by_a_graph_s_replay_is_seen_by_the_next_use() -> str:
+    """The last of hmp's: from the first capture on no memory of the device is marked."""
+    x, weight = tensor(8, WIDTH), torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+    with hmp.convert(policy=lists()):
+        for number in range(3):
+            with torch.no_grad():
+                for _ in range(3):
+                    F.linear(x, weight)
+            with hmp.disable_casts():
+                _by_a_graph(weight, float(number + 2))
+            _compare(x, weight, f"write {number}")
+        refused = hmp.cache_info().refused
+    assert "captured graph" in refused, refused
+    return f"refused: {refused}"
+
+
 # --- what torch's mark does on this memory: asked of torch alone ----------------------------------------------------------------
 
 
@@ -308,7 +325,11 @@ def probe_which_writes_clear_torch_s_mark() -> str:
 def probe_record_stream_on_marked_memory() -> str:
     """Whether Tensor.record_stream() still keeps freed memory from others once it is marked: the mark exchanges its deleter."""
 
-    def given_out_early(marked: bool) -> bool:
+    def given_out_early(marked: bool, watched: bool = False) -> bool:
+        with writes_by_address.watched() if watched else nullcontext():
+            return in_time(marked)
+
+    def in_time(marked: bool) -> bool:
         torch.cuda.empty_cache()
         memory = _marked(1024, 1024) if marked else tensor(1024, 1024)
         synchronize()
@@ -326,4 +347,5 @@ def probe_record_stream_on_marked_memory() -> str:
 
     plain, with_mark = given_out_early(False), given_out_early(True)
     assert not plain, "plain torch gave out memory that a stream was yet to read"
+    assert not given_out_early(True, watched=True), "it is ignored while hmp watches, too"
     return f"record_stream() {'is ignored' if with_mark else 'holds'} on marked memory"

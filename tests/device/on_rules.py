@@ -5,6 +5,8 @@ What torch alone needs; tests/rules holds the whole of it, and runs with tensors
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -266,3 +268,54 @@ def r14_a_checkpoint_is_recomputed_as_its_forward_ran() -> None:
         dtypes.clear()
         all_same(run(reentrant), want, f"use_reentrant={reentrant}")
         assert dtypes == [BF16, BF16], dtypes
+
+
+RECURRENT: dict[str, Callable[[], torch.nn.RNNBase]] = {
+    "LSTM": lambda: torch.nn.LSTM(16, 32, num_layers=2, batch_first=True),
+    "LSTM, bidirectional, projected": lambda: torch.nn.LSTM(16, 32, bidirectional=True, proj_size=8),
+    "LSTM without biases": lambda: torch.nn.LSTM(16, 32, bias=False),
+    "GRU": lambda: torch.nn.GRU(16, 32, bidirectional=True),
+    "RNN": lambda: torch.nn.RNN(16, 32, nonlinearity="relu"),
+}
+
+
+@check
+def r21_recurrent_layers_equal_explicit_casts_without_a_warning() -> str:
+    """Of padded and of packed batches, in training twice and without a gradient."""
+
+    def run(layer: torch.nn.RNNBase, call: Callable[[Any], Any], packed: bool) -> list[torch.Tensor]:
+        x = tensor(7, 7, 16, seed=3)
+        batch = torch.nn.utils.rnn.pack_padded_sequence(x, [7, 6, 6, 4, 2, 2, 1], layer.batch_first) if packed else x
+        found: list[torch.Tensor] = []
+        for _ in range(2):
+            y = call(batch)[0]
+            y = y.data if packed else y
+            y.float().square().mean().backward()
+            found.append(y)
+        with torch.no_grad():
+            y = call(batch)[0]
+        found.append(y.data if packed else y)
+        return found
+
+    for name, make in RECURRENT.items():
+        for packed in (False, True):
+            torch.manual_seed(0)
+            layer = make().to(DEVICE)
+            other = copy.deepcopy(layer)
+
+            def explicit(batch: Any, other: torch.nn.RNNBase = other) -> Any:
+                low = {n: p.to(BF16) for n, p in other.named_parameters()}
+                lowered = batch.to(BF16) if isinstance(batch, torch.Tensor) else batch._replace(data=batch.data.to(BF16))
+                return torch.func.functional_call(other, low, (lowered,))
+
+            want = run(other, explicit, packed)
+            with hmp.convert(policy=policy(bf16="lstm gru rnn_relu")), warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always")
+                got = run(layer, layer, packed)
+            said = [str(each.message) for each in caught if "contiguous chunk" in str(each.message)]
+            assert not said, f"{name}: {said}"
+            all_same(got, want, f"{name}, packed: {packed}")
+            for parameter, of_other in zip(layer.parameters(), other.parameters(), strict=True):
+                apart = float((parameter.grad - of_other.grad).norm() / of_other.grad.norm())
+                assert apart < 0.01, f"{name}, packed: {packed}: a gradient is {apart} away"
+    return ", ".join(RECURRENT)

@@ -22,8 +22,9 @@ CORE = """errors fork_safe torch_private formatting observing patching context c
 EMPTIED = """
 caches.activation_cache: _last _unshared misses
 caches.shared_cast: _hits
+caches.writes_by_address: _library
 caches.weight_cache: _nbytes misses refused used_once
-context.state: regions_open
+context.state: _calling_backward regions_open
 context.suspensions: _alive
 dispatch.function_protocol: _asked _counterparts _in_types _places _tables
 dispatch.placement: _dispatchers
@@ -43,6 +44,7 @@ STAYS = {
     "caches.activation_cache._epoch": "counts: what was cast in another epoch is not used again",
     "caches.mark_proof._captured": "types of devices; a graph that was captured may be replayed whenever",
     "caches.mark_proof._found": "what was found out about each type of device",
+    "caches.mark_proof._writes_by_address": "what was found out about each type of device",
     "caches.weight_cache._at_most": "numbers of bytes, a device each, counted anew where the limit is reached",
     "caches.weight_cache._backwards": "counts",
     "caches.weight_cache._alive": "weak: entries of weights that are alive",

@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from hmp.context import state
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import assert_identical, flat, tensors
 from python_device import NAME, on_main_thread, set_up, to_cpu, to_device
@@ -123,6 +124,16 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     with hmp.convert(policy=policy(fp32=["relu"])), hmp.casts("habana"):
         (x * 1).float().sum().backward()
     assert found == [(True, LOW), (False, None)], found
+
+
+@check
+def r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
+    """torch 2.11 and others."""
+    told, state._has_in_thread = state._has_in_thread, lambda key: False
+    try:
+        r13_user_python_in_backward_may_switch_its_callers_casts_on()
+    finally:
+        state._has_in_thread = told
 
 
 @check

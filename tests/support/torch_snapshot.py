@@ -5,6 +5,7 @@ Taken before hmp patches anything; independent of hmp, which must not be asked w
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib
 import inspect
@@ -70,7 +71,8 @@ MISSING = object()
 def settle_torch() -> None:
     """Let torch do what it does lazily: it patches its own optimizers' step when the first one is built."""
     importlib.import_module("torch._dynamo")
-    importlib.import_module("torch.testing._internal.common_utils")  # replaces ScriptFunction.__call__ when it is imported
+    with contextlib.suppress(ModuleNotFoundError):  # expecttest, which it needs in some releases
+        importlib.import_module("torch.testing._internal.common_utils")  # replaces ScriptFunction.__call__ when it is imported
     for cls in vars(torch.optim).values():
         if isinstance(cls, type) and issubclass(cls, torch.optim.Optimizer) and cls is not torch.optim.Optimizer:
             cls([torch.nn.Parameter(torch.zeros(1, 1))])

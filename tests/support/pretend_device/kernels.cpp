@@ -71,6 +71,14 @@ at::Scalar local_scalar_dense(const Tensor& self) {
   return at::_local_scalar_dense(on_host(self, self.const_data_ptr()));
 }
 
+// As CUDA's kernels for lists of tensors do: it hands the addresses on and does not ask for write access.
+void foreach_add_by_address(at::TensorList self, const at::Scalar& scalar) {
+  for (const auto& tensor : self) {
+    const c10::DeviceGuard guard(tensor.device());
+    on_host(tensor, tensor.const_data_ptr()).add_(scalar);
+  }
+}
+
 // --- kernels: the CPU's ----------------------------------------------------------------------------------------------------------
 
 // The device that an op runs on; an error as on a real device where its tensors are on several. A list may be on several, and integers,
@@ -225,6 +233,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from", copy_from);
   m.impl("_copy_from_and_resize", copy_from_and_resize);
   m.impl("_local_scalar_dense", local_scalar_dense);
+  m.impl("_foreach_add_.Scalar", foreach_add_by_address);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
   m.impl("_reshape_alias", at::native::_reshape_alias);

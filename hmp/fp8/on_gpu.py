@@ -1,0 +1,73 @@
+"""What a product in FP8 does to its operands, each as one kernel where a GPU runs it: op by op it takes longer than the product saves.
+
+The kernels are torch.compile's. They give the bits that the ops give.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..casting import Tensor
+from ..torch_private import dispatch_modes
+
+# torch's own, taken before anything is patched
+_compile, _compiling, _no_grad = torch.compile, torch.compiler.is_dynamo_compiling, torch.no_grad
+_mul, _to = torch.mul, Tensor.to
+_contiguous, _detach, _is_contiguous, _view = Tensor.contiguous, Tensor.detach, Tensor.is_contiguous, Tensor.view
+
+compiled_code: set[types.CodeType] = set()  # of the functions that are compiled here
+_FP8_FROM = (8, 9)  # the compute capability from which Triton has FP8
+
+
+def fuses(tensor: Tensor) -> bool:
+    """Whether ops on `tensor` are to be one kernel: plain eager code on a GPU whose compiler knows FP8."""
+    return tensor.is_cuda and not _compiling() and not dispatch_modes() and _compiles_for(tensor.device)
+
+
+def fused(function: Callable[..., Any], tensor: Tensor, *how: Any) -> Any:
+    """`function(tensor, *how)`, compiled. It takes no part in autograd."""
+    with _no_grad():
+        return _compiled(function)(_detach(tensor), *how)
+
+
+def cast_product(product: Tensor, row_scale: Tensor, column_scale: Tensor, low: torch.dtype) -> Tensor:
+    """A product in float32, times the scales of its rows and columns, in the low dtype."""
+    if fuses(product):
+        found: Tensor = fused(_scaled_and_cast, product, row_scale, column_scale, low)
+        return found
+    return _scaled_and_cast(product, row_scale, column_scale, low)
+
+
+def _scaled_and_cast(product: Tensor, row_scale: Tensor, column_scale: Tensor, low: torch.dtype) -> Tensor:
+    return _to(_mul(_mul(product, row_scale), column_scale), low)
+
+
+def row_major(data: Tensor) -> Tensor:
+    """A matrix of one-byte numbers with its rows in order: itself where it has them."""
+    if _is_contiguous(data):
+        return data
+    if not fuses(data):
+        return _contiguous(data)
+    return _view(fused(_rewritten, _view(data, torch.uint8)), data.dtype)
+
+
+def _rewritten(matrix: Tensor) -> Tensor:
+    return _contiguous(matrix)
+
+
+@functools.cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    compiled_code.add(function.__code__)
+    return _compile(function, dynamic=True)
+
+
+@functools.cache
+def _compiles_for(device: torch.device) -> bool:
+    capability = torch.cuda.get_device_capability(device)
+    return not torch.version.hip and capability >= _FP8_FROM and importlib.util.find_spec("triton") is not None

@@ -1,0 +1,96 @@
+"""Weights of a recurrent layer in one buffer, as cuDNN takes them.
+
+Casts are tensors of their own, which it would copy together at each call, with a warning that advises what cannot help:
+flatten_parameters().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from ..casting import Tensor
+from ..torch_private import data_of, dispatch_modes, flatten_cudnn_weights, in_plain_autograd, storage_of
+
+Op = Callable[..., Any]
+
+# torch's own, taken before anything is patched
+_compiling = torch.compiler.is_dynamo_compiling
+_no_grad = torch.no_grad
+_alias = data_of.__get__  # with a version of its own: others may have saved the weight for backward
+
+
+class _Kind(NamedTuple):
+    """cuDNN's number of a kind of recurrent layer, and how many gates it has."""
+
+    mode: int
+    gates: int
+
+
+_KINDS = {"rnn_relu": _Kind(0, 1), "rnn_tanh": _Kind(1, 1), "lstm": _Kind(2, 4), "gru": _Kind(3, 3)}
+
+
+def with_one_buffer(op: Op, name: str) -> Op:
+    """`op`, a recurrent layer's called `name`, given its weights in one buffer where cuDNN will compute it; another op itself."""
+    kind = _KINDS.get(name)
+    if kind is None or flatten_cudnn_weights is None:
+        return op
+
+    def with_weights_together(*args: Any, **kwargs: Any) -> Any:
+        at = 3 if len(args) > 3 and isinstance(args[3], (list, tuple)) else 2  # behind the sizes of a packed batch
+        weights = args[at] if len(args) == 9 and not kwargs else ()
+        if not isinstance(weights, (list, tuple)) or not weights or not _are_for_cudnn(weights):
+            return op(*args, **kwargs)
+        layers, bidirectional = args[at + 2], args[at + 5]
+        batch_first = at == 2 and args[8]
+        together = _in_one_buffer(list(weights), kind, layers, bidirectional, batch_first)
+        return op(*args[:at], together, *args[at + 1 :])
+
+    return with_weights_together
+
+
+def _are_for_cudnn(weights: Sequence[Any]) -> bool:
+    """Whether these are plain low-precision weights on CUDA, each in memory of its own."""
+    first = weights[0]
+    if not (isinstance(first, Tensor) and first.is_cuda and first.dtype is not torch.float32):
+        return False
+    cudnn = torch.backends.cudnn  # is_acceptable() does not know bfloat16, which cuDNN takes
+    if _compiling() or dispatch_modes() or not in_plain_autograd() or not (cudnn.enabled and cudnn.is_available()):
+        return False
+    plain = all(type(each) is Tensor and each.dtype is first.dtype for each in weights)
+    return plain and len({storage_of(each)._cdata for each in weights}) == len(weights)
+
+
+def _in_one_buffer(weights: list[Tensor], kind: _Kind, layers: int, bidirectional: bool, batch_first: bool) -> tuple[Tensor, ...]:
+    """The same weights as views of a new buffer; gradients flow to them."""
+    assert flatten_cudnn_weights is not None
+    of_a_direction = len(weights) // (layers * (2 if bidirectional else 1))
+    hidden, inner = weights[0].shape[0] // kind.gates, weights[1].shape[1]
+    sizes = weights[0].shape[1], kind.mode, hidden, 0 if inner == hidden else inner
+    flatten = flatten_cudnn_weights
+
+    def flat(*given: Tensor) -> tuple[Tensor, ...]:
+        with _no_grad():
+            views = [_alias(each) for each in given]
+            flatten(views, of_a_direction, *sizes, layers, batch_first, bidirectional)
+        return tuple(views)
+
+    if torch.is_grad_enabled() and any(each.requires_grad for each in weights):
+        found: tuple[Tensor, ...] = _Same.apply(flat, *weights)  # type: ignore[no-untyped-call]
+        return found
+    return flat(*weights)
+
+
+class _Same(torch.autograd.Function):
+    """`function(*tensors)`, which gives the same values in other memory."""
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], *tensors: Tensor) -> Any:
+        ctx.set_materialize_grads(False)
+        return function(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return None, *gradients
