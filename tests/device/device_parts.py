@@ -68,14 +68,29 @@ def environment(device: str, results: Path) -> dict[str, str]:
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> int | None:
     """The exit code of the command, None where it was ended after so many seconds. What it had started ends with it, either way."""
     process = subprocess.Popen(command, cwd=ROOT, env=environment, start_new_session=True)
+    _running.add(process)
     try:
         return process.wait(timeout=max(seconds, 1))
     except subprocess.TimeoutExpired:
         return None
     finally:
-        with contextlib.suppress(ProcessLookupError):  # of its group nobody is left
-            os.killpg(process.pid, signal.SIGKILL)
+        _end(process)
+        _running.discard(process)
         process.wait()
+
+
+_running: set[subprocess.Popen[bytes]] = set()
+
+
+def end_all() -> None:
+    """Ends every process that run() waits for in another thread."""
+    for process in list(_running):
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):  # of its group nobody is left
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def observed(part: str, command: list[str], options: Any, seconds: float) -> Outcome:
