@@ -27,7 +27,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
     """
     recorder = Recorder(synchronize)
-    report = Report((), (), (), device=_device(), **provenance())
+    report = Report((), (), (), (), device=_device(), **provenance())
     report._recorder = recorder
     started = time.perf_counter()
     try:
