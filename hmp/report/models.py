@@ -72,8 +72,9 @@ def shares(kept: Mapping[str, int]) -> list[Share]:
 
 
 def pattern(path: str) -> str:
-    """The path of a module with `*` for its numbers, by which it is known as one of several layers."""
-    return ".".join("*" if part.isdecimal() else part for part in path.split("."))
+    """The path of a module with `*` for its numbers, by which it is known as one of several layers; of one that is only numbered itself."""
+    parts = path.split(".")
+    return path if all(map(str.isdecimal, parts)) else ".".join("*" if part.isdecimal() else part for part in parts)
 
 
 def alike_together(models: Iterable[Model]) -> list[Model]:

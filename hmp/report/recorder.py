@@ -57,6 +57,7 @@ class Recorder:
     """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
 
     def __init__(self, synchronize: bool = False) -> None:
+        self.started = _clock()
         self.modules = RunningModels()
         self.policies: dict[Policy, None] = {}  # as they were given
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
@@ -70,6 +71,11 @@ class Recorder:
         self._names: dict[Any, str] = {}
         self._kernels: dict[Key, Kernels] = {}  # by what a call that torch.autocast decides was given
         self._wait = _waiting() if synchronize else None
+
+    @property
+    def seconds(self) -> float:
+        """How long it has recorded."""
+        return _clock() - self.started
 
     # --- what hmp tells ---
 

@@ -129,6 +129,8 @@ class Report:
         """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up; where hmp
         recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
         told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
+        if self._recorder is not None:
+            told["seconds"] = self._recorder.seconds
         model = ", ".join(dict.fromkeys(each.name for each in self.models)) or self._about.get("model")
         return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
@@ -166,7 +168,7 @@ class Report:
             return [policy.to_dict() for policy in self._recorder.policies]
         return self._recorder.never_called() if name == "never_called" else self._recorder.uncast
 
-    def _end(self, seconds: float) -> None:
+    def _end(self) -> None:
         """Nothing more is recorded."""
         recorder = self._recorder
         if recorder is not None:
@@ -174,7 +176,7 @@ class Report:
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
             self._violations = tuple(recorder.last_word.found())
             self._models = tuple(self.models)
-            self._about |= {**told, "seconds": seconds}
+            self._about |= {**told, "seconds": recorder.seconds}
             self._slices, self._recorder = recorder.slices, None
 
     # --- checks ---

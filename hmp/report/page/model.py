@@ -187,7 +187,7 @@ def verdict(report: Report, sums: Row, worth: int) -> str:
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
     tried = f"{worth} changes to the lists are" if worth > 1 else f"{'one' if worth else 'no'} change to the lists is"
-    return f"{low:,} of {count(sums.calls, 'call')} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
+    return f"{low:,} of {sums.calls:,} call{'s' if sums.calls != 1 else ''} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
 
 
 def headline(report: Report) -> str:
