@@ -302,7 +302,8 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
 
-        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
+        It says where the time went, where casts are made, what to try in the lists, and what was kept for backward; the single calls of a
+        recording are in it as a trace to save. Needs the extra `report`.
         """
         return written(path, lambda: printer("Report.to_html")(self))
 
