@@ -233,6 +233,9 @@ Future: type = _required("torch._C.Future")
 # None where torch lacks it (2.7).
 saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
 
+# What a node of autograd's graph saved, as the hook in force left it; None where torch does not tell (2.9).
+packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)
+
 
 def _nothing_kept(key: str) -> bool:
     return False

@@ -21,7 +21,14 @@ _FORMS = {
 
 
 # The objects whose keys are names, and not words of the form.
-_NAMED = {"changes": "OP", "devices": "DEVICE", "devices.DEVICE.kernels": "DTYPE", "extras": "EXTRA"}
+_NAMED = {
+    "changes": "OP",
+    "devices": "DEVICE",
+    "devices.DEVICE.kernels": "DTYPE",
+    "extras": "EXTRA",
+    "models[].parameters": "DTYPE",
+    "models[].kept": "MODULE",
+}
 _DEPTH = 4
 
 

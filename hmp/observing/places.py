@@ -32,7 +32,6 @@ class Modules:
     """
 
     def __init__(self) -> None:
-        self.models: dict[str, None] = {}  # the classes of the outermost modules that have parameters, in the order of their first calls
         self._threads = threading.local()
         self._names: weakref.WeakKeyDictionary[torch.nn.Module, dict[int, str]] = weakref.WeakKeyDictionary()
 
@@ -84,8 +83,6 @@ class Modules:
 
     def _enter(self, module: torch.nn.Module, args: Any) -> None:
         stack = self._stack()
-        if not stack and next(module.parameters(), None) is not None:
-            self.models[module._get_name()] = None
         stack.append((module, self._path_in(stack[0][0] if stack else module, module, stack)))
 
     def _leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -27,9 +26,8 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
     """
     recorder = Recorder(synchronize)
-    report = Report((), (), (), device=_device(), **provenance())
+    report = Report((), (), (), (), device=_device(), **provenance())
     report._recorder = recorder
-    started = time.perf_counter()
     try:
         with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder) as unlisted:
             state.around_backward.append(unlisted.in_backward)
@@ -38,7 +36,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
             finally:
                 state.around_backward.remove(unlisted.in_backward)
     finally:
-        report._end(time.perf_counter() - started)
+        report._end()
 
 
 @contextmanager

@@ -18,13 +18,13 @@ from ..context import CompiledPolicy, Off, state
 from ..diagnostics import fallbacks, overriding
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
-from ..observing import Modules
 from ..ops import name_of, sites
 from ..session import Op, OpRule
 from ..torch_private import function_mode_stack, in_plain_autograd, is_profiled
 from .in_fp8 import Fp8Rows
 from .kernels import Kernels, call_key, nbytes_of
 from .last_word import LastWord
+from .models import RunningModels
 from .rows import PAST, UNLISTED, Row, grouped, in_words
 from .trace import Slices
 
@@ -57,7 +57,8 @@ class Recorder:
     """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
 
     def __init__(self, synchronize: bool = False) -> None:
-        self.modules = Modules()
+        self.started = _clock()
+        self.modules = RunningModels()
         self.policies: dict[Policy, None] = {}  # as they were given
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
         self.uncast = 0
@@ -72,9 +73,9 @@ class Recorder:
         self._wait = _waiting() if synchronize else None
 
     @property
-    def models(self) -> str:
-        """The models that were called, by their classes."""
-        return ", ".join(self.modules.models)
+    def seconds(self) -> float:
+        """How long it has recorded."""
+        return _clock() - self.started
 
     # --- what hmp tells ---
 

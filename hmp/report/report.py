@@ -17,6 +17,7 @@ from ..lists import LISTS
 from ..printers import printer
 from . import trace
 from .in_fp8 import Fp8Row, merged
+from .models import Model, alike_together
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
 from .violations import Violation, together
 
@@ -34,12 +35,20 @@ class Report:
     `rows` are the distinct calls with what was counted of them; `print(report)` shows them by op, most cast time first.
     """
 
-    def __init__(self, rows: Iterable[Row] = (), fp8: Iterable[Fp8Row] = (), violations: Iterable[Violation] = (), **about: Any) -> None:
+    def __init__(
+        self,
+        rows: Iterable[Row] = (),
+        fp8: Iterable[Fp8Row] = (),
+        violations: Iterable[Violation] = (),
+        models: Iterable[Model] = (),
+        **about: Any,
+    ) -> None:
         self._recorder: Recorder | None = None
         self._slices: trace.Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
         self._violations = tuple(violations)
+        self._models = tuple(models)
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
         } | about  # fmt: skip
@@ -95,6 +104,16 @@ class Report:
         return list(self._violations) if self._recorder is None else self._recorder.last_word.found()
 
     @property
+    def models(self) -> list[Model]:
+        """The models that ran, in the order in which they first returned: their parameters, and what a call of each keeps for backward."""
+        return list(self._models) if self._recorder is None else list(self._recorder.modules.found)
+
+    @property
+    def slices(self) -> trace.Slices | None:
+        """The single calls and casts, in the process that recorded them; None for what is loaded, merged or gathered."""
+        return self._slices if self._recorder is None else self._recorder.slices
+
+    @property
     def no_kernel(self) -> list[Row]:
         """What ran in float32 for want of a kernel in the low dtype (R11), by op."""
         return [row for row in self.grouped("op", "no_kernel") if row.no_kernel]
@@ -110,7 +129,9 @@ class Report:
         """How it was recorded: "device", "torch" (its version), "seconds" that it took, "ranks" or runs that are added up; where hmp
         recorded it, "model" (the classes of the outermost modules with parameters), "date" and the version of "hmp", too."""
         told = {name: self._about[name] for name in ("device", "torch", "seconds", "ranks")}
-        model = self._about.get("model") if self._recorder is None else self._recorder.models
+        if self._recorder is not None:
+            told["seconds"] = self._recorder.seconds
+        model = ", ".join(dict.fromkeys(each.name for each in self.models)) or self._about.get("model")
         return told | ({"model": model} if model else {}) | {name: self._about[name] for name in ("date", "hmp") if name in self._about}
 
     @property
@@ -147,14 +168,15 @@ class Report:
             return [policy.to_dict() for policy in self._recorder.policies]
         return self._recorder.never_called() if name == "never_called" else self._recorder.uncast
 
-    def _end(self, seconds: float) -> None:
+    def _end(self) -> None:
         """Nothing more is recorded."""
         recorder = self._recorder
         if recorder is not None:
             told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
             self._violations = tuple(recorder.last_word.found())
-            self._about |= {**told, "seconds": seconds, "model": recorder.models}
+            self._models = tuple(self.models)
+            self._about |= {**told, "seconds": recorder.seconds}
             self._slices, self._recorder = recorder.slices, None
 
     # --- checks ---
@@ -196,6 +218,7 @@ class Report:
             grouped([row for report in reports for row in report.rows], "call"),
             merged(row for report in reports for row in report.fp8),
             together(each for report in reports for each in report.violations()),
+            alike_together(each for report in reports for each in report.models),
             **self._about
             | {
                 "policies": list(policies.values()),
@@ -237,6 +260,7 @@ class Report:
             "rows": [asdict(row) for row in self.rows],
             "fp8": [asdict(row) for row in self.fp8],
             "violations": [asdict(each) for each in self.violations()],
+            "models": [asdict(each) for each in self.models],
         }
 
     @classmethod
@@ -246,14 +270,12 @@ class Report:
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        about = {
-            name: value
-            for name, value in values.items()
-            if name not in ("schema_version", "hmp_report", "rows", "fp8", "violations", "notes")
-        }
+        made = ("schema_version", "hmp_report", "rows", "fp8", "violations", "models", "notes")
+        about = {name: value for name, value in values.items() if name not in made}
         fp8 = (Fp8Row(**row) for row in values.get("fp8", ()))  # which reports of before FP8 do not have
         violations = (Violation(**each) for each in values.get("violations", ()))  # nor these those of before
-        return cls((Row(**row) for row in values["rows"]), fp8, violations, **about)
+        models = (Model(**each) for each in values.get("models", ()))  # nor these
+        return cls((Row(**row) for row in values["rows"]), fp8, violations, models, **about)
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
@@ -280,7 +302,8 @@ class Report:
     def to_html(self, path: str | Path) -> Path:
         """Writes the report as a page into the file `path`, which is returned: one file that needs no network and is smaller than 2 MB.
 
-        It says where the time went, where casts are made, and what to try in the lists. Needs the extra `report`.
+        It says where the time went, where casts are made, what to try in the lists, and what was kept for backward; the single calls of a
+        recording are in it as a trace to save. Needs the extra `report`.
         """
         return written(path, lambda: printer("Report.to_html")(self))
 
@@ -290,10 +313,10 @@ class Report:
         Of a recording, in the process that made it: what is loaded, merged or gathered holds sums alone, and raises HmpError. The first
         200,000 slices are kept, and the file says how many were not.
         """
-        slices = self._slices if self._recorder is None else self._recorder.slices
+        slices = self.slices
         if slices is None:
             raise HmpError("a report that was loaded, merged or gathered holds no single calls; call to_trace() on what record() gave")
-        return trace.write(path, list(slices.kept), slices.left_out, {name: self._about[name] for name in ("device", "torch")})
+        return trace.write(path, slices, self.about)
 
     def to_tensorboard(self, writer: Any, step: int = 0) -> None:
         """Adds sums to a `SummaryWriter`, or anything with `add_scalar(name, value, step)`: hmp/calls/<op>/<dtype>, hmp/cast_seconds, …"""

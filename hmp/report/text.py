@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ with needed("a report's tables need", "report", "rich"):
 
 from ..formatting import duration, size
 from .in_fp8 import Fp8Row, merged
+from .models import Model, Share, shares
 from .report import Report
 from .rows import PAST, UNLISTED, Row, entry, in_words, total
 from .violations import REMEDIES, Violation, kinds
@@ -32,6 +34,8 @@ def text(report: Report) -> str:
     violations = report.violations()
     if violations:
         parts += [_violations(violations), "", *(f"{kind}: {REMEDIES[kind]}." for kind in kinds(violations)), ""]
+    if report.models:
+        parts += [_models(report.models), ""]
     parts.append(decided)
     unlisted = report.unlisted
     if unlisted:
@@ -56,7 +60,8 @@ def text(report: Report) -> str:
 def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
     """The rows that a rule decided, added up by "op", "module", "line" or "call"."""
     named = {"op": ("op", "rule", "list entry", "dtypes"), "module": ("module",)}.get(by, ("op", "rule", "list entry", "dtypes", "place"))
-    made = _headed(named, ("calls", "casts", "saved", "cast", "in casts", "in ops"))
+    kept = _kept(report) if by == "module" else {}
+    made = _headed(named, ("calls", "casts", "saved", "cast", "in casts", "in ops", *(["kept by a call"] if kept else [])))
     for row in report.grouped(by, sort, unlisted=False):
         values = {
             "op": row.op,
@@ -66,8 +71,13 @@ def table(report: Report, by: str = "op", sort: str = "cast_seconds") -> Table:
             "module": row.module,
             "place": row.place,
         }
-        made.add_row(*(values[name] or "-" for name in named), *_counts(row))
+        made.add_row(*(values[name] or "-" for name in named), *_counts(row), *([size(kept.get(row.module, 0))] if kept else []))
     return made
+
+
+def _kept(report: Report) -> Counter[str]:
+    """The bytes that a call of each model keeps for backward, by module: paths do not say of which model they are."""
+    return sum((Counter(model.kept or {}) for model in report.models), Counter())
 
 
 def _headed(words: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -87,6 +97,23 @@ def _violations(found: list[Violation]) -> Table:
     if len(found) > _SHOWN:
         made.add_row(f"{len(found) - _SHOWN} more, with fewer calls: report.violations() holds them")
     return made
+
+
+def _models(models: list[Model]) -> Table:
+    made = _headed(("model", "dtypes"), ("parameters", "to be trained", "bytes", "kept for backward by a call"))
+    made.add_column("most of that in", overflow="fold")
+    for model in models[:_SHOWN]:
+        name = f"{model.name} ({model.count} of them)" if model.count > 1 else model.name
+        most = [f"{share.path} ({size(share.bytes)}{_modules(share)})" for share in shares(model.kept or {})[:3]]
+        numbers = (f"{model.size:,}", f"{model.trainable:,}", size(model.parameter_bytes), size(model.kept_bytes))
+        made.add_row(name, model.dtypes, *numbers, ", ".join(most) or "-")
+    if len(models) > _SHOWN:
+        made.add_row(f"{len(models) - _SHOWN} more: report.models holds them")
+    return made
+
+
+def _modules(share: Share) -> str:
+    return f" in {share.modules} modules" if share.modules > 1 else ""
 
 
 def _in_fp8(rows: list[Fp8Row]) -> Table:

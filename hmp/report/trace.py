@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..formatting import versioned, written
 
 MOST = 200_000  # slices of a recording; later ones are counted, not kept
+MOST_PACKED, MOST_BYTES = 20_000, 300_000  # of these in a page, which stays below 2 MB
 
 
 class Slice(NamedTuple):
@@ -41,8 +43,24 @@ class Slices:
         self.kept.append(Slice(name, kind, began, seconds, threading.get_ident(), told))
 
 
-def write(path: str | Path, slices: Iterable[Slice], left_out: int, about: dict[str, Any]) -> Path:
+def write(path: str | Path, slices: Slices, about: Mapping[str, Any]) -> Path:
     """Writes the slices into the file `path`, which is returned, in the JSON Trace Event Format: times in microseconds."""
+    return written(path, lambda: _json(slices.kept[:], slices.left_out, about) + "\n")
+
+
+def packed(slices: Slices, about: Mapping[str, Any]) -> tuple[bytes, int]:
+    """The same, compressed by gzip, as Perfetto opens it too: of as many first slices as make a page no larger than it may be; and how
+    many these are."""
+    every = slices.kept[:]
+    kept = every[:MOST_PACKED]
+    while True:
+        data = gzip.compress(_json(kept, slices.left_out + len(every) - len(kept), about).encode(), mtime=0)
+        if len(data) <= MOST_BYTES:
+            return data, len(kept)
+        kept = kept[: len(kept) // 2]
+
+
+def _json(slices: Iterable[Slice], left_out: int, about: Mapping[str, Any]) -> str:
     found = sorted(slices, key=lambda each: each.began)
     begin = found[0].began if found else 0.0
     events = [
@@ -58,5 +76,5 @@ def write(path: str | Path, slices: Iterable[Slice], left_out: int, about: dict[
         }
         for each in found
     ]
-    values = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {**about, "slices_left_out": left_out}}
-    return written(path, lambda: json.dumps(versioned(values)) + "\n")
+    others = {name: about[name] for name in ("device", "torch")} | {"slices_left_out": left_out}
+    return json.dumps(versioned({"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import json
 import re
 from dataclasses import replace
@@ -15,6 +17,7 @@ import page_kit
 import tune_result_kit
 from command_kit import python
 from hmp.numerics.page import comparison_page
+from hmp.report.models import Model
 from hmp.report.page import advice, model, report_page, trade_off
 from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
@@ -196,11 +199,30 @@ def test_to_html_writes_a_recording_and_returns_the_path(tmp_path: Path) -> None
         net(torch.ones(2, 4)).softmax(-1)
     written = report.to_html(tmp_path / "report.html")
     assert written == tmp_path / "report.html"
-    text = said(written.read_text(encoding="utf-8"))
+    html = written.read_text(encoding="utf-8")
+    text = said(html)
     assert "policy habana" in text
     assert "test_page.py" in text
-    again = hmp.Report.from_dict(report.to_dict())
-    assert said(report_page(again)) == text
+    assert "parameters 58 float32; 232 B" in text  # 4 x 8 + 8 + 8 x 2 + 2
+    (trace,) = [url for url in Page(html).urls if url.startswith("data:application/gzip;base64,")]
+    values = json.loads(gzip.decompress(base64.b64decode(trace.partition(",")[2])))
+    assert values == json.loads(report.to_trace(tmp_path / "trace.json").read_text(encoding="utf-8"))
+    again = hmp.Report.from_dict(report.to_dict())  # which holds sums alone
+    assert said(report_page(again)) == re.sub(r"Call by call .* sent anywhere\. |(?<=Casts by module Models )Trace ", "", text)
+
+
+def test_the_page_shows_models_and_what_they_keep_layers_together() -> None:
+    kept = {f"encoder.layer.{at}.self": 1024 for at in range(3)} | {"0": 512, "1": 256} | {f"{name}.head": 8 for name in "abcdefghijklm"}
+    models = (
+        Model("Net", {"float32": 12_345_678, "bfloat16": 10}, 10, 2**26, kept),
+        Model("Teacher", {"float32": 5}, 0, 20, None, 3),
+    )
+    text = said(report_page(page_kit.report(models=models)))
+    assert "parameters 12.3 M 12,345,678 float32, 10 bfloat16; 64.0 MiB, of the first of 2 models" in text
+    assert "kept for backward 3.9 KiB by a call of it, by module" in text
+    assert "Net 12,345,688 10 fp32 12,345,678 bf16 10 64.0 MiB 3.9 KiB Teacher 3 of them 5 0 fp32 20 B -" in text
+    assert "encoder.layer.*.self (3 modules) 3.0 KiB 78 % 0 512 B 13 % 1 256 B 6.5 % a.head 8 B 0.2 %" in text
+    assert "\u2026 and 4 more." in text and "Kept for backward by a call of Teacher" not in text
 
 
 def test_the_comparison_shows_errors_by_depth_and_what_to_try() -> None:

@@ -108,6 +108,7 @@ def test_nothing_of_a_page_is_cut_or_wider_than_the_window(browser: Any, pages: 
     assert browser.execute_script(OVERLAPPING) == []
     assert browser.execute_script(LEAVES_ITS_BOX, width) == []
     assert browser.execute_script(TORN_NAMES) == []
+    assert browser.execute_async_script(WITHOUT_A_HINT) == []
     shown = {each.get_attribute("class") for each in browser.find_elements("css selector", "svg.chart") if each.is_displayed()}
     assert shown == {"chart narrow" if width <= 720 else "chart wide"}
 
@@ -126,6 +127,19 @@ for (const each of document.querySelectorAll(".copy, .cards dd, .advice p, .advi
     found.push(`${each.className} leaves its box: ${each.textContent.slice(0, 40)}`);
 }
 return found;
+"""
+# What is wider than its box and does not say so, or goes on saying so at its end; frames pass before the page has looked at sizes.
+WITHOUT_A_HINT = """
+const done = arguments[0], frames = (then) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(then)));
+const boxes = [...document.querySelectorAll(".scroll, nav")].filter((each) => each.offsetParent || each.tagName === "NAV");
+const fades = (box) => getComputedStyle(box).maskImage !== "none";
+const says = (box) => box.tagName === "NAV" || getComputedStyle(box, "::before").content.includes("scroll sideways");
+const wide = boxes.filter((box) => box.scrollWidth > box.clientWidth + 1);
+frames(() => {
+  const bad = boxes.filter((box) => wide.includes(box) ? !fades(box) || !says(box) : fades(box));
+  wide.forEach((box) => { box.scrollLeft = box.scrollWidth; });
+  frames(() => done([...bad, ...wide.filter((box) => fades(box) || !says(box))].map((box) => box.textContent.trim().slice(0, 60))));
+});
 """
 # Names of modules that are broken into more lines than their length calls for.
 TORN_NAMES = """

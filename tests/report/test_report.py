@@ -12,6 +12,7 @@ from rich.console import Console
 
 import hmp
 from command_kit import python
+from hmp.report.models import Model
 from hmp.report.rows import Row
 from hmp.report.violations import Violation
 from process_kit import to_install
@@ -41,6 +42,10 @@ VIOLATIONS = (
         SOLVE[0], SOLVE[2], "bfloat16", "float32", "no kernel", "there is no bfloat16 kernel for it (R11)", line=31, calls=1, **AT_HEAD
     ),
 )
+MODELS = (
+    Model("Net", {"float32": 1234, "bfloat16": 16}, 1234, 4968, {"encoder.0": 2048, "encoder.1": 2048, "head": 512}),
+    Model("Teacher", {"float32": 10}, 0, 40, None, 2),
+)
 POLICY = {"name": "mine", "dtype": "bfloat16", "bf16": ["linalg.solve", "linear"], "fp32": ["gelu", "softmax"], "promote": []}
 ABOUT = {
     "policies": [{**POLICY, "fingerprint": "0123456789ab"}],
@@ -52,7 +57,7 @@ ABOUT = {
 
 
 def by_hand() -> hmp.Report:
-    return hmp.Report(ROWS, (), VIOLATIONS, **ABOUT)
+    return hmp.Report(ROWS, (), VIOLATIONS, MODELS, **ABOUT)
 
 
 def test_names_that_were_never_called_are_all_said_or_counted() -> None:

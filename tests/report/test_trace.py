@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import threading
 from pathlib import Path
@@ -88,6 +89,12 @@ def test_slices_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest
     assert len(slices(file)) == 5
     assert json.loads(file.read_text())["otherData"]["slices_left_out"] == 4 * 3 - 5
     assert sum(row.calls for row in report.rows) == 4
+    monkeypatch.setattr(trace, "MOST_BYTES", 220)
+    assert report.slices is not None
+    data, shown = trace.packed(report.slices, report.about)
+    values = json.loads(gzip.decompress(data))
+    assert (len(data) <= 220, shown, values["otherData"]["slices_left_out"]) == (True, len(values["traceEvents"]), 12 - shown)
+    assert 0 < shown < 5
 
 
 def test_a_report_without_single_calls_says_so(tmp_path: Path) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import re
+from dataclasses import dataclass
 from typing import Any
 
 from ...extras import needed
@@ -12,12 +14,14 @@ with needed("a report's page needs", "report", "jinja2"):
     import markupsafe
 
 from ...formatting import share, size, typeset_duration
+from ..models import shares
 from ..report import Report
 from ..rows import PAST, UNLISTED, Row, entry, total
+from ..trace import packed
 from ..violations import REMEDIES, Violation, kinds
 from . import advice, charts, model
 
-UNLISTED_OPS, FP8_ROWS = 15, 200
+UNLISTED_OPS, FP8_ROWS, MODELS, KEPT_ROWS = 15, 200, 12, 12
 _SHORT = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "float64": "fp64", "float8_e4m3fn": "fp8"}
 RULES = {
     "fp8": "on the FP8 list: both inputs become float8_e4m3fn, with scales from their own values",
@@ -41,6 +45,7 @@ def report_page(report: Report) -> str:
     found = advice.advices(report)
     violations = report.violations()
     shown = sorted(report.grouped("call"), key=lambda row: -row.seconds)
+    models = report.models
     return render(
         "report.html.j2",
         title="hmp report",
@@ -58,7 +63,11 @@ def report_page(report: Report) -> str:
         computed=sorted({row.compute for row in rows} - {""}),
         chart=charts.time_and_calls(model.op_bars(rows)) if rows else "",
         places=[(row, model.modules_of(report, row)) for row in model.cast_places(report)],
+        models=models[:MODELS],
+        models_all=len(models),
+        kept=[(each, kept[:KEPT_ROWS], len(kept)) for each in models[:MODELS] if (kept := shares(each.kept or {}))],
         tree=model.tree(rows),
+        trace=_trace(report),
         unlisted=unlisted[:UNLISTED_OPS],
         unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
         in_fp8=sorted(report.fp8, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS],
@@ -69,6 +78,24 @@ def report_page(report: Report) -> str:
         table_all=len(shown),
         rules=RULES,
     )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The single calls and casts as a link in the page: the URL that holds them, `shown` of `every` that were made."""
+
+    url: str
+    shown: int
+    every: int
+
+
+def _trace(report: Report) -> Trace | None:
+    """The trace of a recording; None where the report holds sums alone."""
+    slices = report.slices
+    if slices is None or not slices.kept:
+        return None
+    data, shown = packed(slices, report.about)
+    return Trace(f"data:application/gzip;base64,{base64.b64encode(data).decode()}", shown, len(slices.kept) + slices.left_out)
 
 
 def render(template: str, **values: Any) -> str:
@@ -87,6 +114,7 @@ def _environment() -> jinja2.Environment:
         "share": lambda part, whole: _kept(share(part, whole)),
         "dotted": _breakable,
         "count": lambda number: f"{number:,}",
+        "amount": _amount,
         "dtypes": lambda text: text.split(", ") if text else [],
         "place": _place,
         "said": lambda op: model.in_words(model.said_by_presets(op)),
@@ -102,9 +130,17 @@ def _kept(text: str) -> str:
     return text.replace(" ", "\u00a0")
 
 
+def _amount(number: int) -> str:
+    """A large number in short: "109.5 M"."""
+    for unit, word in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
+        if number >= 10 * unit or number >= unit > 1e3:
+            return _kept(f"{number / unit:,.1f} {word}")
+    return f"{number:,}"
+
+
 def _breakable(text: str) -> markupsafe.Markup:
-    """A long name that may go on in the next line after a dot or an underscore."""
-    return markupsafe.Markup(re.sub(r"([._])", r"\1<wbr>", str(markupsafe.escape(text))))
+    """A long name that may go on in the next line after a dot or an underscore, and between the words of a class's name."""
+    return markupsafe.Markup(re.sub(r"(?<=[._])|(?<=[a-z])(?=[A-Z])", "<wbr>", str(markupsafe.escape(text))))
 
 
 def _place(row: Row | Violation) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ...formatting import count, share
 from ...lists import Listed, Policy, policies
+from ..models import pattern
 from ..report import Report
 from ..rows import GROUPS, PAST, UNLISTED, Row, grouped, total
 
@@ -173,10 +174,8 @@ def in_short(modules: Iterable[str]) -> str:
     """The names of modules, those that differ in a number taken together."""
     found: dict[str, set[str]] = {}
     for module in modules:
-        found.setdefault(".".join("*" if part.isdecimal() else part for part in module.split(".")), set()).add(module)
-    names = [
-        (next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{pattern} ({len(kept)} modules)" for pattern, kept in list(found.items())[:2]
-    ]
+        found.setdefault(pattern(module), set()).add(module)
+    names = [(next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{same} ({len(kept)} modules)" for same, kept in list(found.items())[:2]]
     return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
 
 
@@ -188,7 +187,7 @@ def verdict(report: Report, sums: Row, worth: int) -> str:
     low = sum(row.calls for row in report.rows if row.compute in dtypes)
     casts = f"; casts took {share(sums.cast_seconds, sums.seconds)} of the time in ops and casts" if sums.seconds else ""
     tried = f"{worth} changes to the lists are" if worth > 1 else f"{'one' if worth else 'no'} change to the lists is"
-    return f"{low:,} of {count(sums.calls, 'call')} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
+    return f"{low:,} of {sums.calls:,} call{'s' if sums.calls != 1 else ''} computed in {' or '.join(dtypes)}{casts}; {tried} worth a try."
 
 
 def headline(report: Report) -> str:

@@ -64,6 +64,19 @@
     apply(); // what the browser kept in the fields over a reload
   }
 
+  // What is wider than its box says that it can be scrolled, and fades out at the edge until its end is reached.
+  const hint = (box) => {
+    const room = box.scrollWidth - box.clientWidth;
+    box.classList.toggle("scrolls", room > 1);
+    box.classList.toggle("cut", room - box.scrollLeft > 1);
+  };
+  const resized = new ResizeObserver((entries) => entries.forEach((each) => hint(each.target.closest(".scroll, nav"))));
+  for (const box of document.querySelectorAll(".scroll, nav")) {
+    box.addEventListener("scroll", () => hint(box), { passive: true });
+    resized.observe(box);
+    for (const inner of box.children) resized.observe(inner);
+  }
+
   for (const button of document.querySelectorAll("[data-open]")) {
     button.addEventListener("click", () => {
       const open = button.dataset.open === "1";

@@ -1,0 +1,170 @@
+"""What a report says of the models that ran: parameters as plain Python counts them, and what is kept for backward as hooks see it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from hmp import torch_private
+from trap_kit import policy
+
+LISTS = policy(bf16={"linear", "matmul"}, fp32={"softmax", "layer_norm"})
+needs_saved = pytest.mark.skipif(torch_private.packed is None, reason="this torch does not tell what a node of the graph saved")
+
+
+class Twice(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x, None, x * 2)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(8), nn.Linear(8, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = Twice.apply(F.gelu(self.up(self.norm(x))))
+        return x + self.down(hidden).softmax(-1)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(2))
+        self.head = nn.Linear(8, 3)
+        self.register_buffer("scale", torch.ones(8))
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        first, second = self.blocks
+        x = (second(first(x)) * self.scale).exp()
+        return {"logits": (self.head(x), torch.stack([x[:, 0], x[:, 1]]))}
+
+
+def kept_as_hooks_see_it(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
+    """The same by hooks, which torch calls for each tensor that is saved."""
+    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
+    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+    running: list[str] = []
+    alive: dict[int, torch.UntypedStorage] = {}
+    kept: Counter[str] = Counter()
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own and storage.data_ptr() not in alive:
+            alive[storage.data_ptr()] = storage
+            kept[running[-1]] += storage.nbytes()
+        return tensor
+
+    hooks = [module.register_forward_pre_hook(lambda module, _: running.append(names[module])) for module in names]
+    hooks += [module.register_forward_hook(lambda *_: running.pop() and None) for module in names]
+    with saved_tensors_hooks(keep, lambda tensor: tensor):
+        model(x)
+    for hook in hooks:
+        hook.remove()
+    return dict(kept)
+
+
+@needs_saved
+def test_bytes_kept_for_backward_are_those_that_hooks_see_module_by_module() -> None:
+    net, x = Net(), torch.randn(5, 8)
+    with hmp.casts(LISTS):
+        expected = kept_as_hooks_see_it(net, x)
+        with hmp.record() as report:
+            with torch.no_grad():
+                net(x)
+            assert report.models[0].kept is None  # autograd recorded nothing
+            for _ in range(2):
+                net(x)
+            net(torch.randn(50, 8))  # of the first call alone
+    (model,) = report.models
+    assert model.kept == expected
+    assert set(expected) >= {"Net", "head", "blocks.0", "blocks.1.norm", "blocks.0.up"}
+
+
+@needs_saved
+def test_hooks_of_the_user_are_not_called_and_what_they_keep_counts() -> None:
+    def unpack(_: Any) -> Any:
+        raise AssertionError("a recording runs no backward")
+
+    class Halved(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            with saved_tensors_hooks(lambda tensor: tensor.bfloat16(), unpack):
+                return x.exp()
+
+    net, x = nn.Sequential(nn.Linear(4, 4), Halved(), nn.Linear(4, 4)), torch.randn(2, 4)
+    with hmp.record() as report:
+        net(x)
+    assert report.models[0].kept == {"0": 32, "1": 16, "2": 32}
+
+
+def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(self.inner, x, use_reentrant=False).exp()
+
+    with hmp.record() as report:
+        Model()(torch.randn(2, 4)).sum().backward()
+    assert report.about["model"] == "Model"
+    assert [model.name for model in report.models] == ["Model"]
+    if torch_private.packed is not None:
+        assert report.models[0].kept == {"Model": 32}  # of exp; inside there is nothing left to keep
+
+
+def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_alive() -> None:
+    tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2).double(), nn.Linear(6, 3).bfloat16().requires_grad_(False))
+    tied[1].weight = tied[0].weight
+    lazy = nn.Sequential(nn.LazyLinear(7))
+    mine = {id(each): each for each in tied.parameters()}.values()
+    sizes = {
+        dtype: sum(each.numel() for each in mine if str(each.dtype) == f"torch.{dtype}") for dtype in ("float32", "float64", "bfloat16")
+    }
+    with torch.no_grad(), hmp.record() as report:
+        for model in (tied[:1], lazy, nn.ReLU(), nn.Linear(6, 6), nn.Linear(6, 6)):
+            model(torch.randn(3, 6))
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+        tied.forward = lambda x: x  # type: ignore[method-assign]
+        tied(torch.randn(3, 6))
+    first, second, third, last = report.models
+    assert (first.name, first.parameters, first.count) == ("Sequential", {"float32": 42}, 1)
+    assert second.parameters == {"float32": 7 * 6 + 7}  # known after the call
+    assert (third.name, third.count) == ("Linear", 2)
+    assert last.parameters == sizes and last.size == sum(sizes.values())
+    assert last.trainable == sum(each.numel() for each in mine if each.requires_grad)
+    assert last.parameter_bytes == sum(each.numel() * each.element_size() for each in mine)
+    assert report.about["model"] == "Sequential, Linear"
+
+
+def test_models_are_in_the_json_and_taken_together_in_sums() -> None:
+    with hmp.casts(LISTS), hmp.record() as report:
+        Net()(torch.randn(5, 8))
+    again = hmp.Report.from_dict(report.to_dict())
+    assert again.models == report.models and again.about["model"] == "Net"
+    with hmp.record() as other, torch.no_grad():
+        Net()(torch.randn(5, 8))
+        Block()(torch.randn(5, 8))
+    net, block = other.merge(again).models
+    assert net == report.models[0]  # of two ranks: one model, and what is kept where it is known
+    assert (block.name, block.kept) == ("Block", None)
