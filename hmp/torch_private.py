@@ -251,11 +251,8 @@ _required("torch.autograd.forward_ad._current_level")
 _profiler: Any = torch.autograd.profiler
 _required("torch.autograd.profiler._is_profiler_enabled")
 
-
 # A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
 unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
-
-
 has_storage: Callable[[Tensor], bool] = _required("torch._C._has_storage")
 
 
