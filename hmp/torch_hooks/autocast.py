@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch.amp import autocast_mode
@@ -71,7 +71,8 @@ class _Entered(NamedTuple):
     """One entering of a region of torch.autocast."""
 
     region: Any  # torch's object, which may be entered many times
-    changed: EnteredRegion | None  # hmp's region, where the state inside is another one
+    # hmp's region, where the state inside is another one: what is in force here keeps it alive, until it has ended, seen or unseen
+    changed: ReferenceType[EnteredRegion] | None
     suspension: Suspension | None  # where the region counts as outside of the policy in force
     place: str  # file and line of the code that entered it
 
@@ -183,6 +184,7 @@ def _forget() -> None:
     _installation, _said = None, False
     for changed in list(_regions):
         changed.now = None
+    state.current_state()  # in this thread the next reader finds none of them
     constants = dynamo_foldable()
     for answer, original in _answers.items():
         if answer in constants:
@@ -272,7 +274,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             else:
                 _say_once(place)
         changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set((_Entered(self, changed, suspension, place), *_entered.get()))
+        _entered.set((_Entered(self, None if changed is None else ref(changed), suspension, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
             try:
@@ -292,7 +294,8 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
             return suspensions.call_where_entered(self, original, self, *exc_info)
-        _, changed, suspension, _ = entered[index]
+        _, reference, suspension, _ = entered[index]
+        changed = None if reference is None else reference()
         try:
             if suspension is not None:
                 suspension.end()

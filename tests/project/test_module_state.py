@@ -145,7 +145,7 @@ def value_of(name: str) -> Any:
 def after_revert() -> dict[str, Any]:
     """What is in these variables once everything has been used and hmp.revert() was called."""
     gc.collect()  # an exception of another test's may hold the frames of a region in a cycle
-    open_before = len(state.regions_open)  # another test's region of torch.autocast may have ended where hmp did not see it
+    open_before = len(state.regions_open)  # a thread of another test's may still be in a region
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     hmp.apply(model, "habana")
     with hmp.convert(verbose=False), hmp.casts("torch-cpu"), torch.no_grad():
