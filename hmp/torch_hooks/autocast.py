@@ -60,7 +60,7 @@ def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | 
 # Private facts of torch. Functions that custom_fwd and custom_bwd decorated may be older than hmp's patches; they are recognised by the
 # code object that they share.
 FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
-_BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
+BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
 _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
@@ -155,7 +155,7 @@ def install() -> None:
         (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
         patches.swap(function, make(patches.unpatched(function)))
-    if FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
+    if FORWARD is None or BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
 
 
@@ -262,7 +262,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             current = current.on  # a Paused from before a revert
         caller = sys._getframe(2)  # frame 1 is the swapped `__enter__`
         chosen = inside(current, self._enabled or self in _asked_to_enable)
-        if caller.f_code is _BACKWARD:
+        if caller.f_code is BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
