@@ -36,6 +36,7 @@ torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
+torch_hooks.scripted: _in_code
 """
 
 # What stays, and why it may.
