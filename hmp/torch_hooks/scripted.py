@@ -25,7 +25,7 @@ _in_code: WeakKeyDictionary[Any, frozenset[torch.dtype]] = WeakKeyDictionary()
 def install() -> None:
     """Patches calls of modules of torch.jit, until patches.restore()."""
     patches.on_restore(_in_code.clear)
-    patches.rebind(torch.jit.ScriptModule, "_call_impl", _with_wide_inputs(torch.jit.ScriptModule._call_impl))
+    patches.rebind(torch.jit.ScriptModule, "__call__", _with_wide_inputs(torch.jit.ScriptModule.__call__))
 
 
 def _with_wide_inputs(original: Callable[..., Any]) -> Callable[..., Any]:

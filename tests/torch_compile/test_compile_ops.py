@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import AOT_FIRST, BF16, EACH_BACKEND, F32, LOW, same_results
+from compile_kit import AOT_FIRST, BF16, BRIDGED, EACH_BACKEND, F32, LOW, same_results
 from trap_kit import policy
 
 # by default each question is asked of one of the backends
@@ -263,6 +263,7 @@ def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     assert type(named) is kind
 
 
+@BRIDGED
 def test_a_list_of_another_class_is_refused_by_torchs_own_compiler():
     """If a torch takes it, how-to/compile-and-export.md has a line too many."""
 
