@@ -266,11 +266,7 @@ def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
 @BRIDGED
 def test_a_list_of_another_class_is_refused_by_torchs_own_compiler():
     """If a torch takes it, how-to/compile-and-export.md has a line too many."""
-
-    class Rows(list):
-        pass
-
-    rows = Rows([X, Y])
+    rows = type("Rows", (list,), {})([X, Y])
     for casts in (contextlib.nullcontext(), hmp.casts(LISTS)):
         torch.compiler.reset()
         with casts, pytest.raises(torch._dynamo.exc.Unsupported, match="as_proxy"):
