@@ -71,7 +71,8 @@ __all__ = [
 hmp = sys.modules[__name__]
 
 # Where the names are. Nothing of this is imported before a name is asked for, so that `hmp -h` and pytest need not wait for torch; the
-# first name brings all others but those that stand alone.
+# first name brings all others but those that stand alone. The packages hmp.benchmark and hmp.tune come with it, for the functions whose
+# names they share: each holds the function alone, and a call imports the rest.
 _TOGETHER = {
     ".benchmark": "benchmark",
     ".caches": "cache_info clear_cache set_cache_limit set_sharing",

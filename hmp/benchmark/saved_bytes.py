@@ -16,7 +16,7 @@ class SavedBytes:
     """
 
     def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._own = {part.untyped_storage().data_ptr() for tensor in own for part in _parts(tensor)}
         self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
         self._opaque: list[torch.Tensor] = []  # of a layout without storage
 
@@ -36,12 +36,24 @@ class SavedBytes:
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
             return tensor
-        try:
-            storage = tensor.untyped_storage()
-        except (RuntimeError, NotImplementedError):
-            if not any(tensor is known for known in self._opaque):
-                self._opaque.append(tensor)
-            return tensor
-        if storage.nbytes() and storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage
+        for part in _parts(tensor):
+            try:
+                storage = part.untyped_storage()
+            except (RuntimeError, NotImplementedError):
+                if not any(part is known for known in self._opaque):
+                    self._opaque.append(part)
+                continue
+            if storage.nbytes() and storage.data_ptr() not in self._own:
+                self._kept[storage.data_ptr()] = storage
         return tensor
+
+
+def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What has the tensor's memory: itself, of a sparse one its indices and the elements that it stores."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return (tensor,)

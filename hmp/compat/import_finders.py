@@ -1,4 +1,4 @@
-"""What the other import finders say of a module, asked by one that stands before them."""
+"""What an import finder asks: what those behind it say of a module, and who wants to know."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-__all__ = ["found_by_others"]
+__all__ = ["found_by_others", "is_an_import"]
 
 
 def found_by_others(
@@ -20,3 +20,10 @@ def found_by_others(
         if spec is not None:
             return spec
     return None
+
+
+def is_an_import() -> bool:
+    """Whether an import statement asks the `find_spec()` that calls this: importlib.util.find_spec() only wants to know, and is told that
+    there is nothing."""
+    asking = sys._getframe(3)  # behind find_spec() and the import system's _find_spec()
+    return asking.f_code.co_name == "_find_and_load_unlocked"

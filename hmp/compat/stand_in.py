@@ -10,10 +10,10 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
-from typing import Any, NoReturn
+from typing import Any
 
 from .habana.said import say_once
-from .import_finders import found_by_others
+from .import_finders import found_by_others, is_an_import
 
 __all__ = ["StandIn"]
 
@@ -73,9 +73,14 @@ class StandIn(MetaPathFinder):
             return ModuleSpec(fullname, _Empty(), origin=__name__, is_package=True)
         if not fullname.startswith(f"{self.root}.") or not self._serves():
             return None
-        if fullname not in self._tree:
-            self.refuse(f"{self.root} has no module {fullname!r}", fullname, list(self._tree)[1:])
-        return ModuleSpec(fullname, _Own(self), origin=__name__, is_package=any(name.startswith(f"{fullname}.") for name in self._tree))
+        if fullname in self._tree:
+            # all are packages: `from module import name` comes here for a name that the module has not, which gives the error its words
+            return ModuleSpec(fullname, _Own(self), origin=__name__, is_package=True)
+        parent, _, name = fullname.rpartition(".")
+        if parent in self._tree and is_an_import():
+            # without `name`, by which the import system takes the error for its own, and puts it into other words
+            raise ModuleNotFoundError(self._refusal(parent, name))
+        return None
 
     def fill(self, module: types.ModuleType) -> None:
         """Gives a module its names, and a package the modules in it."""
@@ -90,7 +95,7 @@ class StandIn(MetaPathFinder):
         def __getattr__(asked: str) -> Any:
             if asked.startswith("__"):
                 raise AttributeError(f"module {name!r} has no attribute {asked!r}")
-            self.refuse(f"{name} has no {asked!r}", name, names)
+            raise AttributeError(self._refusal(name, asked))
 
         vars(module)["__getattr__"] = __getattr__
         for child in self._tree:
@@ -99,10 +104,13 @@ class StandIn(MetaPathFinder):
         if name == self.root:
             self._then()
 
-    def refuse(self, what: str, name: str, known: Sequence[str] | Mapping[str, str]) -> NoReturn:
-        """ModuleNotFoundError or ImportError that says what there is."""
-        kind = ModuleNotFoundError if name not in self._tree else ImportError
-        raise kind(f"{what} in hmp's stand-in for it, which has what Habana's guides use: {', '.join(known)}. {self._remedy}", name=name)
+    def _refusal(self, module: str, asked: str) -> str:
+        """What is said of a name, or of a module inside, that is not there."""
+        known = [*self._tree[module], *(child.rpartition(".")[2] for child in self._tree if child.rpartition(".")[0] == module)]
+        return (
+            f"{module} has no {asked!r} in hmp's stand-in for it, which has what Habana's guides use: {', '.join(known) or 'nothing'}. "
+            f"{self._remedy}"
+        )
 
     def give_up(self, module: types.ModuleType, error: Exception) -> None:
         """Puts the stand-in in the place of the package, which raised that when it was imported."""

@@ -26,7 +26,7 @@ from ..lists import (
     spelling,
 )
 from ..ops import op_facts, sites
-from .explanation import explain
+from .explanation import IN_PLACE, explain
 
 Level = Literal["ok", "note", "error"]
 # A part of a file's name → the list that such a file contains.
@@ -210,7 +210,7 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     own = {(entry.cast, entry.name)}
     places = [s for d in decided if d.source is not None and (d.source.cast, d.source.name) in own for s in d.sites]
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
-        return "note", "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
+        return "note", IN_PLACE
     return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
 
 

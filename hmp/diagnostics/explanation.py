@@ -37,6 +37,7 @@ _OF_NORMS = {
     "fp32": f"its input becomes float32 (R2){_STATE}",
     "first": f"unlisted; it runs in its input's dtype (R7){_STATE}",
 }
+IN_PLACE = "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
 
 
 @dataclass(frozen=True)
@@ -137,6 +138,9 @@ def _why(op: str, source: ListEntry | None) -> str:
             precision = "its input" if op in op_facts.NORMS else "its first castable input"
             return f"unlisted: it runs in the precision of {precision} (R7)" + _without_kernel(op)
         return "unlisted: it is left to torch" + _without_kernel(op)
+    own = sites.sites_of(op)  # none, for a function of the user's
+    if own and all(site.in_place for site in own):
+        return IN_PLACE
     if source.cast == "promote" and op in op_facts.PROMOTED_BY_TORCH - op_facts.NARROW_BACKWARD:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.text!r}"

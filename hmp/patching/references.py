@@ -66,11 +66,15 @@ def _reference(holder: Any) -> Callable[[], Any]:
         return lambda: holder
 
 
+class _MadeStatic(staticmethod):  # type: ignore[type-arg]
+    """A static method where the class's code has none: restore_names() puts the builtin alone there."""
+
+
 def make_static(cls: type, is_dispatcher: Callable[[Any], bool]) -> None:
     """Makes the dispatchers among the attributes of a new class static methods: like the builtins, they are to take no self."""
     for name, value in list(vars(cls).items()):
         if is_dispatcher(value):
-            setattr(cls, name, staticmethod(value))
+            setattr(cls, name, _MadeStatic(value))
 
 
 def restore_names(dispatchers: list[Any], counterparts: list[Any]) -> None:
@@ -98,7 +102,9 @@ def _replace(referenced: list[Any], others: Mapping[int, Any], besides: Iterable
         if id(value) in others or not isinstance(value, staticmethod):
             return others.get(id(value), value)
         found = others.get(id(value.__func__))
-        return value if found is None else found if isinstance(found, Counterpart) else staticmethod(found)
+        if found is None:
+            return value
+        return found if isinstance(value, _MadeStatic) or isinstance(found, Counterpart) else staticmethod(found)
 
     skipped = {*map(id, besides), id(referenced)}
     inside: list[Any] = referenced

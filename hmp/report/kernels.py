@@ -46,7 +46,9 @@ def _is_view(func: Any) -> bool:
 
 def nbytes_of(tensor: Tensor) -> int:
     """The bytes of the tensor's elements, of a sparse one of those that it stores."""
-    return int(tensor.nbytes if tensor.layout is torch.strided else tensor._nnz() * tensor.dtype.itemsize)
+    if tensor.layout is torch.sparse_coo:
+        return int(tensor._values().nbytes)
+    return int(tensor.nbytes if tensor.layout is torch.strided else tensor.values().nbytes)
 
 
 def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -208,9 +208,11 @@ class Report:
     # --- taking several together ---
 
     def merge(self, *others: Report) -> Report:
-        """One report of several: of all ranks, or of several runs."""
+        """One report of several runs, whose seconds are added up. Of ranks, which run at the same time, gather() makes one."""
         _check_reports("merge", *others)
-        reports = (self, *others)
+        return self._together((self, *others), sum)
+
+    def _together(self, reports: Sequence[Report], seconds: Callable[[Iterable[float]], float]) -> Report:
         called = set[str]().union(*(each._called() for each in reports))
         never = set[str]().union(*(each.never_called for each in reports)) - called
         policies = {each["fingerprint"]: each for report in reports for each in report.policies}
@@ -224,7 +226,7 @@ class Report:
                 "policies": list(policies.values()),
                 "never_called": sorted(never),
                 "uncast_calls": sum(each.uncast_calls for each in reports),
-                "seconds": max(each._about["seconds"] for each in reports),
+                "seconds": seconds(each._about["seconds"] for each in reports),
                 "ranks": sum(each._about["ranks"] for each in reports),
             },
         )
@@ -234,7 +236,8 @@ class Report:
         return {name for policy in self.policies for cast in LISTS for name in policy.get(cast, ())} - set(self.never_called)
 
     def gather(self) -> Report:
-        """On rank 0 the reports of all ranks as one, elsewhere the rank's own; every rank must call it. Alone: the report itself."""
+        """On rank 0 the reports of all ranks as one, its seconds those of the slowest, elsewhere the rank's own; every rank must
+        call it. Alone: the report itself."""
         distributed = torch.distributed
         if not (distributed.is_available() and distributed.is_initialized()) or distributed.get_world_size() == 1:
             return self
@@ -242,8 +245,8 @@ class Report:
         distributed.gather_object(self.to_dict(), found)
         if found is None:
             return self
-        first, *others = (Report.from_dict(each) for each in found)
-        return first.merge(*others)
+        reports = [Report.from_dict(each) for each in found]
+        return reports[0]._together(reports, max)
 
     # --- forms ---
 

@@ -32,6 +32,7 @@ from ..torch_hooks import (
     optimizers,
     override_tables,
     resizing,
+    scripted,
 )
 from ..wrapping import Observer, Observers, copied_views, jit_trace
 from .log_observer import LogObserver
@@ -129,7 +130,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
-    resizing, captures,
+    resizing, captures, scripted,
 )  # fmt: skip
 
 

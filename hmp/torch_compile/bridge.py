@@ -30,7 +30,7 @@ from ..fp8 import on_gpu
 from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
-from ..torch_hooks import around_models, autocast, late_imports, module_calls
+from ..torch_hooks import around_models, autocast, late_imports, module_calls, module_construction
 from ..wrapping import op_wrap
 from . import dynamo_internals, dynamo_names, traced_call
 
@@ -201,9 +201,22 @@ def returning(region: Region) -> Callable[[], Region]:
     return lambda: region
 
 
-def in_autocast(here: CompiledPolicy | Off, enabled: bool) -> CompiledPolicy | Off:
-    """The state inside a region of torch.autocast that is entered in the state `here` (R17)."""
-    return autocast.inside(here, enabled)
+def in_autocast(
+    here: CompiledPolicy | Off, enabled: bool, opener: types.CodeType, of_forward: CompiledPolicy | Off | None
+) -> CompiledPolicy | Off:
+    """The state inside a region of torch.autocast that is entered in the state `here`, by this code (R17)."""
+    return (of_forward or here) if opener is autocast.BACKWARD else autocast.inside(here, enabled)
+
+
+def state_for_custom_bwd(forward: Any, here: CompiledPolicy | Off) -> CompiledPolicy | Off | None:
+    """The state that torch.amp.custom_bwd brings back where `forward` was called in the state `here`; None where torch restores none."""
+    is_custom = getattr(forward, "__code__", None) is autocast.FORWARD and autocast.FORWARD is not None and here.policy is not None
+    return here if is_custom and inspect.getclosurevars(forward).nonlocals["cast_inputs"] is None else None
+
+
+def constructor(value: Any, source: Any) -> tuple[Any, Any]:
+    """The `__init__` that stands inside of hmp's, or any other value itself; with where Dynamo found it."""
+    return value.function if isinstance(value, module_construction.InitWithoutCasts) else value, source
 
 
 def is_around_applied(calls: Iterable[tuple[types.CodeType, Callable[[str], Any]]]) -> bool:

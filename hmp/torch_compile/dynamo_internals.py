@@ -178,6 +178,7 @@ def install(bridge: Any) -> None:
         (autocast.enter, _autocast_entered),
         (autocast.exit, _autocast_left),
         (part("variables.higher_order_ops").AutogradFunctionApplyVariable.trace_backward_graph, _in_backward),
+        (part("variables.misc").SuperVariable._resolved_getattr_and_source, _constructing),
         (part("variables.user_defined").UserDefinedClassVariable._call_cross_entropy_loss, _calling_cross_entropy),
         (part("variables.torch").TorchInGraphFunctionVariable.call_function, _with_casts_inside),
     ):
@@ -273,7 +274,7 @@ def _autocast_entered(original: Callable[..., Any]) -> Callable[..., Any]:
     def enter(self: Any, tx: Any) -> Any:
         enabled = self.target_values[2]  # device type, dtype, enabled, caching
         self.hmp_before = trace_of(tx).here
-        chosen = _bridge.in_autocast(self.hmp_before, enabled)
+        chosen = _bridge.in_autocast(self.hmp_before, enabled, tx.f_code, trace_of(tx).of_forward)
         entered = original(self, tx)
         is_outside = enabled and chosen.policy is not None and _bridge.is_around_applied(calls_of(tx))
         self.hmp_off = without_autocast(tx) if is_outside else contextlib.nullcontext()
@@ -294,14 +295,23 @@ def _autocast_left(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Has autograd.Function.backward traced in the state of user Python in backward (R13)."""
+    """Has autograd.Function.backward traced in the state of user Python in backward (R13), or of torch.amp.custom_bwd."""
 
     def trace_backward_graph(self: Any, tx: Any, *args: Any, **kwargs: Any) -> Any:
         trace = trace_of(tx)
-        with trace.under(trace.here.in_backward):
-            return original(self, tx, *args, **kwargs)
+        around, trace.of_forward = trace.of_forward, _bridge.state_for_custom_bwd(self.fwd_fn, trace.here)
+        try:
+            with trace.under(trace.here.in_backward):
+                return original(self, tx, *args, **kwargs)
+        finally:
+            trace.of_forward = around
 
     return trace_backward_graph
+
+
+def _constructing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Has `super().__init__` be the function that a class of modules has, not what hmp has put around it."""
+    return lambda self, tx, name: _bridge.constructor(*original(self, tx, name))
 
 
 def _calling_cross_entropy(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import inspect
@@ -47,10 +48,12 @@ variables.ctx_manager.AutocastModeVariable.exit self tx
 variables.ctx_manager.ContextWrappingVariable.reconstruct_type self codegen
 variables.dicts.ConstDictVariable.keys_as_python_constant self
 variables.functions.UserFunctionVariable
+variables.higher_order_ops.AutogradFunctionApplyVariable.__init__ self fwd_fn bwd_fn
 variables.higher_order_ops.AutogradFunctionApplyVariable.trace_backward_graph self tx
 variables.higher_order_ops.TorchHigherOrderOperatorVariable._call_function self tx args kwargs
 variables.lists.ListVariable
 variables.lists.TupleVariable
+variables.misc.SuperVariable._resolved_getattr_and_source self tx name
 variables.tensor.all_tensor_attrs
 variables.torch.BaseTorchVariable.__init__ self value
 variables.torch.BaseTorchVariable.create_with_source value source
@@ -152,26 +155,59 @@ def contents_of(variable: Any) -> Any:
     return _maker(tuple_class)(variable.items) if tuple_class is tuple or _is_named(tuple_class) else None
 
 
+class OfOtherClass(dict[Any, Any]):
+    """The items of a dict of another class, an OrderedDict or what a model of transformers returns. `variable` is that of the dict."""
+
+    variable: Any
+
+
+def items_of(tx: Any, variable: Any) -> OfOtherClass | None:
+    """The variables in a dict of another class than dict; None for anything else. Dynamo has a class of variables for each such class, so
+    that the traced program is to make a dict of it."""
+    try:
+        kind = variable.python_type()
+    except NotImplementedError:
+        return None
+    items = contents_of(constant(tx, dict).call_function(tx, [variable], {})) if kind is not dict and issubclass(kind, dict) else None
+    if items is None:
+        return None
+    found = OfOtherClass(items)
+    found.variable = variable
+    return found
+
+
+def _with_items(holder: Any, items: Any) -> Any:
+    copied = copy.copy(holder)
+    for key, item in items.items():
+        copied[key] = item
+    return copied
+
+
 def is_container(value: Any) -> bool:
-    """Whether `value` is a list, a tuple, a named tuple or a dict: what contents_of() gives."""
-    return type(value) in (list, tuple, dict) or _is_named(type(value))
+    """Whether `value` is a list, a tuple, a named tuple or a dict: what contents_of() gives, or items_of()."""
+    return type(value) in (list, tuple, dict, OfOtherClass) or _is_named(type(value))
 
 
 def with_each(container: Any, function: Callable[[Any], Any]) -> Any:
     """A container of the same class with `function(item)` in place of every item."""
     if isinstance(container, dict):
-        return {key: function(item) for key, item in container.items()}
+        found = copy.copy(container)
+        found.update((key, function(item)) for key, item in container.items())
+        return found
     return _maker(type(container))([function(item) for item in container])
 
 
 def container(tx: Any, contents: Any) -> Any:
-    """The variable of a list, tuple, named tuple or dict of variables: the inverse of contents_of()."""
+    """The variable of a list, tuple, named tuple or dict of variables: the inverse of contents_of() and items_of()."""
     lists = part("variables.lists")
     if isinstance(contents, list):
         return lists.ListVariable(contents)
     if isinstance(contents, dict):
         items = [lists.TupleVariable([constant(tx, key), item]) for key, item in contents.items()]
-        return constant(tx, dict).call_function(tx, [lists.ListVariable(items)], {})
+        made = constant(tx, dict).call_function(tx, [lists.ListVariable(items)], {})
+        if isinstance(contents, OfOtherClass):  # as eager code makes one of the same class
+            return part("variables.functions").UserFunctionVariable(_with_items).call_function(tx, [contents.variable, made], {})
+        return made
     plain = lists.TupleVariable(list(contents))
     return plain if type(contents) is tuple else constant(tx, _maker(type(contents))).call_function(tx, [plain], {})
 

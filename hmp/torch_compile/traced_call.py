@@ -19,12 +19,14 @@ Wrapper = Callable[..., Any] | None
 
 
 class Trace:
-    """A frame while Dynamo compiles it. `here` is the state in force at the point that the trace has reached."""
+    """A frame while Dynamo compiles it. `here` is the state in force at the point that the trace has reached, `of_forward` in the backward
+    of an autograd.Function the state that its torch.amp.custom_bwd brings back, else None."""
 
     def __init__(self, modes: Any, mode: Any, here: Any) -> None:
         self._modes = modes
         self._mode = mode
         self.here = here
+        self.of_forward: Any = None
         self._ask(bool(here.replacements))
 
     def _is_asked(self) -> bool:
@@ -166,6 +168,8 @@ class Call(TorchFunctionMode):
         """What the wrapper gets for a variable."""
         variable = variable.realize()
         contents = dynamo_names.contents_of(variable)
+        if contents is None:
+            contents = dynamo_names.items_of(self.tx, variable)
         found: Any
         if variable.is_tensor():
             found = dynamo_names.fake_of(variable)

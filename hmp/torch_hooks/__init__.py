@@ -16,6 +16,7 @@ from . import (
     optimizers,
     override_tables,
     resizing,
+    scripted,
 )
 from .module_calls import applied_policy
 
@@ -36,4 +37,5 @@ __all__ = [
     "optimizers",
     "override_tables",
     "resizing",
+    "scripted",
 ]

@@ -21,7 +21,7 @@ import types
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, NamedTuple
-from weakref import WeakSet
+from weakref import ReferenceType, WeakSet, ref
 
 import torch
 from torch.amp import autocast_mode
@@ -60,7 +60,7 @@ def _code_inside(function: Any, name: str, *variables: str) -> types.CodeType | 
 # Private facts of torch. Functions that custom_fwd and custom_bwd decorated may be older than hmp's patches; they are recognised by the
 # code object that they share.
 FORWARD = _code_inside(autocast_mode.custom_fwd, "decorate_fwd", "args", "cast_inputs")
-_BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
+BACKWARD = _code_inside(autocast_mode.custom_bwd, "decorate_bwd", "args")
 _INIT: types.CodeType = autocast_mode.autocast.__init__.__code__
 
 # Autocast objects that were asked to enable; torch disables those that it has no device or dtype for.
@@ -71,7 +71,8 @@ class _Entered(NamedTuple):
     """One entering of a region of torch.autocast."""
 
     region: Any  # torch's object, which may be entered many times
-    changed: EnteredRegion | None  # hmp's region, where the state inside is another one
+    # hmp's region, where the state inside is another one: what is in force here keeps it alive, until it has ended, seen or unseen
+    changed: ReferenceType[EnteredRegion] | None
     suspension: Suspension | None  # where the region counts as outside of the policy in force
     place: str  # file and line of the code that entered it
 
@@ -154,7 +155,7 @@ def install() -> None:
         (getattr(*AUTOCAST_CAST), _cast_of_every_device),
     ):
         patches.swap(function, make(patches.unpatched(function)))
-    if FORWARD is None or _BACKWARD is None or "enabled" not in _INIT.co_varnames:
+    if FORWARD is None or BACKWARD is None or "enabled" not in _INIT.co_varnames:
         log.warning("the torch.amp of torch %s is not the one that hmp knows; islands made by custom_fwd may be cast", torch.__version__)
 
 
@@ -183,6 +184,7 @@ def _forget() -> None:
     _installation, _said = None, False
     for changed in list(_regions):
         changed.now = None
+    state.current_state()  # in this thread the next reader finds none of them
     constants = dynamo_foldable()
     for answer, original in _answers.items():
         if answer in constants:
@@ -260,7 +262,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             current = current.on  # a Paused from before a revert
         caller = sys._getframe(2)  # frame 1 is the swapped `__enter__`
         chosen = inside(current, self._enabled or self in _asked_to_enable)
-        if caller.f_code is _BACKWARD:
+        if caller.f_code is BACKWARD:
             chosen = _of_forward(caller) or current  # torch restores the forward's state, which is no request
         suspensions.entered(self)
         suspension, place = None, "{}:{}".format(*opener())
@@ -272,7 +274,7 @@ def _enter(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
             else:
                 _say_once(place)
         changed = state.entered_region(chosen) if chosen is not current else None
-        _entered.set((_Entered(self, changed, suspension, place), *_entered.get()))
+        _entered.set((_Entered(self, None if changed is None else ref(changed), suspension, place), *_entered.get()))
         if changed is not None:
             _regions.add(changed)
             try:
@@ -292,7 +294,8 @@ def _exit(original: Callable[..., Any]) -> Callable[..., Any]:
         index = next((i for i, each in enumerate(entered) if each.region is self), None)
         if index is None:
             return suspensions.call_where_entered(self, original, self, *exc_info)
-        _, changed, suspension, _ = entered[index]
+        _, reference, suspension, _ = entered[index]
+        changed = None if reference is None else reference()
         try:
             if suspension is not None:
                 suspension.end()

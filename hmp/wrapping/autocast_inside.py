@@ -96,7 +96,8 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     """`op`, called with torch.autocast enabled.
 
     The weights of a recurrent op are given to it in the low dtype by `caster`: torch.autocast would cast those of a cell at each call, and
-    sum their gradients in the low dtype (R21).
+    sum their gradients in the low dtype (R21). So are the operands of `sparse.mm`: torch.autocast casts them where autograd does not see
+    it, and keeps for backward what its kernels refuse, unless backward too is called in the region.
 
     `unlisted`, the wrapper of the op on no list, is called where that raises for a dtype (R7, R11), and on devices that torch.autocast does
     not support. In an autocast region of the user's `op` itself is called (R17).
@@ -105,6 +106,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
     inside = unlisted if rule.unlisted is not None and rule.unlisted.kind in ("fill", "guard") else op
 
     is_recurrent, is_cell = rule.op in op_facts.RECURRENT, rule.op in op_facts.CELLS
+    is_sparse_product = rule.op == "sparse.mm"
 
     def with_autocast(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule)
@@ -116,14 +118,17 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         if _is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
-        given, cached = args, True
+        given, named, cached = args, kwargs, True
         if is_recurrent and make is Region:
             # where no node that sums in float32 can be made, torch.autocast casts the weights for each step
             cached = is_cell or shared_cast.can_make_nodes()
             given = _with_low_weights(args, rule, caster) if cached else args
+        elif is_sparse_product and len(args) + len(kwargs) == 2 and any(each.layout is torch.strided for each in tensors):
+            # the form that torch.autocast reaches, not `reduce=` nor two sparse matrices
+            given, named = tuple(_cast(each, rule.low, caster) for each in args), {k: _cast(v, rule.low, caster) for k, v in kwargs.items()}
         try:
             with make(device, rule.low) if cached else Region(device, rule.low, cached=False):
-                return inside(*given, **kwargs)
+                return inside(*given, **named)
         except RuntimeError as error:
             if unlisted is op or not refusals.is_dtype_refusal(error) or refusals.users_python_sees(tensors):
                 raise

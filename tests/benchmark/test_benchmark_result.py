@@ -16,7 +16,7 @@ from torch import nn
 
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
-from hmp.benchmark import memory, timing
+from hmp.benchmark import memory, saved_bytes, timing
 from hmp.benchmark.result import Benchmark
 from hmp.benchmark.row import Row
 
@@ -99,6 +99,24 @@ def test_frozen_weights_of_the_model_are_left_out() -> None:
     model = nn.Linear(8, 8, bias=False).requires_grad_(False)
     x = torch.rand(4, 8, requires_grad=True)
     assert hmp.benchmark(lambda: model(x).sum().backward(), ["float32"], model=model, **ONCE)["float32"].memory == 0
+
+
+OF_64_ELEMENTS = {
+    "coo": (lambda: torch.sparse_coo_tensor(torch.zeros(2, 64, dtype=torch.int64), torch.ones(64), (9999, 9999)), 2 * 64 * 8),
+    "csr": (lambda: torch.sparse_csr_tensor(torch.arange(65), torch.arange(64), torch.ones(64), (64, 9999)), (65 + 64) * 8),
+    "csc": (lambda: torch.sparse_csc_tensor(torch.arange(65), torch.arange(64), torch.ones(64), (9999, 64)), (65 + 64) * 8),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CS")
+@pytest.mark.parametrize("layout", OF_64_ELEMENTS)
+def test_of_a_sparse_tensor_what_it_stores_is_kept(layout: str) -> None:
+    make, indices = OF_64_ELEMENTS[layout]
+    sparse = make()
+    counted, own = saved_bytes.SavedBytes(), saved_bytes.SavedBytes([sparse])
+    for each in (counted, own):
+        each.keep(sparse)
+    assert (counted.bytes, own.bytes) == (64 * 4 + indices, 0)
 
 
 def test_a_step_that_does_not_stand_being_watched_is_timed_all_the_same() -> None:

@@ -95,7 +95,7 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
         exec("from optimum.habana import GaudiDDIMScheduler")
     with pytest.raises(ImportError, match=r"habana\.utils has no 'to_device_dtype' in hmp's .* get_hpu_memory_stats, set_seed\. Take"):
         exec("from optimum.habana.utils import to_device_dtype")
-    with pytest.raises(ModuleNotFoundError, match=r"has no module 'optimum\.habana\.diffusers' in .* optimum\.habana\.utils\. Take"):
+    with pytest.raises(ModuleNotFoundError, match=r"optimum\.habana has no 'diffusers' in .* utils\. Take"):
         importlib.import_module("optimum.habana.diffusers")
     with pytest.raises(ModuleNotFoundError, match=r"No module named 'optimum\.neuron'"):
         importlib.import_module("optimum.neuron")  # another's
@@ -144,7 +144,7 @@ def test_one_that_does_not_import_gives_way_and_that_is_told(
 
         assert GaudiTrainer.__module__ == "hmp.compat.optimum_habana.trainer"
         assert set_seed.__module__ == "hmp.compat.optimum_habana.statistics"
-        with pytest.raises(ModuleNotFoundError, match=r"optimum\.habana has no module 'optimum\.habana\.part'"):
+        with pytest.raises(ModuleNotFoundError, match=r"optimum\.habana has no 'part'"):
             importlib.import_module("optimum.habana.part")
     assert "does not import here (ImportError: cannot import name 'not_there'" in caplog.text
     assert "hmp's stand-in takes its place" in caplog.text

@@ -6,15 +6,19 @@ while, which goes into the results. No pytest and no other package but torch is 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import gc
 import importlib
 import os
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 
 import hmp
 from hmp.caches import mark_proof
@@ -119,6 +123,26 @@ def synchronize() -> None:
         torch_xla.sync(wait=True)
     elif not ON_CPU:
         getattr(torch, DEVICE).synchronize()
+
+
+@contextlib.contextmanager
+def one_process(leaving: float = 20.0) -> Iterator[None]:
+    """A process group of this process alone. This process ends, with where its threads are, if the group takes more than so many seconds to
+    leave: torch 2.7 waits for ever, and keeps Python's lock, where a thread of the group's is the last to hold a tensor."""
+    backend = "nccl" if ON_CUDA else "gloo"
+    if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
+        raise NotRun(f"this torch was built without {backend}")
+    with tempfile.TemporaryDirectory() as folder:
+        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        try:
+            yield
+        finally:
+            faulthandler.dump_traceback_later(leaving, exit=True)  # a thread of C code, which needs no lock
+            try:
+                synchronize()
+                dist.destroy_process_group()
+            finally:
+                faulthandler.cancel_dump_traceback_later()
 
 
 def allocated() -> int:

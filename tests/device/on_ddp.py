@@ -3,34 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import hmp
-from device_kit import DEVICE, ON_CUDA, Checks, NotRun, all_same
+from device_kit import DEVICE, ON_CUDA, Checks, NotRun, all_same, one_process
 from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
 
 check = Checks()
 BACKEND = "nccl" if ON_CUDA else "gloo"
 STEPS = 5
-
-
-@contextlib.contextmanager
-def one_process() -> Iterator[None]:
-    """A process group of this process alone."""
-    if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
-        raise NotRun(f"this torch was built without {BACKEND}")
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(BACKEND, init_method=f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            yield
-        finally:
-            dist.destroy_process_group()
 
 
 def _ddp(net: torch.nn.Module, **options: Any) -> torch.nn.Module:

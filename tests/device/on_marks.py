@@ -6,7 +6,6 @@ device or not; the probes at the end ask torch itself, without hmp, and their fi
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, same, synchronize, tensor
+from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, one_process, same, synchronize, tensor
 from hmp.caches import write_marks, writes_by_address
 from networks_kit import WIDTH, lists
 
@@ -94,16 +93,12 @@ def _by_a_graph(tensor: torch.Tensor, value: float) -> None:
 def _broadcast(tensor: torch.Tensor, value: float) -> None:
     """A collective of one process, which copies what another tensor holds."""
     if not dist.is_available() or not (ON_CPU or ON_CUDA):  # no backend of the device's
-        return tensor.data.fill_(value)
-    with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group("nccl" if ON_CUDA else "gloo", init_method=f"file://{folder}/store", rank=0, world_size=1)
-        try:
-            # alive until the group is gone: torch 2.7 hangs where a thread of the group's is the last to hold a tensor
-            alias, values = tensor.detach(), torch.full_like(tensor, value)
-            dist.all_gather_into_tensor(alias, values)
-            synchronize()
-        finally:
-            dist.destroy_process_group()
+        tensor.data.fill_(value)
+        return
+    # alive until the group is gone: torch 2.7 hangs where a thread of the group's is the last to hold a tensor
+    alias, values = tensor.detach(), torch.full_like(tensor, value)
+    with one_process():
+        dist.all_gather_into_tensor(alias, values)
 
 
 NO_GRAD = torch.no_grad()

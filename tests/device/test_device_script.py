@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 import time
 import types
 from importlib.machinery import SourceFileLoader
@@ -260,3 +261,17 @@ def test_the_plugin_makes_tensors_on_the_device_and_notes_what_each_test_came_to
     }
     assert "assert 'meta' == 'cpu'" in found["test_wrong"]["said"]
     assert found["test_trap_catches_the_naive_caster"]["said"].startswith("only on the CPU: it shows a mistake")
+
+
+@pytest.mark.slow
+def test_a_process_group_that_is_never_left_ends_its_process() -> None:
+    """torch 2.7 waits with Python's lock, as PyDLL does: no thread of Python's can end that."""
+    code = """
+        import ctypes, device_kit
+        device_kit.dist.destroy_process_group = lambda: ctypes.PyDLL(None).sleep(100)
+        with device_kit.one_process(leaving=1.0):
+            pass
+    """
+    environment = device_parts.environment("cpu", Path(os.devnull))
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, env=environment, timeout=90)
+    assert done.returncode == 1 and "in one_process" in done.stderr

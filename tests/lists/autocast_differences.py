@@ -55,6 +55,9 @@ OTHERS = (
     ("`torch.func.vmap` of `linear` with a bias", "is taken apart, and gives float32", "runs in the low dtype", "R8"),
     ("`backward()` inside of the region, which torch advises against", "runs products of the float32 parts of forward in the low dtype",
      "runs them in float32", "R13: no list applies to backward"),
+    ("`backward()`, outside of the region, of `torch.sparse.mm` with a dense matrix",
+     "raises: what is kept for backward is float32, the gradient bfloat16", "has the gradients of operands that were cast",
+     "the operands are cast in the graph"),
     ("`linalg.lstsq`", "", "", "the same call does not give the same bits twice; it is compared to four digits"),
 )  # fmt: skip
 

@@ -218,6 +218,7 @@ def test_names_taken_while_converted_are_given_torchs_own_function():
     assert table["tanh"] is torch.tanh and listed[0] is F.gelu and list(keys) == [torch.tanh] and names == {torch.tanh, torch.matmul}
     assert model.act2 is torch.tanh and Model.__init__.__defaults__ == (torch.tanh,)
     assert Model.act is Model.static is Plain.act is torch.tanh
+    assert vars(Model)["act"] is torch.tanh and type(vars(Model)["static"]) is staticmethod  # each as the class's own code has it
     assert [t.dtype for t in model(X)] == [F32] * 3
 
 

@@ -16,7 +16,7 @@ import torch
 
 import hmp
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
-from benchmarks.cost import best, calls, floor, in_fp8, interleaved, memory, step_rows, steps
+from benchmarks.cost import best, calls, depth, floor, in_fp8, interleaved, memory, step_rows, steps
 from benchmarks.harness import opening, results, sides, stats, verify
 from benchmarks.workloads import known, models
 
@@ -170,6 +170,16 @@ def test_pure_bfloat16_is_compared_at_each_size() -> None:
     step_rows.inference(found, {"mlp tiny": measured([1.0] * 5), "mlp small": small}, ["no_grad"], ["tiny", "small"])
     rows = {row.what.partition(" hmp / pure")[0]: row.verdict for row in found.rows if "pure" in row.what}
     assert rows == {"inference, no_grad, tiny,": "met", "inference, no_grad, small,": "missed"}
+
+
+@pytest.mark.parametrize(
+    ("last", "verdict"),
+    [((105.0, 10.0), "met, within noise"), ((60.0, 10.0), "met"), ((444.0, 1526.0), "missed, within noise"), ((444.0, 20.0), "missed")],
+)
+def test_growth_that_the_noise_hides_is_called_so(last: tuple[float, float], verdict: str) -> None:
+    """What is added to an op is small beside what the C library's heap does to it: such a row was called met."""
+    row = depth._row("parameters", [(8896, stats.Estimate(100.0, 5.0, 7)), (2108416, stats.Estimate(*last, 7))])
+    assert (row.target, row.verdict) == ("flat", verdict)
 
 
 def test_losses_far_from_float32_s_miss() -> None:

@@ -37,6 +37,7 @@ torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
+torch_hooks.scripted: _in_code
 """
 
 # What stays, and why it may.
@@ -147,7 +148,7 @@ def value_of(name: str) -> Any:
 def after_revert() -> dict[str, Any]:
     """What is in these variables once everything has been used and hmp.revert() was called."""
     gc.collect()  # an exception of another test's may hold the frames of a region in a cycle
-    open_before = len(state.regions_open)  # another test's region of torch.autocast may have ended where hmp did not see it
+    open_before = len(state.regions_open)  # a thread of another test's may still be in a region
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
     hmp.apply(model, "habana")
     with hmp.convert(verbose=False), hmp.casts("torch-cpu"), torch.no_grad():

@@ -80,6 +80,13 @@ def test_casts_that_the_caches_save_are_told_apart() -> None:
     assert sum(row.cast_bytes for row in rows) == 4 * 24
 
 
+def test_of_a_sparse_tensor_the_elements_that_it_stores_are_cast() -> None:
+    rows = torch.sparse_coo_tensor([[1, 3]], torch.randn(2, 8), (100, 8))  # as the gradient of a sparse embedding
+    with hmp.convert(policy=policy(bf16=["relu"])), hmp.record() as report:
+        torch.relu(rows)
+    assert row_of(report, "relu").cast_bytes == 2 * 8 * 4
+
+
 def test_what_no_list_decides_is_seen_too() -> None:
     x = torch.randn(3, 8)
     with hmp.convert(policy=LISTS), hmp.record() as report:

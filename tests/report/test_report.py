@@ -186,6 +186,7 @@ def test_reports_of_several_runs_are_added_up() -> None:
     assert both.uncast_calls == 14
     assert "Added up over 2 recordings, of ranks or of runs." in both.notes
     assert len(both.policies) == 1
+    assert both.about["seconds"] == ABOUT["seconds"] + 1.0
 
 
 def test_tensorboard_reads_the_sums(tmp_path: Path) -> None:
@@ -212,7 +213,10 @@ def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
         "with hmp.casts('habana'), hmp.record() as report:\n"
         "    for _ in range(dist.get_rank() + 1):\n"
         "        F.linear(x, x)\n"
+        "took = [None] * 2\n"
+        "dist.all_gather_object(took, report.about['seconds'])\n"
         "merged = report.gather()\n"
+        "assert dist.get_rank() or merged.about['seconds'] == max(took)\n"
         "found = sum(r.calls for r in merged.rows if r.op == 'linear'), merged.to_dict()['ranks']\n"
         "open(f'rank{dist.get_rank()}', 'w').write(str(found))\n"
         "dist.destroy_process_group()\n"

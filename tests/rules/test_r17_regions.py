@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import hmp
 from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
+from hmp.context import state
 from trap_kit import same
 
 DISABLED = {
@@ -118,8 +119,10 @@ def test_r17_a_disabled_region_counts_as_long_as_it_lasts():
 
 def test_r17_a_region_whose_end_was_unseen_has_no_effect_on_later_ones():
     hmp.convert(policy=LOW)
+    standing = len(state.regions_open)  # a thread of another test's may be in one
     with torch.autocast("cpu", enabled=False):
         hmp.revert()
+    assert len(state.regions_open) == standing  # while there is one, every op asks which state it is called in
     hmp.convert(policy=LOW)
     with contextlib.ExitStack() as enabled:
         enabled.enter_context(torch.autocast("cpu"))

@@ -5,7 +5,9 @@ The oracle is plain torch with the casts written out, run before hmp does anythi
 
 from __future__ import annotations
 
+import contextlib
 import operator
+from collections import OrderedDict
 from typing import NamedTuple
 
 import pytest
@@ -13,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import AOT_FIRST, BF16, EACH_BACKEND, F32, LOW, same_results
+from compile_kit import AOT_FIRST, BF16, BRIDGED, EACH_BACKEND, F32, LOW, same_results
 from trap_kit import policy
 
 # by default each question is asked of one of the backends
@@ -175,6 +177,38 @@ def test_compiled_islands_of_custom_fwd_are_float32(backend):
     same_results([y.grad], [wide(low(X)).t() @ torch.ones(4, 4)])
 
 
+class Product(torch.autograd.Function):
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x @ y
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return grad @ y.t(), x.t() @ grad
+
+
+@EACH_BACKEND
+def test_compiled_custom_bwd_runs_under_the_casts_of_its_forward(backend):
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    with hmp.casts(LISTS):
+        found = torch.compile(lambda: Product.apply(x, y), backend=backend, fullgraph=True)()
+    same_results([found], [low(X) @ low(Y)])
+    found.sum().backward()
+    ones = low(torch.ones(4, 4))
+    same_results([x.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
+
+
+def test_compiled_code_makes_modules_whose_init_calls_their_bases():
+    scores, targets = F.log_softmax(X, -1), torch.arange(4)
+    with hmp.casts(LISTS):
+        found = torch.compile(lambda: torch.nn.NLLLoss(reduction="sum")(scores, targets), backend="eager", fullgraph=True)()
+    same_results([found], [-scores.diagonal().sum()], 1e-6)
+
+
 @EACH_BACKEND
 def test_compiled_a_function_of_the_users_may_not_write_into_what_was_cast_for_it(backend):
     @hmp.bf16_function
@@ -207,6 +241,36 @@ def test_compiled_functions_of_the_users_have_their_containers_cast(backend):
         found = run(Pair(X, Y), {key: named[key] for key in keys})
         wanted = low(X) @ low(Y) + sum(low(named[key]) for key in keys)
         same_results(found, (wanted, X))  # and what the caller holds is as it was
+
+
+class Outputs(OrderedDict):  # as what models of transformers return
+    def __setitem__(self, key, value):
+        super().__setitem__(key, value)
+        super().__setattr__(key, value)
+
+
+@pytest.mark.parametrize("kind", [OrderedDict, Outputs])
+def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
+    @hmp.bf16_function
+    def product(named):
+        assert type(named) is kind
+        return (named.x if kind is Outputs else named["x"]) @ named["y"], named
+
+    given = kind(x=X, y=Y)
+    with hmp.casts(LISTS):
+        found, named = torch.compile(lambda: product(given), backend="eager", fullgraph=True)()
+    same_results([found, *named.values(), *given.values()], [low(X) @ low(Y), low(X), low(Y), X, Y])
+    assert type(named) is kind
+
+
+@BRIDGED
+def test_a_list_of_another_class_is_refused_by_torchs_own_compiler():
+    """If a torch takes it, how-to/compile-and-export.md has a line too many."""
+    rows = type("Rows", (list,), {})([X, Y])
+    for casts in (contextlib.nullcontext(), hmp.casts(LISTS)):
+        torch.compiler.reset()
+        with casts, pytest.raises(torch._dynamo.exc.Unsupported, match="as_proxy"):
+            torch.compile(lambda: torch.stack(rows), backend="eager", fullgraph=True)()
 
 
 @EACH_BACKEND

@@ -149,3 +149,34 @@ def test_a_trace_calls_scripted_code_without_casts():
         traced = torch.jit.trace(lambda x: compiled(torch.mm(x, x)).float() + torch.relu(x), (X,))
     low = X.to(BF16)
     same(traced(X), torch.mm(low, low).relu().float() + low.relu())
+
+
+OF_TORCH_JIT = {
+    "scripted": torch.jit.script,
+    "frozen": lambda layer: torch.jit.freeze(torch.jit.script(layer.eval())),
+    "traced without casts": lambda layer: torch.jit.trace(layer, (X,)),
+}
+
+
+@pytest.mark.parametrize("made", OF_TORCH_JIT)
+def test_a_module_of_torch_jit_behind_a_cast_layer_runs_in_its_parameters_dtype(made):
+    first, layer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    inside = OF_TORCH_JIT[made](layer)
+    low = F.linear(X.to(BF16), first.weight.to(BF16), first.bias.to(BF16))
+    want = F.linear(low.float(), layer.weight, layer.bias)
+    with hmp.casts(LISTS):
+        got = inside(first(X))
+        same(got.detach(), want.detach())
+        with hmp.disable_casts(), pytest.raises(RuntimeError, match="same dtype"):
+            inside(X.to(BF16))  # as torch has it
+    (weight,) = torch.autograd.grad(got.sum(), [first.weight])
+    same(weight, torch.autograd.grad(want.sum(), [first.weight])[0])
+
+
+def test_code_of_torch_jit_that_casts_or_holds_no_float32_gets_what_it_is_given():
+    first, layer = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+    low = F.linear(X.to(BF16), first.weight.to(BF16), first.bias.to(BF16))
+    with hmp.casts(LISTS):
+        with_casts = torch.jit.trace(layer, (X.to(BF16),))  # its input stands in no cast
+        same(with_casts(first(X)).detach(), F.linear(low, layer.weight.to(BF16), layer.bias.to(BF16)).detach())
+        same(torch.jit.script(torch.nn.ReLU())(first(X)).detach(), low.relu().detach())

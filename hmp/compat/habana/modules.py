@@ -12,6 +12,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from ..import_finders import is_an_import
 from .asked_first import can_do_without
 from .names import MEDIA, TREE
 from .nothing import ERROR, does_nothing, what_is_said_of
@@ -123,16 +124,10 @@ class _Finder(MetaPathFinder):
             # all are packages: `from module import name` comes here for a name that the module has not, which gives the error its words
             return ModuleSpec(fullname, _Filler(), origin=_tree[fullname].source or _HERE, is_package=True)
         parent, _, name = fullname.rpartition(".")
-        if parent in self.names and _is_ours(parent) and _is_an_import():
+        if parent in self.names and _is_ours(parent) and is_an_import():
             # without `name`, by which the import system takes the error for its own, and puts it into other words
             raise ModuleNotFoundError(refusal(parent, name))
         return None
-
-
-def _is_an_import() -> bool:
-    """Whether an import statement asks the finder: importlib.util.find_spec() only wants to know, and is told that there is nothing."""
-    asking = sys._getframe(3)  # behind find_spec() and the import system's _find_spec()
-    return asking.f_code.co_name == "_find_and_load_unlocked"
 
 
 class _Filler(Loader):
