@@ -10,11 +10,12 @@ _RESULTS = ROOT / "benchmarks" / "results"
 
 
 def pages() -> dict[str, str | Path]:
-    """Benchmarks, tuning, FP8 and models, with the pictures that stand in them."""
+    """Benchmarks, tuning, FP8, a GPU and models, with the pictures that stand in them."""
     found: dict[str, str | Path] = {
         "evidence/benchmarks.md": _page("RESULTS.md", "Benchmarks"),
         "evidence/tuning.md": _page("TUNING.md", "Tuned lists"),
         "evidence/fp8.md": _page("FP8.md", "What FP8 can compute"),
+        "evidence/h100.md": _page("nvidia-h100-80gb-hbm3.md", "On an NVIDIA H100"),
         "evidence/models.md": _page("ZOO.md", "A first step of the model zoo"),
     }
     return found | {f"evidence/{picture.name}": picture for picture in sorted(_RESULTS.glob("*.png"))}
