@@ -137,6 +137,8 @@ def is_in_c(module: object) -> TypeGuard[types.ModuleType]:
 function_modes: Callable[[], int] = _required("torch._C._len_torch_function_stack")
 dispatch_modes: Callable[[], int] = _required("torch._C._len_torch_dispatch_stack")
 function_mode_at: Callable[[int], Any] = _required("torch._C._get_function_stack_at")
+pop_function_mode: Callable[[], Any] = _required("torch._C._pop_torch_function_stack")
+push_function_mode: Callable[[Any], None] = _required("torch._C._push_on_torch_function_stack")
 function_mode_stack: Callable[[], list[Any]] = _required("torch.overrides._get_current_function_mode_stack")
 dispatch_mode_stack: Callable[[], list[Any]] = _required("torch.utils._python_dispatch._get_current_dispatch_mode_stack")
 # Context managers that switch interception off.

@@ -202,6 +202,29 @@ def mapped(rounds: int, calls: int) -> dict[str, tuple[Estimate, float]]:
     return {name: (paired_difference(sides["mapped"], sides["plain"]), median(sides["plain"])) for name, sides in found.items()}
 
 
+def recorded(rounds: int, calls: int) -> dict[str, Estimate]:
+    """Nanoseconds that hmp.record() adds to a call that a list decides, and to one that none does."""
+    x, w = torch.randn(8, 8).to(LOW), torch.randn(8, 8).to(LOW)
+
+    def linear(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, w)
+
+    def cumsum(calls: range) -> None:
+        for _ in calls:
+            torch.cumsum(x, 0)
+
+    loops = {"linear": linear, "cumsum, which no list decides": cumsum}
+    found: dict[str, dict[str, list[float]]] = {name: {"plain": [], "recorded": []} for name in loops}
+    with one_thread(), torch.no_grad(), no_garbage_collection(), converted(POLICY):
+        for number in range(rounds):
+            for side in rotated(["plain", "recorded"], number):
+                with hmp.record() if side == "recorded" else contextlib.nullcontext():
+                    for name, loop in loops.items():
+                        found[name][side].append(_nanoseconds(loop, calls))
+    return {name: paired_difference(sides["recorded"], sides["plain"]) for name, sides in found.items()}
+
+
 def _region() -> torch.autocast:
     return torch.autocast("cpu", dtype=LOW)
 
@@ -252,6 +275,8 @@ def run(rounds: int, calls: int) -> Found:
     found.rows.append(Row("call of a model with hmp.apply(), time added", "-", result, None))
     figures = ", ".join(f"{name} {added.text(0)} ns of {plain:.0f}" for name, (added, plain) in mapped(rounds, calls).items())
     found.rows.append(Row("call with int64 under a device map, time added", "-", figures, None))
+    figures = ", ".join(f"{name} {added.text(0)} ns" for name, added in recorded(rounds, calls).items())
+    found.rows.append(Row("call under hmp.record(), time added", "-", figures, None))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

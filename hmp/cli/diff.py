@@ -48,18 +48,13 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Return 0 if the two policies are the same, 1 if they differ, 2 if one of them cannot be read."""
-    from ..formatting import count, dtype_name
+    from ..formatting import count
 
     if options.a.endswith(".json") and options.b.endswith(".json"):
         return _of_reports(options)
     one, other = hmp.Policy.load(options.a), hmp.Policy.load(options.b)
     changes = {name: (here or "unlisted", there or "unlisted") for name, (here, there) in one.diff(other).items()}
-    words = {
-        "(low dtype)": (dtype_name(one.dtype), dtype_name(other.dtype)),
-        "(FP8 recipe)": (one.fp8_recipe, other.fp8_recipe),
-        "(FP8 kernel)": (one.fp8_kernel, other.fp8_kernel),
-    }
-    ops, changes = changes, {what: (here, there) for what, (here, there) in words.items() if here != there} | changes
+    ops = {what: change for what, change in changes.items() if not what.startswith("(")}
     if not give_json(options.json, {"changes": changes}):
         return 1 if changes else 0
     if not changes:

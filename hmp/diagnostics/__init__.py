@@ -1,6 +1,6 @@
 """Answers about policies, list files, references that hmp cannot replace, and a device's memory. Nothing here patches torch."""
 
-from ..wrapping import fallbacks
+from ..wrapping import fallbacks, fallbacks_of
 from . import check_lists, overriding
 from .devices import check_there, device_of
 from .explanation import Rule, explain
@@ -17,6 +17,7 @@ __all__ = [
     "device_of",
     "explain",
     "fallbacks",
+    "fallbacks_of",
     "memory_stats",
     "of_allocator",
     "overriding",

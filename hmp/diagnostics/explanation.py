@@ -10,6 +10,7 @@ from ..context import state
 from ..dispatch import deciding
 from ..errors import HmpError
 from ..formatting import dtype_name, in_notebook
+from ..fp8 import PRODUCTS
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..ops import Site, op_facts, op_of, sites
 from ..wrapping import kernel_fallback
@@ -103,7 +104,7 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
         line=source.line if source else None,
         sites=lines,
         synonyms=sites.synonyms(op),
-        why=_why(op, source),
+        why=_why(op, source, chosen),
         scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
     )
 
@@ -130,7 +131,7 @@ def _name_of(function: object) -> str:
     return op
 
 
-def _why(op: str, source: ListEntry | None) -> str:
+def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if op in op_facts.DTYPE_OPS:
         return "its meaning is a dtype or its input's storage: it is never touched, whatever a list says (R7)"
     if source is None:
@@ -145,6 +146,8 @@ def _why(op: str, source: ListEntry | None) -> str:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
     done = meaning(op, "autocast" if source.is_autocasts else source.cast)
+    if source.cast == "fp8":
+        done = f"{done} ({policy.in_fp8})" if op in PRODUCTS else meaning(op, "in_place")
     return done + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ..casting import Tensor
-from ..torch_private import dispatch_modes
+from ..torch_private import dispatch_modes, has_storage
 
 # torch's own, taken before anything is patched
 _compile, _compiling, _no_grad = torch.compile, torch.compiler.is_dynamo_compiling, torch.no_grad
@@ -28,8 +28,8 @@ _FP8_FROM = (8, 9)  # the compute capability from which Triton has FP8
 
 
 def fuses(tensor: Tensor) -> bool:
-    """Whether ops on `tensor` are to be one kernel: plain eager code on a GPU whose compiler knows FP8."""
-    return tensor.is_cuda and not _compiling() and not dispatch_modes() and _compiles_for(tensor.device)
+    """Whether ops on `tensor` are to be one kernel: plain eager code, no transform, on a GPU whose compiler knows FP8."""
+    return tensor.is_cuda and not _compiling() and not dispatch_modes() and has_storage(tensor) and _compiles_for(tensor.device)
 
 
 def fused(function: Callable[..., Any], tensor: Tensor, *how: Any) -> Any:

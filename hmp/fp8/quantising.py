@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 
 from ..casting import Tensor
+from ..torch_private import has_storage
 from . import on_gpu
 from .recipes import BLOCK, E4M3
 
@@ -19,7 +20,7 @@ from .recipes import BLOCK, E4M3
 _abs, _amax, _bitwise_and, _div, _mul, _reciprocal = torch.abs, torch.amax, torch.bitwise_and, torch.div, torch.mul, torch.reciprocal
 _clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
 _add, _gt, _shift_left, _shift_right, _sub = torch.add, torch.gt, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
-_flatten, _pad, _transpose, _unflatten = torch.flatten, torch.constant_pad_nd, torch.transpose, torch.unflatten
+_frexp, _ldexp, _pad, _reshape, _transpose = torch.frexp, torch.ldexp, torch.constant_pad_nd, torch.reshape, torch.transpose
 _squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
 _float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
 
@@ -67,7 +68,7 @@ def values(quantised: Quantised) -> Tensor:
     if axis == -2:
         return _transpose(values(transposed(quantised)), -2, -1)
     factors = with_exponent(_to(scale, torch.int32))
-    return _flatten(_mul(_unflatten(_float(data), -1, (scale.shape[-1], BLOCK)), _unsqueeze(factors, -1)), -2)
+    return _reshape(_mul(_reshape(_float(data), (*scale.shape, BLOCK)), _unsqueeze(factors, -1)), data.shape)
 
 
 def quantise(tensor: Tensor, layout: Layout) -> Quantised:
@@ -114,11 +115,11 @@ def _with_scale_for(tensor: Tensor, largest: Tensor, form: torch.dtype, power_of
 
 def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
     """`tensor` in blocks along its last axis, with scales as MXFP8 stores them: a power of two as its exponent alone."""
-    count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to unflatten, who cannot derive it from a size that is a symbol in a trace
-    blocks = _unflatten(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), -1, (count, BLOCK))
+    count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to reshape, who cannot derive it from a size that is a symbol in a trace
+    blocks = _reshape(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), (*tensor.shape[:-1], count, BLOCK))
     exponent = _exponent(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
     data = _scaled(blocks, with_exponent(_sub(2 * _BIAS, exponent)), form)
-    return Quantised(_flatten(data, -2), _to(_squeeze(exponent, -1), torch.uint8), -1)
+    return Quantised(_reshape(data, (*tensor.shape[:-1], count * BLOCK)), _to(_squeeze(exponent, -1), torch.uint8), -1)
 
 
 def _finite_magnitudes(tensor: Tensor) -> Tensor:
@@ -151,12 +152,24 @@ def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
     It is read from the bits of `largest`: a logarithm in float32 misses it next to a power of two. The largest number of each format is
     1.75 times a power of two, so a larger mantissa needs the next one.
     """
-    bits = _view(largest, torch.int32)
-    above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
-    exponent = _sub(_add(_shift_right(bits, _MANTISSA_BITS), _to(above, torch.int32)), 8 if form is E4M3 else 15)
+    if _has_bits(largest):
+        bits = _view(largest, torch.int32)
+        above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
+        exponent = _shift_right(bits, _MANTISSA_BITS)
+    else:
+        mantissa, exponent = _frexp(largest)  # from 0.5 up to 1
+        above, exponent = _gt(mantissa, 0.875), _add(exponent, _BIAS - 1)
+    exponent = _sub(_add(exponent, _to(above, torch.int32)), 8 if form is E4M3 else 15)
     return _where(_eq(largest, 0), _full_like(exponent, _BIAS), _clamp(exponent, min=1))
 
 
 def with_exponent(exponent: Tensor) -> Tensor:
     """The power of two in float32 that has that biased exponent."""
-    return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)
+    if _has_bits(exponent):
+        return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)
+    return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, _BIAS)))
+
+
+def _has_bits(tensor: Tensor) -> bool:
+    """Whether the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
+    return _compiling() or has_storage(tensor)

@@ -22,7 +22,7 @@ from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
 from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
 from .listed import Listed
-from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
+from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
 from .presets import meaning, policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
@@ -61,7 +61,7 @@ class Policy:
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "dtype", _low_dtype(self.dtype))
+        object.__setattr__(self, "dtype", low_dtype(self.dtype))
         _refuse_other("fp8_recipe", self.fp8_recipe)
         _refuse_other("fp8_kernel", self.fp8_kernel)
         scoped = list(self.scoped)
@@ -242,7 +242,7 @@ class Policy:
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
         given = {name: values[name] for name in fields if name in values}
-        return cls(values.get("name", "custom"), _low_dtype(values.get("dtype", torch.bfloat16)), **given)
+        return cls(values.get("name", "custom"), low_dtype(values.get("dtype", torch.bfloat16)), **given)
 
     def to_dict(self) -> dict[str, Any]:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
@@ -254,6 +254,11 @@ class Policy:
     @property
     def _words(self) -> dict[str, str]:
         return {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
+
+    @property
+    def in_fp8(self) -> str:
+        """How products on the FP8 list are computed, in words."""
+        return f"FP8 recipe {self.fp8_recipe}" + (", emulated on every device" if self.fp8_kernel == "emulate" else "")
 
     @property
     def lists(self) -> tuple[ListName, ...]:
@@ -303,8 +308,8 @@ class Policy:
 
     def diff(self, other: Policy | str | Path) -> dict[str, tuple[str | None, str | None]]:
         """The names on lists that decide an op differently in the two policies: name → (list in this one, list in `other`), None for
-        unlisted. A name that another name stands for there, as `mul` for `multiply`, is no difference. `other` may
-        be a preset's name or a folder."""
+        unlisted; before them "(low dtype)", "(FP8 recipe)" and "(FP8 kernel)" where they differ. A name that another stands for there,
+        as `mul` for `multiply`, is no difference. `other` may be a preset's name or a folder."""
         against = as_policy(other)
 
         def table(policy: Policy) -> dict[str, str]:
@@ -312,7 +317,8 @@ class Policy:
             return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
-        found: dict[str, tuple[str | None, str | None]] = {}
+        words = zip(self._words.items(), against._words.values(), strict=True)
+        found: dict[str, tuple[str | None, str | None]] = {SAID[field]: (one, other) for (field, one), other in words if one != other}
         for name in sorted(mine.keys() | theirs.keys()):
             pair = mine.get(name), theirs.get(name)
             ops = () if "@" in name or name == EVERY_OP else spelling.resolve(ListEntry(name, "bf16"))
@@ -328,18 +334,12 @@ class Policy:
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
         scoped = f", {len(self.scoped)} for single modules" if self.scoped else ""
-        return f"policy {self.name!r}: {counts} ops{scoped}, low dtype {dtype_name(self.dtype)}, {self.fingerprint}"
+        low = f"low dtype {dtype_name(self.dtype)}" + (f", {self.in_fp8}" if "fp8" in self.lists else "")
+        return f"policy {self.name!r}: {counts} ops{scoped}, {low}, {self.fingerprint}"
 
     def _repr_html_(self) -> str:
         lists = [textwrap.fill(f"{cast}: {', '.join(self.entries(cast)) or 'no op'}", 120) for cast in self.lists]
         return in_notebook("\n".join([str(self), *lists]))
-
-
-def _low_dtype(dtype: Any) -> torch.dtype:
-    for name, low in LOW_DTYPES.items():
-        if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
-            return low
-    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
 def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from ..errors import OpListError
+from ..errors import HmpError, OpListError
 from ..fp8 import RECIPES
 from . import presets
 from .entries import LISTS, ListName, read_text
@@ -16,10 +17,20 @@ LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A field of a policy → the words that its file may hold; the first is meant where there is no such file.
 WORDS: Mapping[str, tuple[str, ...]] = {"dtype": tuple(LOW_DTYPES), "fp8_recipe": tuple(RECIPES), "fp8_kernel": ("auto", "emulate")}
 WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt"}
+# What Policy.diff() calls the fields: no name of an op.
+SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)"}
 BASE_FILE = "base.txt"
 # of the files that a policy is written into, those that not every policy has
 OPTIONAL_FILES = ("fp8.txt", *WORD_FILES.values())
 NO_BASE = {field: words[0] for field, words in WORDS.items()}
+
+
+def low_dtype(dtype: Any) -> torch.dtype:
+    """The low dtype that is given, or named. HmpError for what is none."""
+    for name, low in LOW_DTYPES.items():
+        if dtype is low or (isinstance(dtype, str) and dtype.removeprefix("torch.") == name):
+            return low
+    raise HmpError(f"dtype {dtype!r} is no low dtype; use torch.bfloat16 or torch.float16")
 
 
 def list_files(folder: Path) -> dict[ListName, Path]:

@@ -17,7 +17,7 @@ from . import presets, spelling
 from .conflicts import RIVALS
 from .entries import AUTOCAST, LISTS, ListEntry
 from .model_wrappers import unwrapped
-from .policy import Policy
+from .policy import Policy, as_policy
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
@@ -209,10 +209,17 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
-    """Raises OpListError for an entry that matches no module: the user meant one. A preset's speaks of what some models have."""
+    """Raises OpListError for an entry that matches no module: the user meant one. A preset's speaks of what some models have, and in a
+    policy that holds all of a preset's, as one that was saved, they are that preset's."""
     matched = {entry for node in nodes for entry in node.matched}
-    for entry in policy.scoped:
-        if entry not in matched and not presets.is_in_one(entry.path):
+    unmatched = [entry for entry in policy.scoped if entry not in matched and not presets.is_in_one(entry.path)]
+    if not unmatched:
+        return
+    texts = {(entry.cast, entry.text) for entry in policy.scoped}
+    of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
+    theirs = set().union(*(each for each in of_presets if each <= texts))
+    for entry in unmatched:
+        if (entry.cast, entry.text) not in theirs:
             model = type(nodes[0].module).__name__
             raise OpListError(
                 f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "

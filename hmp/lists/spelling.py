@@ -84,7 +84,9 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     """
     ids = _resolve(entry)
     if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
-        raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
+        in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
+        what = "writes into its input, whose dtype it keeps (R5)" if in_place else "is no product"
+        raise OpListError(f"{entry.text!r} {what}; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
     return ids
 
 

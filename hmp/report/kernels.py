@@ -57,3 +57,8 @@ def call_key(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         (leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf) if isinstance(leaf, Tensor) else (type(leaf), str(leaf))
         for leaf in tree_leaves((args, kwargs))
     )
+
+
+def waiting() -> Callable[[], None] | None:
+    """What waits for the accelerator, so that times are those of its kernels; None where there is none."""
+    return torch.accelerator.synchronize if torch.accelerator.is_available() else None

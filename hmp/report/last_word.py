@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -14,9 +16,10 @@ from ..casting import each_tensor
 from ..context import CompiledPolicy, Off
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
-from ..lists import LISTS, Listed, Policy
+from ..lists import LISTS, Listed, ListEntry, Policy
 from ..observing import PACKAGES, Modules
 from ..session import OpRule
+from .bounded_places import BoundedPlaces
 from .violations import Violation, together
 
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
@@ -31,11 +34,12 @@ class LastWord:
     A line of the FP8 list is followed by the low dtype too, where FP8 cannot be (R20). The promote list leaves the dtype to the inputs.
     """
 
-    def __init__(self, modules: Modules) -> None:
+    def __init__(self, modules: Modules, places: BoundedPlaces) -> None:
         self._modules = modules
+        self._places = places
         self._lock = fork_safe.RLock()
         self._counts: dict[Violation, int] = {}
-        self._listed: dict[int, tuple[Policy, Listed]] = {}
+        self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
         self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
@@ -96,7 +100,7 @@ class LastWord:
 
     def _violated(self, policy: Policy, op: str, got: str, overrider: Overrider, given: Given, result: Any) -> tuple[str, str] | None:
         """The line that the call did not follow, and the dtype that it asks for; None where there is none."""
-        entry = self._lists_of(policy).entry(op)
+        entry = self._entry(policy, op)
         if entry is None or entry.cast == "promote" or not got:
             return None
         wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
@@ -114,14 +118,14 @@ class LastWord:
             return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
         return (f"{entry.text} ({entry.place})" if entry.path else entry.text), dtype_name(wanted)
 
-    def _lists_of(self, policy: Policy) -> Listed:
+    def _entry(self, policy: Policy, op: str) -> ListEntry | None:
         known = self._listed.get(id(policy))
         if known is None:
-            known = self._listed[id(policy)] = policy, Listed(policy)
-        return known[1]
+            known = self._listed[id(policy)] = policy, functools.cache(Listed(policy).entry)
+        return known[1](op)
 
     def _note(self, op: str, source: str, wanted: str, got: str, overrider: Overrider) -> None:
-        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._modules.place())
+        violation = Violation(op, source, wanted, got, overrider.kind, overrider.words, *self._places.here())
         with self._lock:
             self._counts[violation] = self._counts.get(violation, 0) + 1
 

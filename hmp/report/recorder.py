@@ -15,14 +15,23 @@ from .. import fork_safe
 from ..caches import hits_here as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
-from ..diagnostics import fallbacks, overriding
+from ..diagnostics import fallbacks_of, overriding
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..ops import name_of, sites
 from ..session import Op, OpRule
-from ..torch_private import function_mode_stack, in_plain_autograd, is_profiled
+from ..torch_private import (
+    function_mode_at,
+    function_mode_stack,
+    function_modes,
+    in_plain_autograd,
+    is_profiled,
+    pop_function_mode,
+    push_function_mode,
+)
+from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
-from .kernels import Kernels, call_key, nbytes_of
+from .kernels import Kernels, call_key, nbytes_of, waiting
 from .last_word import LastWord
 from .models import RunningModels
 from .rows import PAST, UNLISTED, Row, grouped, in_words
@@ -40,6 +49,8 @@ _STOP = "_StopRecomputationError"  # what torch's checkpointing ends its recompu
 _MOST_KERNELS = 4096
 _clock = time.perf_counter
 _compiling = torch.compiler.is_compiling
+_Parameter = torch.nn.Parameter
+_NO_TENSORS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.device})
 
 
 class _Call:
@@ -61,16 +72,21 @@ class Recorder:
         self.modules = RunningModels()
         self.policies: dict[Policy, None] = {}  # as they were given
         self._in_force: dict[int, Policy] = {}  # by id: equal ones may come from other lines
+        self._as_given: dict[tuple[int, int], Policy] = {}  # by the ids of what is in force and of what was given
+        self.mode: TorchFunctionMode | None = None  # what tells of ops that no list decides
         self.uncast = 0
+        self.unplaced = 0  # calls in later places than are kept
         self.slices = Slices()
         self.fp8 = Fp8Rows()
-        self.last_word = LastWord(self.modules)
+        self.places = BoundedPlaces(self.modules)
+        self.last_word = LastWord(self.modules, self.places)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
         self._names: dict[Any, str] = {}
+        self.no_ops: set[Any] = set()  # functions of torch's that are none
         self._kernels: dict[Key, Kernels] = {}  # by what a call that torch.autocast decides was given
-        self._wait = _waiting() if synchronize else None
+        self._wait = waiting() if synchronize else None
 
     @property
     def seconds(self) -> float:
@@ -114,9 +130,10 @@ class Recorder:
             call: _Call | None = getattr(self._threads, "call", None)
             if call is None:
                 return op(*args, **kwargs)
-            call.compute = computes or _asked_dtype((*args, *kwargs.values())) or _first_dtype((*args, *kwargs.values()))
+            given = args if not kwargs else (*args, *kwargs.values())
+            call.compute = computes or _asked_dtype(given) or _first_dtype(given)
             if computes:
-                kwargs["observer"] = self.fp8.observer(rule.op, self.modules.path, kwargs.get("observer"))
+                kwargs["observer"] = self.fp8.observer(rule.op, self.places.here().module, kwargs.get("observer"))
             started = self._now()
             try:
                 return op(*args, **kwargs)
@@ -156,42 +173,53 @@ class Recorder:
         said = _RULES.get(rule.kind, UNLISTED)
 
         def observed(*args: Any, **kwargs: Any) -> Any:
-            threads = self._threads
-            outer = getattr(threads, "call", None)
-            if outer is not None:
+            if getattr(self._threads, "call", None) is not None:
                 return wrapper(*args, **kwargs)  # hmp's own, on the way to an op
-            here = state.current_state()
-            inputs = _dtypes((*args, *kwargs.values()))
-            lacking = fallbacks().get(rule.op, 0)
-            call = threads.call = _Call()
-            result: Any = None
-            raised = 1
-            region = overriding.over_casts()
-            is_autocast = said == _AUTOCASTS or (region is not None and said in ("bf16", "fp32", "fp8"))
-            began = self._now()
+            modes = function_modes()
+            if not modes or function_mode_at(modes - 1) is not self.mode:
+                return self._observed(wrapper, rule, said, args, kwargs)
+            # nothing inside is told of by the mode, and in force it makes four microseconds of each reading of a tensor's dtype
+            pop_function_mode()
             try:
-                result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
-                raised = 0
-                return result
-            except Exception as error:
-                raised = int(type(error).__name__ != _STOP)
-                raise
+                return self._observed(wrapper, rule, said, args, kwargs)
             finally:
-                threads.call = None
-                seconds = self._now() - began
-                output = "" if raised else _dtypes((result,))
-                if is_autocast and not call.op_seconds:
-                    call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
-                lacked = min(max(fallbacks().get(rule.op, 0) - lacking, 0), 1)  # other threads count too
-                if said == UNLISTED and not lacked:
-                    call.compute = _computed((*args, *kwargs.values()), inputs, result)
-                self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
-                if not raised and not _compiling():
-                    self.last_word.decided(here, rule, call.compute, bool(lacked), region, (*args, *kwargs.values()), result)
-                if here.policy is not None:
-                    self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
+                push_function_mode(self.mode)
 
         return observed
+
+    def _observed(self, wrapper: Op, rule: OpRule, said: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The wrapper's result; the call is noted."""
+        here = state.current_state()
+        given = (*args, *kwargs.values())
+        inputs = _dtypes(given)
+        lacking = fallbacks_of(rule.op)
+        call = self._threads.call = _Call()
+        result: Any = None
+        raised = 1
+        region = overriding.over_casts()
+        is_autocast = said == _AUTOCASTS or (region is not None and said in ("bf16", "fp32", "fp8"))
+        began = self._now()
+        try:
+            result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
+            raised = 0
+            return result
+        except Exception as error:
+            raised = int(type(error).__name__ != _STOP)
+            raise
+        finally:
+            self._threads.call = None
+            seconds = self._now() - began
+            output = "" if raised else _dtypes((result,))
+            if is_autocast and not call.op_seconds:
+                call.op_seconds = seconds  # the op was called by a wrapper inside the wrapper
+            lacked = min(max(fallbacks_of(rule.op) - lacking, 0), 1)  # other threads count too
+            if said == UNLISTED and not lacked:
+                call.compute = _computed(given, inputs, result)
+            self._note(here, (rule.op, said, inputs, call.compute, output), call, lacked, raised)
+            if not raised and not _compiling():
+                self.last_word.decided(here, rule, call.compute, bool(lacked), region, given, result)
+            if here.policy is not None:
+                self.slices.add(rule.op, "op", began, seconds, rule=in_words(said), computes=call.compute, module=self.modules.path)
 
     # --- what no list decides ---
 
@@ -201,9 +229,12 @@ class Recorder:
             return function(*args, **kwargs)
         name = self._names.get(function)
         if name is None:
-            name = self._names[function] = name_of(function)
-        if not name:
-            return function(*args, **kwargs)
+            name = name_of(function)
+            if not name:
+                if len(self.no_ops) < _MOST_KERNELS:
+                    self.no_ops.add(function)
+                return function(*args, **kwargs)
+            self._names[function] = name
         here = state.current_state()
         if here.policy is None:
             self.uncast += 1
@@ -236,11 +267,16 @@ class Recorder:
         if policy is None or given is None:
             return  # reverted since the call began
         traced = 1 if _compiling() else 0
-        key = (id(policy), *key, *self.modules.place())
+        place = self.places.here()
+        key = (id(policy), *key, *place)
         with self._lock:
             self.observed += 1
-            self._in_force.setdefault(id(policy), policy)
-            self.policies.setdefault(given)
+            if place is ELSEWHERE:
+                self.unplaced += 1
+            if (id(policy), id(given)) not in self._as_given:
+                self._as_given[id(policy), id(given)] = given
+                self._in_force.setdefault(id(policy), policy)
+                self.policies.setdefault(given)
             counts = self._counts.get(key)
             if counts is None:
                 counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0]  # in the order of rows.COUNTED
@@ -299,9 +335,13 @@ class Unlisted(TorchFunctionMode):
     def __init__(self, recorder: Recorder) -> None:
         super().__init__()
         self._recorder = recorder
+        recorder.mode = self
         self._thread = threading.get_ident()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # most of what arrives here reads a tensor's dtype and the like, hmp's own code before all
+        if func in self._recorder.no_ops:
+            return func(*args, **(kwargs or {}))
         return self._recorder.unlisted(func, args, kwargs or {})
 
     def in_backward(self, run: Callable[..., Any]) -> Callable[..., Any]:
@@ -320,18 +360,29 @@ class Unlisted(TorchFunctionMode):
 
 def _dtypes(values: Iterable[Any]) -> str:
     """The dtypes of the castable tensors among `values`, each once, in order."""
-    return ", ".join(dict.fromkeys([_short[t.dtype] for t in each_tensor(values) if castable(t)]))
+    found: dict[torch.dtype, None] = {}
+    for value in values:
+        kind = type(value)
+        if kind is Tensor or kind is _Parameter:
+            if castable(value):
+                found[value.dtype] = None
+        elif kind not in _NO_TENSORS:
+            found.update((tensor.dtype, None) for tensor in each_castable((value,)))
+    return _short[next(iter(found))] if len(found) == 1 else ", ".join([_short[dtype] for dtype in found])
 
 
 def _first_dtype(values: tuple[Any, ...]) -> str:
     """The dtype of the first castable tensor, "" without one."""
-    first = next(each_castable(values), None)
+    first = values[0] if values and type(values[0]) is Tensor and castable(values[0]) else next(each_castable(values), None)
     return "" if first is None else _short[first.dtype]
 
 
 def _asked_dtype(values: tuple[Any, ...]) -> str:
     """The floating dtype that `dtype=` names, which the inputs are cast to before torch computes; "" where none is."""
-    return next((_short[value] for value in values if type(value) is torch.dtype and value.is_floating_point), "")
+    for value in values:
+        if type(value) is torch.dtype and value.is_floating_point:
+            return _short[value]
+    return ""
 
 
 def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
@@ -343,8 +394,3 @@ def _computed(values: tuple[Any, ...], inputs: str, result: Any) -> str:
     widest = functools.reduce(torch.promote_types, dtypes)
     given = next((tensor.dtype for tensor in each_tensor((result,)) if tensor.is_floating_point()), widest)
     return _short[given if len(dtypes) > 1 or torch.promote_types(widest, given) is given else widest]
-
-
-def _waiting() -> Callable[[], None] | None:
-    """What waits for the accelerator, so that times are those of its kernels; None where there is none."""
-    return torch.accelerator.synchronize if torch.accelerator.is_available() else None

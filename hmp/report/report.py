@@ -15,7 +15,7 @@ from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, count, dtype_name, in_notebook, written
 from ..lists import LISTS
 from ..printers import printer
-from . import trace
+from . import bounded_places, trace
 from .in_fp8 import Fp8Row, merged
 from .models import Model, alike_together
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .recorder import Recorder
 
 FORMAT = 1
+_TOLD = ("policies", "never_called", "uncast_calls", "unplaced_calls")  # what a recording knows by itself
 
 
 class Report:
@@ -50,7 +51,8 @@ class Report:
         self._violations = tuple(violations)
         self._models = tuple(models)
         self._about: dict[str, Any] = {
-            "policies": [], "never_called": [], "uncast_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu", "torch": torch.__version__,
+            "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
+            "torch": torch.__version__,
         } | about  # fmt: skip
 
     @property
@@ -151,6 +153,11 @@ class Report:
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
+        unplaced = self._told("unplaced_calls")
+        if unplaced:
+            notes.append(
+                f"{count(unplaced, 'call')} in places beyond the first {bounded_places.MOST:,} are added up by op, without module and line."
+            )
         past = [row for row in rows if row.rule == PAST]
         if past:
             names = ", ".join(sorted({row.op for row in past}))
@@ -166,13 +173,15 @@ class Report:
             return self._about[name]
         if name == "policies":
             return [policy.to_dict() for policy in self._recorder.policies]
-        return self._recorder.never_called() if name == "never_called" else self._recorder.uncast
+        if name == "never_called":
+            return self._recorder.never_called()
+        return self._recorder.uncast if name == "uncast_calls" else self._recorder.unplaced
 
     def _end(self) -> None:
         """Nothing more is recorded."""
         recorder = self._recorder
         if recorder is not None:
-            told = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
+            told = {name: self._told(name) for name in _TOLD}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
             self._violations = tuple(recorder.last_word.found())
             self._models = tuple(self.models)
@@ -225,7 +234,7 @@ class Report:
             | {
                 "policies": list(policies.values()),
                 "never_called": sorted(never),
-                "uncast_calls": sum(each.uncast_calls for each in reports),
+                **{name: sum(each._told(name) for each in reports) for name in ("uncast_calls", "unplaced_calls")},
                 "seconds": seconds(each._about["seconds"] for each in reports),
                 "ranks": sum(each._about["ranks"] for each in reports),
             },
@@ -252,7 +261,7 @@ class Report:
 
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; times in seconds."""
-        about = {name: self._told(name) for name in ("policies", "never_called", "uncast_calls")}
+        about = {name: self._told(name) for name in _TOLD}
         return {
             "schema_version": SCHEMA_VERSION,
             "hmp_report": FORMAT,

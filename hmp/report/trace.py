@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..formatting import versioned, written
 
@@ -16,15 +16,9 @@ MOST = 200_000  # slices of a recording; later ones are counted, not kept
 MOST_PACKED, MOST_BYTES = 20_000, 300_000  # of these in a page, which stays below 2 MB
 
 
-class Slice(NamedTuple):
-    """One op or one cast: when it began and how long it took, in seconds of the clock that the recording reads."""
-
-    name: str
-    kind: str
-    began: float
-    seconds: float
-    thread: int
-    about: tuple[tuple[str, str], ...]
+# One op or one cast: its name and kind, when it began and how long it took in seconds of the clock that the recording reads, its thread,
+# and of an op the rule, what it computed in and the module. A plain tuple, which the garbage collector stops looking at.
+Slice = tuple[str, str, float, float, int, str, str, str]
 
 
 class Slices:
@@ -34,13 +28,12 @@ class Slices:
         self.kept: list[Slice] = []
         self.left_out = 0
 
-    def add(self, name: str, kind: str, began: float, seconds: float, **about: str) -> None:
+    def add(self, name: str, kind: str, began: float, seconds: float, rule: str = "", computes: str = "", module: str = "") -> None:
         """Notes a slice of the calling thread."""
         if len(self.kept) >= MOST:
             self.left_out += 1
             return
-        told = tuple((key, value) for key, value in about.items() if value)
-        self.kept.append(Slice(name, kind, began, seconds, threading.get_ident(), told))
+        self.kept.append((name, kind, began, seconds, threading.get_ident(), rule, computes, module))
 
 
 def write(path: str | Path, slices: Slices, about: Mapping[str, Any]) -> Path:
@@ -61,20 +54,20 @@ def packed(slices: Slices, about: Mapping[str, Any]) -> tuple[bytes, int]:
 
 
 def _json(slices: Iterable[Slice], left_out: int, about: Mapping[str, Any]) -> str:
-    found = sorted(slices, key=lambda each: each.began)
-    begin = found[0].began if found else 0.0
+    found = sorted(slices, key=lambda each: each[2])
+    first = found[0][2] if found else 0.0
     events = [
         {
-            "name": each.name,
-            "cat": each.kind,
+            "name": name,
+            "cat": kind,
             "ph": "X",
-            "ts": round(1e6 * (each.began - begin), 3),
-            "dur": round(1e6 * each.seconds, 3),
+            "ts": round(1e6 * (began - first), 3),
+            "dur": round(1e6 * seconds, 3),
             "pid": os.getpid(),
-            "tid": each.thread,
-            "args": dict(each.about),
+            "tid": thread,
+            "args": {key: value for key, value in (("rule", rule), ("computes", computes), ("module", module)) if value},
         }
-        for each in found
+        for name, kind, began, seconds, thread, rule, computes, module in found
     ]
     others = {name: about[name] for name in ("device", "torch")} | {"slices_left_out": left_out}
     return json.dumps(versioned({"traceEvents": events, "displayTimeUnit": "ms", "otherData": others}))

@@ -5,21 +5,28 @@ from __future__ import annotations
 import inspect
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ..casting import tensor_casts
-from ..context import UnderCapturedState, state
+from ..context import UnderCapturedState, disable_casts, state
 from ..patching import patches
+from ..torch_private import without_torch_function
 from .torchs_functions import replace
+
+# torch's own, taken before anything is patched
+_compiling = torch.compiler.is_compiling
+_ne, _unsqueeze, _where = torch.ne, torch.unsqueeze, torch.where
+_new_zeros, _to = torch.Tensor.new_zeros, torch.Tensor.to
 
 
 def install() -> None:
     """Patches those modules of torch until patches.restore()."""
     replace("torch.nn.parallel.parallel_apply", "parallel_apply", _replicas)
     replace("torch.backends.mha", "get_fastpath_enabled", _no_fast_path)
+    replace("torch.nn.modules.transformer", "TransformerEncoder.forward", _zeros_at_padding)
     replace("torch.nn.modules.rnn", "RNNBase.check_input", _check_shape_only)
     _install_quantized()
 
@@ -60,6 +67,47 @@ def _no_fast_path(original: Callable[[], bool]) -> Callable[[], bool]:
         return not state.casts_enabled() and original()
 
     return get_fastpath_enabled
+
+
+class _NoLayers(tuple[torch.nn.Module, ...]):
+    """Layers that can be asked, and of which none is called."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[torch.nn.Module]:
+        return iter(())
+
+
+class _Packing:
+    """A TransformerEncoder as its own forward sees it, without what it calls: what is left is what it does to a padded batch."""
+
+    def __init__(self, encoder: torch.nn.TransformerEncoder) -> None:
+        self._encoder = encoder
+        self.layers = _NoLayers(encoder.layers)
+        self.norm = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoder, name)
+
+
+def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """A TransformerEncoder.forward that leaves zeros before its norm where torch does: at the padded positions of a batch that it would
+    pack into a nested tensor for its fast path."""
+
+    def forward(self: Any, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        output = original(self, src, *args, **kwargs)
+        padding = kwargs["src_key_padding_mask"] if "src_key_padding_mask" in kwargs else args[1] if len(args) > 1 else None
+        if padding is None or type(src) is not torch.Tensor or _compiling() or not state.casts_enabled():
+            return output
+        with without_torch_function(), disable_casts():
+            packed = original(_Packing(self), src, *args, **kwargs)
+        if packed is src:
+            return output
+        zeros = _new_zeros(output, (1, 1, output.shape[-1]))
+        left = zeros if self.norm is None else _to(self.norm(zeros), output.dtype)
+        return _where(_unsqueeze(_ne(padding, 0), -1), left, output)
+
+    return forward
 
 
 def _check_shape_only(original: Callable[..., None]) -> Callable[..., None]:

@@ -53,11 +53,13 @@ def run(  # noqa: PLR0913
         raise HmpError(f'objective={objective!r} is unknown; give "time" (of a step) or "memory" (kept for backward)')
     bounds = as_tolerance(tolerance, metric is not None)
     begin = as_policy(start)
+    if begin.entries("fp8"):
+        such = '"autocast"' + ("" if "fp8" in levels else ', and levels=("fp8", "bf16", "fp32")')
+        raise HmpError(
+            f"policy {begin.name!r} has an FP8 list, which tune() would write anew; give one without it as start=, such as {such}"
+        )
     if begin.scoped:
         raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
-    if begin.fp8:
-        also = "" if "fp8" in levels else ', and levels=("fp8", "bf16", "fp32")'
-        raise HmpError(f"policy {begin.name!r} has an FP8 list, which tune() would write anew; give one without it as start={also}")
     allowed = Budget(budget)
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels))

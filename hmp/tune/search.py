@@ -266,6 +266,8 @@ class Search:
             nothing = self._trials.made.get("nothing low")
             also = f"; with all decided ops in float32: {nothing.why}" if nothing is not None else ""
             raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
+        if stopped == "budget" and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
+            self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
         result = self.result(stopped)
         if self._folder is not None:
             files.write(result, self._folder)

@@ -2,7 +2,7 @@
 
 from . import autocast_inside, copied_views, jit_trace, kernel_fallback, norms_and_lookups
 from .autocast_inside import outside
-from .kernel_fallback import GIVEN_UP, fallbacks
+from .kernel_fallback import GIVEN_UP, fallbacks, fallbacks_of
 from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
 from .wrappers import op_wrap
 
@@ -16,6 +16,7 @@ __all__ = [
     "autocast_inside",
     "copied_views",
     "fallbacks",
+    "fallbacks_of",
     "jit_trace",
     "kernel_fallback",
     "norms_and_lookups",

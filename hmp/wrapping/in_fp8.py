@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from .one_dtype import one_dtype_wrapper
 from .op_rule import Op, OpRule
 
 _compiling = torch.compiler.is_dynamo_compiling
+_counted = threading.local()  # the ops whose calls, counted as not in FP8, are running in this thread
 
 
 def product(op: str, recipe: str, low: torch.dtype, kernel: str, *args: Any, **kwargs: Any) -> Any:
@@ -45,8 +47,16 @@ def fp8_product_wrapper(op: Op, in_fp8: Op, rule: OpRule, caster: Caster) -> Op:
         reason = why_not(rule.op, args, kwargs, recipe, rule.low)
         if not reason:
             return in_fp8(*args, **kwargs)
-        if not _compiling():
-            kernel_fallback.count_not_in_fp8(rule.op, reason)
-        return in_low(*args, **kwargs)
+        if _compiling():
+            return in_low(*args, **kwargs)
+        inside = _counted.__dict__.setdefault("ops", set())
+        if rule.op in inside:  # a tensor subclass calls the op that it was called for
+            return in_low(*args, **kwargs)
+        kernel_fallback.count_not_in_fp8(rule.op, reason)
+        inside.add(rule.op)
+        try:
+            return in_low(*args, **kwargs)
+        finally:
+            inside.discard(rule.op)
 
     return wrapper

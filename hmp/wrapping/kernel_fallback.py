@@ -34,6 +34,11 @@ def fallbacks() -> dict[str, int]:
         return dict(_counts)
 
 
+def fallbacks_of(op: str) -> int:
+    """How many calls of the op ran in float32, as `fallbacks()` has them."""
+    return _counts[op]
+
+
 def count_not_in_fp8(op: str, reason: str) -> None:
     """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and speaks():

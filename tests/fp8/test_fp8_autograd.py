@@ -114,6 +114,20 @@ def test_a_second_derivative_is_an_error_that_says_what_to_do(recipe: str, op: s
     )
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("recipe", NAMES)
+@pytest.mark.parametrize("op", ["linear", "bmm"])
+def test_gradients_that_are_taken_as_a_batch_are_those_of_each(recipe: str, op: str) -> None:
+    """is_grads_batched: a tensor that stands for several has no bits to read an exponent from."""
+    torch.manual_seed(0)
+    x, w = torch.randn(2, 32, 64, requires_grad=True), torch.randn(2, 64, 64, requires_grad=True)
+    y = PRODUCTS[op](*((x, w[0]) if op == "linear" else (x, w)), recipe=RECIPES[recipe], low=BF16)
+    batch = (torch.randn(4, *y.shape) * torch.tensor([1e-38, 1e-20, 0.0, 1e20]).view(4, 1, 1, 1)).to(BF16)
+    found = torch.autograd.grad(y, (x, w), batch, is_grads_batched=True, retain_graph=True)
+    alone = [torch.autograd.grad(y, (x, w), each, retain_graph=True) for each in batch]
+    assert same(list(found), [torch.stack(each) for each in zip(*alone, strict=True)])
+
+
 @pytest.mark.parametrize("recipe", NAMES)
 def test_retain_graph_and_hooks(recipe: str) -> None:
     net, x = model(recipe), torch.randn(16, 32, requires_grad=True)

@@ -100,3 +100,14 @@ def test_a_power_of_two_is_exact_next_to_powers_of_two(form: torch.dtype, expone
         check(row, form, "row", True, -1)
         check(row, form, "block", True, -1)
         assert quantise(row, Layout(form, "row", True)).data.float().max() <= MAXIMUM[form]
+
+
+def test_what_rounds_up_to_2_to_the_128_is_inf_where_it_is_emulated() -> None:
+    """The page on FP8 says so: 248 * 2**120 is halfway between two codes, and the upper one times its scale is no float32."""
+    edge = np.float32(248 * 2.0**120)
+    for scaling, power_of_two in KINDS[2:]:
+        below, at = (
+            values(quantise(torch.full((1, 32), float(v)), Layout(E4M3, scaling, power_of_two)))[0, 0]
+            for v in (np.nextafter(edge, 0), edge)
+        )
+        assert torch.isfinite(below) and torch.isinf(at) == power_of_two

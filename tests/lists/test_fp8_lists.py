@@ -191,3 +191,48 @@ def test_one_name_takes_every_spelling_of_the_product(spelling: str, batch: tupl
     exact = quantised(a) @ quantised(b)
     assert found.dtype is torch.bfloat16
     assert torch.all((found.double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5)
+
+
+def test_an_in_place_form_is_refused_with_the_reason_and_explained_as_what_it_does() -> None:
+    with pytest.raises(hmp.OpListError, match=r"'addmm_' writes into its input, whose dtype it keeps \(R5\); the FP8 list may hold linear"):
+        hmp.Policy(fp8={"addmm_"})
+    policy = hmp.Policy(fp8={"addmm"})
+    assert "(R5)" in hmp.explain("addmm_", policy).why and "FP8" not in hmp.explain("addmm_", policy).why
+    into, left, right = torch.randn(16, 32), torch.randn(16, 32), torch.randn(32, 32)
+    with hmp.casts(policy):
+        got = into.clone().addmm_(left, right)
+    assert torch.equal(got, torch.addmm(into, left, right))
+
+
+def test_the_recipe_is_told_and_is_a_difference() -> None:
+    rowwise = LINEAR.replace(name="custom", fp8_recipe="rowwise", fp8_kernel="emulate")
+    assert ", low dtype bfloat16, FP8 recipe tensorwise, " in str(LINEAR)
+    assert ", FP8 recipe rowwise, emulated on every device, " in str(rowwise)
+    assert hmp.explain("linear", rowwise).why.endswith("(FP8 recipe rowwise, emulated on every device)")
+    assert LINEAR.diff(rowwise) == {"(FP8 recipe)": ("tensorwise", "rowwise"), "(FP8 kernel)": ("auto", "emulate")}
+    assert LINEAR.diff(LINEAR.replace(dtype=torch.float16)) == {"(low dtype)": ("bfloat16", "float16")}
+
+
+def test_the_preset_is_itself_after_it_was_saved_and_a_line_of_ones_own_must_match(tmp_path: Path) -> None:
+    model, x = torch.nn.Sequential(layer(32, 32)[0]), torch.randn(16, 32)
+    found = [hmp.apply(model, policy)(x) for policy in ("fp8", str(hmp.Policy.load("fp8").save(tmp_path / "fp8")))]
+    assert torch.equal(*found)
+    with pytest.raises(hmp.OpListError, match="'linear @ lm_head' matches no module of Sequential"):
+        hmp.apply(model, hmp.Policy(fp8={"linear"}, bf16={"linear @ lm_head"}))
+
+
+class Forwarding(torch.Tensor):
+    """A subclass that calls what it was called for, by `__torch_function__` once more."""
+
+    @classmethod
+    def __torch_function__(cls, func: object, types: object, args: tuple = (), kwargs: dict | None = None) -> object:
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+@pytest.mark.parametrize("product", [lambda x, w: torch.nn.functional.linear(x, w), lambda x, w: torch.matmul(x, w), lambda x, w: x @ w])
+def test_a_subclass_is_counted_once_a_call(product: object) -> None:
+    x, weight = torch.randn(16, 32).as_subclass(Forwarding), torch.randn(32, 32)
+    with hmp.convert(policy=hmp.Policy(fp8={"linear", "matmul"})):
+        for calls in (1, 2):
+            product(x, weight)
+            assert list(hmp.fallbacks().values()) == [calls]

@@ -83,6 +83,7 @@ def test_the_smallest_run_prints_and_writes_every_row(tmp_path: Path) -> None:
         *(f"call with nothing to cast, hmp / floor: {name}" for name in calls.loops()),
         "call inside disable_casts()",
         "a weight's copy used again, time added to linear",
+        "call under hmp.record(), time added",
         "after revert()",
         *TARGETS,
         "gradients' error",

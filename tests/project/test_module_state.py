@@ -79,6 +79,7 @@ STAYS = {
     "torch_hooks.autocast._asked_to_enable": "weak: autocast regions that are alive",
     "torch_hooks.autocast._entered": "a context's own",
     "torch_hooks.autocast._installation": "a number that tells installations apart",
+    "wrapping.in_fp8._counted": "a thread's own, put back by whoever set it",
     "torch_hooks.autocast._said": "a warning is given once",
     "torch_hooks.autocast._regions": "weak: autocast regions that are alive",
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",

@@ -319,3 +319,57 @@ def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> 
     )
     ran = python(script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+
+
+class Disobedient(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with hmp.disable_casts():
+            torch.tanh(x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("with_page", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_script_that_makes_up_places_makes_no_endless_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, with_page: bool) -> None:
+    """The first places are told apart, what is called in later ones is added up, and text, JSON and page say how much that is."""
+    monkeypatch.setattr("hmp.report.bounded_places.MOST", 40)
+    with hmp.casts(hmp.Policy(fp8={"linear"}, fp32={"tanh"})), hmp.record() as report:
+        for number in range(60):  # a module of a class of its own, in which two lines call ops
+            type(f"Made{number}", (Disobedient,), {})(16, 16)(torch.ones(16, 16, dtype=BF16))
+    for kept, calls in ((decided(report), 60), (report.violations(), 60)):
+        assert len(kept) <= 41 and sum(each.calls for each in kept) == calls
+    assert len(report.fp8) <= 2 * 41 and sum(each.tensors for each in report.fp8) == 2 * 60
+    said = "calls in places beyond the first 40 are added up by op, without module and line."
+    (note,) = [note for note in report.notes if note.endswith(said)]
+    assert note in str(report)
+    saved = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    assert note in saved.notes and f"{2 * int(note.split()[0])} {said}" in saved.merge(report).notes
+    if with_page:
+        assert note in report.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_a_users_mode_sees_the_same_calls_and_the_recording_goes_on_after_an_exception() -> None:
+    """The recording's own mode is out of force while an op that a list decides runs."""
+    x, seen = torch.ones(2, 8), []
+
+    class Seeing(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def calls() -> int:
+        seen.clear()
+        F.linear(x, torch.ones(4, 8))
+        with pytest.raises(RuntimeError):
+            F.linear(x, torch.ones(4, 9))
+        torch.tanh(x)
+        return sum(func in (F.linear, torch.tanh) for func in seen)
+
+    with hmp.casts(LISTS):
+        with Seeing():
+            alone = calls()
+            with hmp.record() as report:
+                below = calls()
+        with hmp.record(), Seeing():
+            above = calls()
+    assert alone == below == above == 3
+    assert [(row.op, row.calls) for row in report.grouped("op", "op") if row.op != "ones"] == [("linear", 1), ("linear", 1), ("tanh", 1)]

@@ -239,6 +239,32 @@ def test_r8_an_encoder_with_padding_has_the_same_precision_in_eval_as_in_trainin
     assert torch.equal(evaluated[:, : keep.shape[1]][keep], trained[keep])
 
 
+LEFT, RIGHT = torch.tensor([[False] * 3 + [True] * 2, [False] * 5]), torch.tensor([[True] * 2 + [False] * 3, [False] * 5])
+
+
+@pytest.mark.parametrize("norm", [None, torch.nn.LayerNorm(8)])
+@pytest.mark.parametrize("padding", [LEFT, torch.zeros(2, 5).masked_fill(LEFT, float("-inf")), RIGHT], ids=["left", "as scores", "right"])
+@pytest.mark.parametrize("packs", [True, False])
+def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
+    packs: bool, padding: torch.Tensor, norm: torch.nn.Module | None
+) -> None:
+    """Zeros before its norm where torch packs the batch, what the layers made where it does not: also while it is recorded."""
+    torch.manual_seed(3)
+    if norm is not None:
+        torch.nn.init.normal_(norm.bias)
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder, a = torch.nn.TransformerEncoder(layer, 2, norm, enable_nested_tensor=packs).eval(), torch.randn(2, 5, 8)
+    with torch.no_grad():
+        plain = encoder(a, None, padding)
+        with hmp.casts("habana"):
+            cast = encoder(a, src_key_padding_mask=padding)
+            with hmp.record():
+                assert torch.equal(encoder(a, None, padding), cast)
+    torch.testing.assert_close(cast.float(), plain, rtol=0.1, atol=0.1)
+    with hmp.casts("habana"):  # where a gradient is needed torch does not pack
+        torch.testing.assert_close(encoder(a, None, padding).float(), encoder.train()(a, None, padding).float(), rtol=0, atol=0)
+
+
 def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
     """Its activation is the F.relu of then, taken as a default argument (trap R5)."""
     layer, a = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), torch.randn(2, 5, 8)

@@ -142,6 +142,13 @@ def test_a_spent_budget_keeps_what_fits(tmp_path: Path) -> None:
     assert (on.policy, on.best.fp8) == (whole.policy, whole.best.fp8)
 
 
+def test_a_budget_that_is_spent_before_fp8_says_so() -> None:
+    said = "no product in FP8: the budget was spent before one was tried; FP8 comes last"
+    short = {"optimizer": None, "ops": ["linear"], "budget": "3 evaluations"}
+    assert said in str(tuned(two(), **short)).splitlines()
+    assert said not in str(tuned(two(), **short, levels=("bf16", "fp32")))
+
+
 @pytest.mark.slow
 def test_without_a_gradient_the_loss_itself_tells() -> None:
     model, batches = two()
@@ -192,11 +199,12 @@ def test_levels_that_cannot_be_searched_are_an_error(levels: Any) -> None:
 def test_a_start_with_an_fp8_list_is_an_error_that_says_how() -> None:
     start = hmp.Policy("mine", fp8={"linear"})
     with pytest.raises(
-        hmp.HmpError, match=r"policy 'mine' has an FP8 list, which tune\(\) would write anew; give one without it as start=$"
+        hmp.HmpError,
+        match=r"policy 'mine' has an FP8 list, which .* anew; give one without it as start=, such as \"autocast\"$",
     ):
         tuned(two(), start=start)
-    with pytest.raises(hmp.HmpError, match=r'start=, and levels=\("fp8", "bf16", "fp32"\)$'):
-        tuned(two(), start=start, levels=("bf16", "fp32"))
+    with pytest.raises(hmp.HmpError, match=r'policy \'fp8\' has an FP8 list, .* "autocast", and levels=\("fp8", "bf16", "fp32"\)$'):
+        tuned(two(), start="fp8", levels=("bf16", "fp32"))
 
 
 def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:
