@@ -210,6 +210,17 @@ def stream_of(tensor: Tensor) -> int | None:
 
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
+
+
+class ByteRows(NamedTuple):
+    """FBGEMM's kernels for a CPU: `pack` turns float32 rows into bytes with a scale and an offset each, `unpack` turns these back."""
+
+    pack: Callable[[Tensor], Tensor]
+    unpack: Callable[[Tensor], Tensor]
+
+
+_rows_parts = [_optional(f"torch.ops.quantized.embedding_bag_byte_{name}", None) for name in ("prepack", "unpack")]
+byte_rows = None if None in _rows_parts else ByteRows(*_rows_parts)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 
@@ -228,6 +239,9 @@ Future: type = _required("torch._C.Future")
 # Returns the (pack, unpack) hooks in force in this thread or None; with the argument True inside a trace as well. The function itself is
 # None where torch lacks it (2.7).
 saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
+are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autograd._saved_tensors_hooks_is_enabled")
+push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
+pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
 
 
 def _nothing_kept(key: str) -> bool:

@@ -20,7 +20,7 @@ from ..formatting import dtype_name, in_notebook
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
-from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
+from .entries import CASTS, DTYPES, EVERY_OP, LISTS, OPTIONAL, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
 from .listed import Listed
 from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
 from .presets import meaning, policies
@@ -36,15 +36,17 @@ _GAUDI_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, and which products in FP8.
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which ops have
+    what they keep for backward packed.
 
-    `bf16`, `fp32`, `promote` and `fp8` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16.
+    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16.
     `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
     Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
     unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
 
     `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
     "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
+    `saved_recipe` is what is kept for backward as: "fp8", "bf16" or "int8".
     """
 
     name: str = field(default="custom", compare=False)
@@ -58,12 +60,14 @@ class Policy:
     fp8: frozenset[str] = frozenset()
     fp8_recipe: str = "tensorwise"
     fp8_kernel: str = "auto"
+    saved: frozenset[str] = frozenset()
+    saved_recipe: str = "fp8"
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", _low_dtype(self.dtype))
-        _refuse_other("fp8_recipe", self.fp8_recipe)
-        _refuse_other("fp8_kernel", self.fp8_kernel)
+        for name, word in self._words.items():
+            _refuse_other(name, word)
         scoped = list(self.scoped)
         for cast in LISTS:
             names = checked_names(cast, getattr(self, cast))
@@ -91,11 +95,12 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt and promote.txt, or any of these.
+        """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt, promote.txt and saved.txt, or any of these.
 
         A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
         but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
-        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate".
+        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate", and what is kept for backward is
+        packed as "fp8" unless saved_recipe.txt says another.
         OpListError where there is no such preset or folder.
         """
         if not isinstance(policy, (str, os.PathLike)):
@@ -121,14 +126,16 @@ class Policy:
         promote: str | Path | None = "",
         *,
         fp8: str | Path | None = "",
+        saved: str | Path | None = "",
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8.
+        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8 and for
+        what is packed.
 
         The names in the files, and their synonyms, win over the default lists (R4); the log says where.
         """
-        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote}
+        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote, "saved": saved}
         given: list[ListEntry] = []
         for cast in LISTS:
             if file := files[cast]:
@@ -144,37 +151,37 @@ class Policy:
         under: Iterable[ListEntry],
         replaced: Collection[ListName],
         dtype: Any = torch.bfloat16,
-        **fp8: str,
+        **words: str,
     ) -> Policy:
         """The policy of the entries `given`, and of those of `under` that speak of other ops and are on none of the lists `replaced`."""
         under = list(under)
         # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
         usual = {entry.name for entry in under if entry.cast == "promote"}
-        taken: dict[str, ListEntry] = {}
+        taken: dict[tuple[str, str], ListEntry] = {}
         for entry in given:
             if entry.scope is None and not (entry.cast == "promote" and entry.name in usual):
                 for op in spelling.resolve(entry):
                     for relative in (op, *sites.relatives(op)):
-                        taken.setdefault(relative, entry)
+                        taken.setdefault((entry.about, relative), entry)
         entries = list(given)
         for entry in under:
             if entry.cast in replaced:
                 continue
-            winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
+            winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
             if winner is None or entry.cast == "promote":
                 entries.append(entry)
             elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
                 said = "%s on the given %s list wins over %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)
-        return cls._from_entries(name, entries, dtype, **fp8)
+        return cls._from_entries(name, entries, dtype, **words)
 
     @classmethod
-    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str) -> Policy:
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **words: str) -> Policy:
         entries = list(entries)
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
-        lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
+        lists: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"], **fp8)
+        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
@@ -237,7 +244,7 @@ class Policy:
         """The policy that `to_dict()` described."""
         if not isinstance(values, Mapping):
             raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
-        fields = (*LISTS, "fp8_recipe", "fp8_kernel")
+        fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
@@ -248,17 +255,24 @@ class Policy:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
-        values |= {field: word for field, word in self._words.items() if "fp8" in values or word != WORDS[field][0]}
+        said = self._of_optional_lists
+        values |= {field: word for field, word in self._words.items() if field in said or word != WORDS[field][0]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
     def _words(self) -> dict[str, str]:
-        return {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
+        return {field: dtype_name(value) if (value := getattr(self, field)) is self.dtype else value for field in WORDS}
+
+    @property
+    def _of_optional_lists(self) -> list[str]:
+        """The fields that say how what the policy's optional lists name is done."""
+        return [field for cast, fields in OPTIONAL.items() if cast in self.lists for field in fields]
 
     @property
     def lists(self) -> tuple[ListName, ...]:
-        """The lists that the policy has: without FP8 in policies that name nothing there, which are told as those before FP8 were."""
-        return LISTS if self.entries("fp8") else CASTS
+        """The lists that the policy has: those that most lack only where it names something there, so that a policy of before is told as
+        it was."""
+        return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
 
     def entries(self, cast: ListName) -> list[str]:
         """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
@@ -276,7 +290,7 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
-        recipe = [self.fp8_recipe, self.fp8_kernel] if "fp8" in self.lists else []
+        recipe = [getattr(self, field) for field in self._of_optional_lists]
         text = json.dumps([str(self.dtype), *map(self.entries, self.lists), *recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -286,14 +300,15 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt where something runs in FP8, and dtype.txt, recipe.txt and
-        kernel.txt where these are not what they would be without. Returns the folder, which is created where it does not exist."""
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt and saved.txt where the policy has these lists, and the files of
+        one word where these are not what they would be without. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
         try:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise HmpError(f"{target}: a file stands there; name a folder for the lists, which is made where there is none") from None
-        (target / "fp8.txt").unlink(missing_ok=True)  # what another policy may have left there
+        for cast in OPTIONAL:
+            (target / f"{cast}.txt").unlink(missing_ok=True)  # what another policy may have left there
         for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
@@ -309,7 +324,7 @@ class Policy:
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
+            return {name: cast for cast in reversed(DTYPES) for name in policy.entries(cast)}
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         found: dict[str, tuple[str | None, str | None]] = {}
@@ -323,7 +338,10 @@ class Policy:
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
-        return found
+        packs = [dict.fromkeys(policy.entries("saved"), "saved") for policy in (self, against)]
+        return found | {
+            f"{name} (kept)": (a, b) for name in sorted({**packs[0], **packs[1]}) if (a := packs[0].get(name)) != (b := packs[1].get(name))
+        }
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
