@@ -107,6 +107,19 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     return parse_list(read_text(file), cast, file)
 
 
+def list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
+    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
+    for variable in variables:
+        if environ.get(variable):
+            try:
+                return read_list(environ[variable], cast)
+            except OpListError as error:
+                told = OpListError(f"{error}; the environment variable {variable} names it")
+                told.path, told.line = error.path, error.line
+                raise told from None
+    return None
+
+
 def read_text(file: Path) -> str:
     """The text of a list file, or of another in a policy's folder. OpListError for what is no UTF-8 text file."""
     try:

@@ -20,26 +20,36 @@ from ..formatting import dtype_name, in_notebook
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
-from .entries import CASTS, DTYPES, EVERY_OP, LISTS, OPTIONAL, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
+from .entries import (
+    CASTS,
+    DTYPES,
+    EVERY_OP,
+    LISTS,
+    OPTIONAL,
+    ListEntry,
+    ListName,
+    checked_names,
+    list_from_env,
+    parse_entry,
+    parse_list,
+    read_list,
+)
+from .gaudi_config import read_gaudi_config
 from .listed import Listed
 from .policy_folder import BASE_FILE, LOW_DTYPES, WORDS
 from .presets import meaning, policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
-_GAUDI_KEYS = frozenset(
-    """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
-    use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
-    transformers_version""".split()
-)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which ops have
-    what they keep for backward packed.
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which
+    ops have what they keep for backward packed.
 
-    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16.
+    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
+    torch.float16.
     `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
     Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
     unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
@@ -95,7 +105,7 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt, promote.txt and saved.txt, or any of these.
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt, or some.
 
         A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
         but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
@@ -190,8 +200,8 @@ class Policy:
 
         A name on both lists is taken from the lower-precision list, as in Gaudi's autocast.
         """
-        lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
-        fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
+        lower = list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
+        fp32 = list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[ListEntry] = list(lower or ())
         low: dict[str | None, dict[str, ListEntry]] = {}
         for entry in given:
@@ -208,23 +218,7 @@ class Policy:
         BERT's lists stand in for keys that are absent, as documented there. Unknown keys are kept out with a warning.
         Raises HmpError where both HMP and autocast are asked for.
         """
-        path = None
-        if not isinstance(config, Mapping):
-            path = Path(config)
-            path = path / "gaudi_config.json" if path.is_dir() else path
-            try:
-                config = json.loads(path.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise OpListError(f"is no JSON ({error}); give a gaudi_config.json", path) from None
-        if not isinstance(config, Mapping):
-            raise OpListError("is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values", path)
-        unknown = sorted(set(config) - _GAUDI_KEYS)
-        if unknown:
-            log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))
-        if config.get("use_habana_mixed_precision") and config.get("use_torch_autocast"):
-            raise HmpError("use_habana_mixed_precision and use_torch_autocast are both set; set one of them to false")
+        config, path = read_gaudi_config(config)
         kind = "autocast" if config.get("use_torch_autocast") else "hmp"
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")
@@ -338,10 +332,9 @@ class Policy:
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
-        packs = [dict.fromkeys(policy.entries("saved"), "saved") for policy in (self, against)]
-        return found | {
-            f"{name} (kept)": (a, b) for name in sorted({**packs[0], **packs[1]}) if (a := packs[0].get(name)) != (b := packs[1].get(name))
-        }
+        packs = [policy.entries("saved") for policy in (self, against)]
+        told = {f"{name} (kept)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
+        return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
@@ -375,19 +368,6 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 def _habanas() -> Iterator[ListEntry]:
     """The entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
-
-
-def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
-    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
-    for variable in variables:
-        if environ.get(variable):
-            try:
-                return read_list(environ[variable], cast)
-            except OpListError as error:
-                told = OpListError(f"{error}; the environment variable {variable} names it")
-                told.path, told.line = error.path, error.line
-                raise told from None
-    return None
 
 
 def _refuse_other(field_name: str, value: Any) -> None:

@@ -27,7 +27,6 @@ Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
 
 # torch's own, taken before anything is patched
-_compiling = torch.compiler.is_dynamo_compiling
 _grad_enabled = torch.is_grad_enabled
 
 # What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
@@ -91,8 +90,6 @@ def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
 
 def _refusal(op: str, args: tuple[Any, ...]) -> str:
     """Why nothing can be packed here; "" where it can."""
-    if _compiling():
-        return "torch.compile"
     if saved_tensors_hooks is None:
         return "this torch does not say whose hooks for saved tensors are in force"
     if saved_tensors_hooks(True) is not None:
@@ -104,14 +101,17 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
     return why_not(op, args)
 
 
-def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None]) -> Op:
-    """A function that calls `op`, and packs what it keeps for backward. `count` is told the op and why where nothing can be packed."""
+def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
+    """A function that calls `op`, and packs what it keeps for backward. `count` is told the op and why where nothing can be packed.
+
+    `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
+    """
     form = FORMATS[recipe]
 
     def kept(*args: Any, **kwargs: Any) -> Any:
         if not _grad_enabled():
             return op(*args, **kwargs)
-        refusal = _refusal(name, args)
+        refusal = "torch.compile" if in_graph else _refusal(name, args)
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)

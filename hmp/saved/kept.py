@@ -1,8 +1,8 @@
 """What the graph holds in the place of a tensor that an op keeps for backward.
 
-Memory that others still hold is not packed: packs would only add to it. So a tensor stays as it is until the graph is its last holder, which
-`pack_unheld()` looks for at each later call of a listed op. By then nobody can write it any more, and everything that was kept of its
-memory is known: it is packed once. Backward gets rounded numbers in either case, so that they do not depend on who held what, and when.
+Memory that others still hold is not packed: packs would only add to it. So a tensor stays as it is until the graph is its last holder,
+which `pack_unheld()` looks for at each later call of a listed op. By then nobody can write it any more, and everything that was kept of
+its memory is known: it is packed once. Backward gets rounded numbers in either case, so that they do not depend on who held what, and when.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Look(NamedTuple):
 
 def look_of(tensor: Tensor) -> Look:
     """The tensor's look at its memory."""
-    return Look(tensor.dtype, tensor.storage_offset(), tuple(tensor.size()), tuple(tensor.stride()))
+    return Look(tensor.dtype, int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride()))
 
 
 class Recast:
@@ -172,7 +172,7 @@ class Memory:
         """What stands for the tensor, whose memory this is; the same for the same tensor."""
         look = look_of(tensor)
         known = self._kept.get((look, tensor._version))
-        kept = known and known()
+        kept = None if known is None else known()
         if kept is None:
             kept = Kept(self, tensor, look, op)
             self._kept[look, kept.version] = weakref.ref(kept)
@@ -239,7 +239,7 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
     address = storage_of(tensor)._cdata
     with _lock:
         known = _pending.get(address)
-        memory = known and known()
+        memory = None if known is None else known()
         if memory is None:
             memory = Memory(address, form, op)
             _pending[address] = weakref.ref(memory)

@@ -74,9 +74,10 @@ def convert(  # noqa: PLR0913
 ) -> Handle:
     """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
-    "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs matrix products and
-    convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named. `policy` takes a Policy,
-    a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise.
+    "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs
+    matrix products and convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named.
+    `policy` takes a Policy, a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless
+    the policy says otherwise.
     `isVerbose` (or `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose
     modules scoped lines (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call
     replaces the policy.

@@ -43,9 +43,10 @@ _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
 def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
     caster = _caster(rule)
+    in_graph = hasattr(op, "inlined")
     inner = without_casts(op) if rule.composite else op
     if rule.saved:
-        inner, caster = _keeping(inner, rule), noting(caster)
+        inner, caster = _keeping(inner, rule, in_graph), noting(caster)
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
         rule = rule._replace(asks_torch_first=False)  # somebody else's patch of torch is the user's Python, which must not run twice
     if observer is not None:
@@ -53,7 +54,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
         inner = observer.calling(inner, rule)
     if rule.kind == "fp8":
         product = fp8_product(rule, getattr(op, "inlined", None))
-        product = _keeping(product, rule) if rule.saved else product
+        product = _keeping(product, rule, in_graph) if rule.saved else product
         wrapper = fp8_product_wrapper(inner, product if observer is None else observer.calling(product, rule), rule, caster)
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
@@ -65,8 +66,8 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     return wrapper if observer is None else observer.around(wrapper, rule)
 
 
-def _keeping(op: Op, rule: OpRule) -> Op:
-    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed)
+def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
+    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
     functools.update_wrapper(kept, op, ("computes",), ())
     return kept
 
