@@ -26,6 +26,7 @@ from ..lists import (
     spelling,
 )
 from ..ops import op_facts, sites
+from ..saved import KEEP_NOTHING
 from .explanation import explain
 
 Level = Literal["ok", "note", "error"]
@@ -35,6 +36,7 @@ _MARKS: Mapping[str, ListName] = {
     "fp16": "bf16",
     "lower": "bf16",
     "fp8": "fp8",
+    "saved": "saved",
     "fp32": "fp32",
     "promote": "promote",
     "widest": "promote",
@@ -72,7 +74,7 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
         if len(said) != 1 and not file.exists():
             raise OpListError("no such file; give a list file or a policy's folder", file)
         if len(said) != 1:
-            raise OpListError("its name does not say which list it is; name it with --list fp8, bf16, fp32 or promote", file)
+            raise OpListError(f"its name does not say which list it is; name it with --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
         (cast,) = said
     return [(file, cast)]
 
@@ -194,6 +196,8 @@ def _decisions(policy: Policy) -> list[deciding.Decision]:
 
 def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
     """What the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
+    if entry.cast == "saved":
+        return _kept_packed(entry, policy, listed)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
             return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"
@@ -212,6 +216,20 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
         return "note", "an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)"
     return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+
+
+def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
+    """What an entry of the saved list does."""
+    if entry.name == EVERY_OP:
+        return (
+            "ok",
+            f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in sites.starred())})",
+        )
+    ops = spelling.resolve(entry)
+    if all(op in KEEP_NOTHING or op in op_facts.VIEWS or op in op_facts.DTYPE_OPS or op in op_facts.NOT_COMPUTED for op in ops):
+        return "note", "keeps no numbers for backward: there is nothing to pack"
+    told = explain(entry.name, policy)
+    return "ok", told.saved or "a function of yours; what it keeps for backward is packed"
 
 
 def _of_folder(folder: Path, before: Iterable[Finding]) -> Iterator[Finding]:

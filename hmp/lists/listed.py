@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..ops import sites
-from ..saved import KEEP_NOTHING, NOT_PACKED
+from ..saved import KEEP_NOTHING, why_never
 from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
 
 
@@ -46,7 +46,7 @@ class Listed:
         own = next((table[name] for name in line if name in table), None)
         if own is not None or self._saved_star is None:
             return own
-        is_meant = not self._starred.isdisjoint(line) and NOT_PACKED.keys().isdisjoint(line) and KEEP_NOTHING.isdisjoint(line)
+        is_meant = not self._starred.isdisjoint(line) and not why_never(line) and KEEP_NOTHING.isdisjoint(line)
         return self._saved_star if is_meant else None
 
     def decides(self, op: str) -> tuple[ListName | None, bool]:

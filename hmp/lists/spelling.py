@@ -15,7 +15,7 @@ from ..fp8 import PRODUCTS
 from ..observing import log
 from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites, sites_of, takes_tensor
 from ..patching import cache
-from ..saved import NOT_PACKED
+from ..saved import why_never
 from ..torch_private import schemas_of
 from .entries import AUTOCAST, EVERY_OP, ListEntry
 from .presets import home
@@ -88,9 +88,9 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
         raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
     if entry.cast == "saved":
-        why = next((NOT_PACKED[name] for op in ids for name in sites.ancestry(op) if name in NOT_PACKED), None)
-        if why is not None:
-            raise OpListError(f"{entry.text!r} can't have packed what it keeps: {why}", entry.path, entry.line)
+        why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
+        if why:
+            raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)
     return ids
 
 

@@ -3,6 +3,6 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import keeping
-from .packable import KEEP_NOTHING, NOT_PACKED
+from .packable import KEEP_NOTHING, why_never
 
-__all__ = ["FORMATS", "KEEP_NOTHING", "NOT_PACKED", "keeping", "noting"]
+__all__ = ["FORMATS", "KEEP_NOTHING", "keeping", "noting", "why_never"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ from ..torch_private import (
 from .copies import is_of_weight, weight_of
 from .formats import FORMATS, LEAST, Format, Tensor
 from .kept import Exact, Kept, Recast, keep, look_of, pack_unheld
-from .packable import why_not
+from .packable import is_statistic, why_not
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -51,6 +51,8 @@ class _Keeping:
 
     def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
         if type(tensor) is not Tensor or tensor.dtype not in self._form.takes or not _is_plain(tensor) or _is_leafs(tensor):
+            return Exact(tensor, self._op)
+        if is_statistic(self._op, tensor.shape):
             return Exact(tensor, self._op)
         copied = weight_of(tensor)
         if copied is not None:
@@ -88,6 +90,17 @@ def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
         return kept.tensor()
 
 
+def _any_large(values: Iterable[Any]) -> bool:
+    """Whether one of an op's arguments is large enough that what it keeps may be worth packing."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if value.numel() >= LEAST:
+                return True
+        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
+            return True
+    return False
+
+
 def _refusal(op: str, args: tuple[Any, ...]) -> str:
     """Why nothing can be packed here; "" where it can."""
     if saved_tensors_hooks is None:
@@ -109,7 +122,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     form = FORMATS[recipe]
 
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if not _grad_enabled():
+        if not _grad_enabled() or not _any_large(args) and not (kwargs and _any_large(kwargs.values())):
             return op(*args, **kwargs)
         refusal = "torch.compile" if in_graph else _refusal(name, args)
         if refusal:
