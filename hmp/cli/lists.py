@@ -52,6 +52,5 @@ def _presets() -> None:
             print(f"{name:{width}}  is {policy.name} here")
             continue
         low = dtype_name(policy.dtype)
-        print(
-            f"{name:{width}}  {low:9}  {len(policy.bf16):4}  {len(policy.fp32):4}  {len(policy.promote):7}  {len(policy.fp8):3}  {len(policy.saved):5}"
-        )
+        lengths = zip((4, 4, 7, 3, 5), (policy.bf16, policy.fp32, policy.promote, policy.fp8, policy.saved), strict=True)
+        print(f"{name:{width}}  {low:9}", *(f"{len(each):{wide}}" for wide, each in lengths), sep="  ")

@@ -44,9 +44,10 @@ _OF_NORMS = {
 class Rule:
     """What a policy does with the op `name`, as explain() returns it; str() is for readers.
 
-    `saved` says how what it keeps for backward is packed, "" where it is not. `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
+    `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
     where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
-    otherwise in some modules of a model, each with its list, file and line.
+    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it keeps for backward is packed, "" where
+    it is not.
     """
 
     name: str

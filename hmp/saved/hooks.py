@@ -122,7 +122,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     form = FORMATS[recipe]
 
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if not _grad_enabled() or not _any_large(args) and not (kwargs and _any_large(kwargs.values())):
+        if not _grad_enabled() or (not _any_large(args) and not (kwargs and _any_large(kwargs.values()))):
             return op(*args, **kwargs)
         refusal = "torch.compile" if in_graph else _refusal(name, args)
         if refusal:
