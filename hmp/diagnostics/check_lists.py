@@ -26,7 +26,7 @@ from ..lists import (
     spelling,
 )
 from ..ops import op_facts, sites
-from ..saved import KEEP_NOTHING
+from ..saved import KEEPS
 from .explanation import explain
 
 Level = Literal["ok", "note", "error"]
@@ -221,15 +221,11 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
 def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
     """What an entry of the saved list does."""
     if entry.name == EVERY_OP:
-        return (
-            "ok",
-            f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in sites.starred())})",
-        )
-    ops = spelling.resolve(entry)
-    if all(op in KEEP_NOTHING or op in op_facts.VIEWS or op in op_facts.DTYPE_OPS or op in op_facts.NOT_COMPUTED for op in ops):
-        return "note", "keeps no numbers for backward: there is nothing to pack"
+        return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
     told = explain(entry.name, policy)
-    return "ok", told.saved or "a function of yours; what it keeps for backward is packed"
+    ops = spelling.resolve(entry)
+    is_known = not sites.sites_of(ops[0]) or any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
+    return ("ok", told.saved) if is_known else ("note", "keeps no numbers for backward that could be packed, as far as is known")
 
 
 def _of_folder(folder: Path, before: Iterable[Finding]) -> Iterator[Finding]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..ops import sites
-from ..saved import KEEP_NOTHING, why_never
+from ..saved import KEEPS
 from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
 
 
@@ -23,7 +23,7 @@ class Listed:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
         self.star: ListEntry | None = next((self.by_cast[cast][EVERY_OP] for cast in DTYPES if EVERY_OP in self.by_cast[cast]), None)
         self._saved_star = self.by_cast["saved"].get(EVERY_OP)
-        self._starred = frozenset(sites.starred()) if self.star or self._saved_star else frozenset()
+        self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
         """The list entry that `op` follows: its own, else its base's or a synonym's; FP8 before BF16 and FP32 before promote (R4)."""
@@ -44,10 +44,9 @@ class Listed:
         """The entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*` where that stands for it."""
         line, table = sites.ancestry(op), self.by_cast["saved"]
         own = next((table[name] for name in line if name in table), None)
-        if own is not None or self._saved_star is None:
+        if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):
             return own
-        is_meant = not self._starred.isdisjoint(line) and not why_never(line) and KEEP_NOTHING.isdisjoint(line)
-        return self._saved_star if is_meant else None
+        return self._saved_star
 
     def decides(self, op: str) -> tuple[ListName | None, bool]:
         """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""

@@ -3,6 +3,6 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import keeping
-from .packable import KEEP_NOTHING, why_never
+from .packable import KEEPS, why_never
 
-__all__ = ["FORMATS", "KEEP_NOTHING", "keeping", "noting", "why_never"]
+__all__ = ["FORMATS", "KEEPS", "keeping", "noting", "why_never"]

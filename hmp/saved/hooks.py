@@ -28,6 +28,7 @@ Parameter = torch.nn.Parameter
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
+_is_inference, _numel = Tensor.is_inference, Tensor.numel
 
 # What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
 _OF_STATISTICS = 16
@@ -59,19 +60,19 @@ class _Keeping:
             return Recast(*copied, look_of(tensor), self._op)
         if is_of_weight(tensor):
             return Exact(tensor, self._op)
-        if tensor.numel() < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
+        if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
             return Exact(tensor, self._op)
         return keep(tensor, self._form, self._op)
 
     def _smallest(self) -> int:
         if not self._least:
-            sizes = [a.numel() for a in self.args if isinstance(a, Tensor)]
+            sizes = [_numel(a) for a in self.args if isinstance(a, Tensor)]
             self._least = max(LEAST, *(size // _OF_STATISTICS for size in sizes)) if sizes else LEAST
         return self._least
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or tensor.is_inference():
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or _is_inference(tensor):
         return False
     return tensor.device.type != "meta"
 
@@ -94,7 +95,7 @@ def _any_large(values: Iterable[Any]) -> bool:
     """Whether one of an op's arguments is large enough that what it keeps may be worth packing."""
     for value in values:
         if isinstance(value, Tensor):
-            if value.numel() >= LEAST:
+            if _numel(value) >= LEAST:
                 return True
         elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
             return True
@@ -123,7 +124,9 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
 
     def kept(*args: Any, **kwargs: Any) -> Any:
         if not _grad_enabled() or (not _any_large(args) and not (kwargs and _any_large(kwargs.values()))):
-            return op(*args, **kwargs)
+            result = op(*args, **kwargs)
+            pack_unheld()
+            return result
         refusal = "torch.compile" if in_graph else _refusal(name, args)
         if refusal:
             count(name, refusal)

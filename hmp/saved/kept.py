@@ -24,7 +24,8 @@ _MOST_HELD = 8  # memories that are found held at one call: what a caller holds 
 
 # torch's own, taken before anything is patched
 _as_strided, _contiguous, _detach, _to = Tensor.as_strided, Tensor.contiguous, Tensor.detach, Tensor.to
-_is_inference = Tensor.is_inference
+_element_size, _is_inference, _numel, _offset = Tensor.element_size, Tensor.is_inference, Tensor.numel, Tensor.storage_offset
+_size, _stride = Tensor.size, Tensor.stride
 
 # By the storage's address: the memories that are not packed yet, those that were looked at last at the end.
 _pending: OrderedDict[int, weakref.ref[Memory]] = OrderedDict()
@@ -68,7 +69,7 @@ class Look(NamedTuple):
 
 def look_of(tensor: Tensor) -> Look:
     """The tensor's look at its memory."""
-    return Look(tensor.dtype, int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride()))
+    return Look(tensor.dtype, int(_offset(tensor)), tuple(_size(tensor)), tuple(_stride(tensor)))
 
 
 class Recast:
@@ -205,17 +206,17 @@ def _packed(kept: list[Kept], form: Format, memory: Memory) -> list[tuple[_Sourc
     than it holds."""
     aliases = [each.alias for each in kept if each.alias is not None]
     first = aliases[0]
-    held = storage_of(first).nbytes() // first.element_size()
-    wanted = {each.look: alias.numel() for each, alias in zip(kept, aliases, strict=True)}
-    if all(alias.dtype is first.dtype for alias in aliases) and (len(wanted) > 1 or held <= first.numel()) and held <= sum(wanted.values()):
+    held = storage_of(first).nbytes() // _element_size(first)
+    wanted = {each.look: _numel(alias) for each, alias in zip(kept, aliases, strict=True)}
+    if all(alias.dtype is first.dtype for alias in aliases) and (len(wanted) > 1 or held <= _numel(first)) and held <= sum(wanted.values()):
         whole = _source(_as_strided(first, (held,), (1,), 0), form, memory)
         return [(whole, each.look) for each in kept]
     sources = {}
     for each, alias in zip(kept, aliases, strict=True):
         if each.look not in sources:
             dense = alias if _is_dense(alias) else _contiguous(alias)
-            flat = _as_strided(dense, (alias.numel(),), (1,), dense.storage_offset())
-            sources[each.look] = _source(flat, form, memory), Look(alias.dtype, 0, each.look.size, tuple(dense.stride()))
+            flat = _as_strided(dense, (_numel(alias),), (1,), _offset(dense))
+            sources[each.look] = _source(flat, form, memory), Look(alias.dtype, 0, each.look.size, tuple(_stride(dense)))
     return [sources[each.look] for each in kept]
 
 
@@ -226,7 +227,7 @@ def _source(flat: Tensor, form: Format, memory: Memory) -> _Source:
 def _is_dense(tensor: Tensor) -> bool:
     """Whether the elements lie side by side in memory, in whatever order."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
+    for stride, size in sorted(zip(_stride(tensor), _size(tensor), strict=True)):
         if size != 1:
             if stride != expected:
                 return False
@@ -268,7 +269,7 @@ def pack_unheld() -> None:
 
 def _refuse_written(tensor: Tensor, version: int, op: str) -> None:
     if tensor._version != version:
-        raise _written(tensor.dtype, tuple(tensor.size()), tensor._version, version, op)
+        raise _written(tensor.dtype, tuple(_size(tensor)), tensor._version, version, op)
 
 
 def _written(dtype: torch.dtype, size: tuple[int, ...], now: int, then: int, op: str) -> RuntimeError:

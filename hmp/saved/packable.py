@@ -1,4 +1,4 @@
-"""Which ops may be on a policy's list of what is kept packed, and which keep nothing that could be packed.
+"""Which ops keep what can be packed, and which may not be on a policy's list.
 
 Each op of torch's own test data was run with what it keeps rounded: here are those whose gradients were far from what they were, and those
 that would be where inputs are larger, or nearer to each other, than these.
@@ -37,13 +37,18 @@ _REASONS = {op: why for why, ops in _WHY.items() for op in ops.split()}
 _SOLVES = _REASONS["inverse"]
 _OF_LINALG = frozenset({"linalg.cross", "linalg.matmul", "linalg.multi_dot", "linalg.vecdot"})
 
-# Ops that keep no number for backward, at most indices and masks.
-KEEP_NOTHING = frozenset(
-    """add all allclose any argmax argmin argsort bincount bitwise_and bitwise_not bitwise_or bitwise_xor bucketize cat ceil column_stack
-    concat concatenate count_nonzero cumsum diff dstack embedding eq equal flip fliplr flipud floor frac ge gt heaviside hstack index_fill
-    index_select isclose isfinite isin isinf isnan le logical_and logical_not logical_or logical_xor lt masked_fill mean multinomial ne neg
-    negative nonzero one_hot pixel_shuffle pixel_unshuffle positive repeat_interleave roll rot90 round row_stack rsub searchsorted sign
-    signbit stack sub subtract sum tile trace tril triu trunc unfold vstack where""".split()
+# The ops that keep numbers for backward which can be packed: `*` stands for them.
+KEEPS = frozenset(
+    """abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d
+    addbmm addcmul addmm addmv addr alpha_dropout atan avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bmm celu conv1d
+    conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d cross cummax cummin dot dropout dropout1d dropout2d
+    dropout3d einsum elu embedding_bag erf erfc exp exp2 expm1 feature_alpha_dropout feature_dropout float_power fractional_max_pool2d
+    fractional_max_pool3d gather gelu glu group_norm gru gru_cell hardswish i0 index_add index_copy inner instance_norm interpolate
+    kron layer_norm ldexp leaky_relu lerp linear logsigmoid lp_pool1d lp_pool2d lstm lstm_cell masked_select matmul max_pool1d
+    max_pool1d_with_indices max_pool2d max_pool3d mish mm mul multiply mv native_batch_norm native_dropout native_group_norm
+    native_layer_norm outer pad pow prelu reciprocal relu rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell rsqrt
+    scaled_dot_product_attention selu sigmoid silu softmax softplus softsign square take take_along_dim tanh tanhshrink tensordot var
+    var_mean vdot""".split()
 )
 
 
