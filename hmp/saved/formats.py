@@ -98,10 +98,12 @@ def _is_usual(flat: Tensor) -> bool:
     device would have to be waited for."""
     # of bfloat16 as of float32: their range is the same, and a wider result takes five times as long
     norm = float(_item(_norm(flat, dtype=torch.float32) if flat.dtype is torch.float16 else _norm(flat)))
-    return math.isfinite(norm) and (norm == 0 or norm > _TINY * math.sqrt(_numel(flat)))
+    return norm <= _LARGEST[flat.dtype] and (norm == 0 or norm > _TINY * math.sqrt(_numel(flat)))
 
 
 _TINY = 1e-6
+# The largest magnitude that no format rounds up to Inf.
+_LARGEST = {dtype: 1.875 * 2.0 ** (15 if dtype is torch.float16 else 127) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 class _Scratch(threading.local):
@@ -146,8 +148,6 @@ def _bf16_unpack(part: _Part, out: Tensor) -> None:
 # Inf is marked: in it the largest code stands for Inf, and its finite numbers use half of the range.
 
 _MOST = torch.finfo(E4M3).max
-# The largest magnitude that is not rounded up to Inf.
-_LARGEST = {dtype: 1.875 * 2.0 ** (15 if dtype is torch.float16 else 127) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 
 
 def _fp8_scale(amax: Tensor) -> Tensor:
@@ -216,7 +216,8 @@ def _int8_unpack(part: _Part, out: Tensor) -> None:
     codes, scale, low, marked = part
     wide = _float(codes)
     special = _where(_eq(wide, 255), _NAN, _where(_eq(wide, 254), _INF, _where(_eq(wide, 253), -_INF, 0.0)))
-    value = _clamp(_add(_mul(wide, scale), low), -_LARGEST_FLOAT32, _LARGEST_FLOAT32)
+    most = torch.finfo(out.dtype).max
+    value = _clamp(_add(_mul(wide, scale), low), -most, most)
     _copy_(out, _where(_and(marked, _gt(wide, _FEWER_STEPS)), special, value))
 
 
