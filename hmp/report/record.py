@@ -31,7 +31,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     report._recorder = recorder
     started = time.perf_counter()
     try:
-        with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder) as unlisted:
+        with uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
             state.around_backward.append(unlisted.in_backward)
             try:
                 yield report

@@ -23,6 +23,7 @@ from ..ops import name_of, sites
 from ..session import Op, OpRule
 from ..torch_private import function_mode_stack, in_plain_autograd, is_profiled
 from .in_fp8 import Fp8Rows
+from .kept_packed import KeptRows
 from .kernels import Kernels, call_key, nbytes_of
 from .last_word import LastWord
 from .rows import PAST, UNLISTED, Row, grouped, in_words
@@ -63,6 +64,7 @@ class Recorder:
         self.uncast = 0
         self.slices = Slices()
         self.fp8 = Fp8Rows()
+        self.kept = KeptRows(lambda: self.modules.path)
         self.last_word = LastWord(self.modules)
         self._counts: dict[Key, list[Any]] = {}
         self._lock = fork_safe.RLock()

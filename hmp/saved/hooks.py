@@ -18,6 +18,7 @@ from ..torch_private import (
     storage_of,
     without_torch_function,
 )
+from . import watching
 from .copies import is_of_weight, weight_of
 from .formats import FORMATS, LEAST, Format, Tensor
 from .kept import Exact, Kept, Recast, keep, look_of, pack_unheld
@@ -51,18 +52,23 @@ class _Keeping:
             return self._kept(tensor)
 
     def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
-        if type(tensor) is not Tensor or tensor.dtype not in self._form.takes or not _is_plain(tensor) or _is_leafs(tensor):
+        if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
             return Exact(tensor, self._op)
-        if is_statistic(self._op, tensor.shape):
-            return Exact(tensor, self._op)
+        if tensor.dtype not in self._form.takes or is_statistic(self._op, tensor.shape):
+            return self._exact(tensor)
         copied = weight_of(tensor)
         if copied is not None:
+            watching.kept(self._op, tensor.nbytes, 0)
             return Recast(*copied, look_of(tensor), self._op)
         if is_of_weight(tensor):
             return Exact(tensor, self._op)
         if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
-            return Exact(tensor, self._op)
+            return self._exact(tensor)
         return keep(tensor, self._form, self._op)
+
+    def _exact(self, tensor: Tensor) -> Exact:
+        watching.kept(self._op, tensor.nbytes, tensor.nbytes)
+        return Exact(tensor, self._op)
 
     def _smallest(self) -> int:
         if not self._least:
@@ -89,6 +95,14 @@ def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
         return kept.tensor()
     with without_torch_function():
         return kept.tensor()
+
+
+def _pack_unheld() -> None:
+    if not function_modes():
+        pack_unheld()
+        return
+    with without_torch_function():
+        pack_unheld()
 
 
 def _any_large(values: Iterable[Any]) -> bool:
@@ -125,7 +139,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     def kept(*args: Any, **kwargs: Any) -> Any:
         if not _grad_enabled() or (not _any_large(args) and not (kwargs and _any_large(kwargs.values()))):
             result = op(*args, **kwargs)
-            pack_unheld()
+            _pack_unheld()
             return result
         refusal = "torch.compile" if in_graph else _refusal(name, args)
         if refusal:
@@ -138,7 +152,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
         finally:
             pop_saved_tensors_hooks()
             hook.args = ()  # the graph holds the hook
-        pack_unheld()
+        _pack_unheld()
         return result
 
     return kept

@@ -16,6 +16,7 @@ import torch
 
 from .. import fork_safe
 from ..torch_private import owners_of_storage, storage_of
+from . import watching
 from .formats import Format, Packed, pack, unpack
 
 Tensor = torch.Tensor
@@ -90,11 +91,12 @@ class Recast:
 class _Source:
     """Packed memory, and its numbers while several uses of it wait for them."""
 
-    __slots__ = ("__weakref__", "_flat", "_packed", "shared")
+    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared")
 
-    def __init__(self, packed: Packed, shared: bool) -> None:
-        self._packed = packed
-        self.shared = shared
+    def __init__(self, packed: Packed, about: watching.About) -> None:
+        self.packed = packed
+        self.shared = False
+        self._about = about
         self._flat: Tensor | None = None
 
     def flat(self) -> Tensor:
@@ -102,7 +104,9 @@ class _Source:
         global _unpacked_last
         flat = self._flat
         if flat is None or flat._version:
-            flat = unpack(self._packed)
+            started = watching.now()
+            flat = unpack(self.packed)
+            watching.changed(self._about, 0, watching.now() - started, [])
             if self.shared:
                 last = _unpacked_last()
                 if last is not None:
@@ -160,14 +164,14 @@ class Kept:
 class Memory:
     """The memory of tensors that are kept, until it is packed."""
 
-    __slots__ = ("__weakref__", "_address", "_form", "_kept", "_uses", "op", "tag")
+    __slots__ = ("__weakref__", "_address", "_form", "_kept", "_uses", "about")
 
-    def __init__(self, address: int, form: Format, op: str) -> None:
+    def __init__(self, address: int, form: Format, about: watching.About) -> None:
         self._address = address
         self._form = form
         self._kept: dict[tuple[Look, int], weakref.ref[Kept]] = {}
         self._uses = 0
-        self.op = op
+        self.about = about
 
     def keep(self, tensor: Tensor, op: str) -> Kept:
         """What stands for the tensor, whose memory this is; the same for the same tensor."""
@@ -196,6 +200,10 @@ class Memory:
                 source.shared = self._uses > 1
                 kept.source, kept.packed_look = source, look
         if self.is_unheld():
+            if self.about:
+                freed = storage_of(living[0].alias).nbytes() if living[0].alias is not None else 0
+                left = {id(kept.source): kept.source.packed.nbytes for kept in living if kept.source is not None}
+                watching.changed(self.about, freed - sum(left.values()), 0.0, [])
             for kept in living:
                 kept.let_go()
             _pending.pop(self._address, None)  # from now on other memory may have the address
@@ -221,7 +229,11 @@ def _packed(kept: list[Kept], form: Format, memory: Memory) -> list[tuple[_Sourc
 
 
 def _source(flat: Tensor, form: Format, memory: Memory) -> _Source:
-    return _Source(pack(flat, form), shared=False)
+    started = watching.now()
+    packed = pack(flat, form)
+    if memory.about:
+        watching.changed(memory.about, 0, watching.now() - started, [watching.error_of(flat, form)])
+    return _Source(packed, memory.about)
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -242,7 +254,8 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
         known = _pending.get(address)
         memory = None if known is None else known()
         if memory is None:
-            memory = Memory(address, form, op)
+            nbytes = storage_of(tensor).nbytes() if watching.watchers else 0
+            memory = Memory(address, form, watching.kept(op, nbytes, nbytes))
             _pending[address] = weakref.ref(memory)
         return memory.keep(tensor, op)
 
