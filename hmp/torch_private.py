@@ -210,17 +210,9 @@ def stream_of(tensor: Tensor) -> int | None:
 
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
-
-
-class ByteRows(NamedTuple):
-    """FBGEMM's kernels for a CPU: `pack` turns float32 rows into bytes with a scale and an offset each, `unpack` turns these back."""
-
-    pack: Callable[[Tensor], Tensor]
-    unpack: Callable[[Tensor], Tensor]
-
-
-_rows_parts = [_optional(f"torch.ops.quantized.embedding_bag_byte_{name}", None) for name in ("prepack", "unpack")]
-byte_rows = None if None in _rows_parts else ByteRows(*_rows_parts)
+# FBGEMM's kernels for a CPU, None where torch has none: float32 rows as bytes with a scale and an offset each, and back.
+pack_rows: Callable[[Tensor], Tensor] | None = _optional("torch.ops.quantized.embedding_bag_byte_prepack", None)
+unpack_rows: Callable[[Tensor], Tensor] = _optional("torch.ops.quantized.embedding_bag_byte_unpack", None)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 

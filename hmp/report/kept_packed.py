@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from .. import fork_safe
 from ..saved import watchers
 
@@ -48,7 +50,7 @@ class KeptRows:
         finally:
             watchers.remove(self)
 
-    def kept(self, op: str, nbytes: int, left: int) -> tuple[str, str]:
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> tuple[str, str]:
         """Counts what an op keeps."""
         key = op, self._module()
         self._add(key, 1, nbytes, left)

@@ -289,6 +289,8 @@ class Recorder:
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
+            if rule.cast == "saved":
+                continue  # self.kept tells what such lines did
             if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
                 unused.append(rule.text)
         return sorted(unused)

@@ -4,6 +4,6 @@ from .copies import noting
 from .formats import FORMATS
 from .hooks import keeping
 from .packable import KEEPS, why_never
-from .watching import watchers
+from .watching import counting, watchers
 
-__all__ = ["FORMATS", "KEEPS", "keeping", "noting", "watchers", "why_never"]
+__all__ = ["FORMATS", "KEEPS", "counting", "keeping", "noting", "watchers", "why_never"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import torch
 
-from ..torch_private import byte_rows
+from ..torch_private import pack_rows, unpack_rows
 
 Tensor = torch.Tensor
 E4M3 = torch.float8_e4m3fn
@@ -193,8 +193,8 @@ _LARGEST_FLOAT32 = torch.finfo(torch.float32).max
 
 def _int8_pack(rows: Tensor, usual: bool) -> _Part:
     wide = _wide(rows)
-    if usual and byte_rows is not None:
-        return (byte_rows.pack(wide),)
+    if usual and pack_rows is not None:
+        return (pack_rows(wide),)
     finite = _isfinite(wide)
     low = _amin(_where(finite, wide, _INF), 1, keepdim=True)
     high = _amax(_where(finite, wide, -_INF), 1, keepdim=True)
@@ -210,8 +210,7 @@ def _int8_pack(rows: Tensor, usual: bool) -> _Part:
 
 def _int8_unpack(part: _Part, out: Tensor) -> None:
     if len(part) == 1:
-        assert byte_rows is not None
-        _copy_(out, byte_rows.unpack(part[0]))
+        _copy_(out, unpack_rows(part[0]))
         return
     codes, scale, low, marked = part
     wide = _float(codes)

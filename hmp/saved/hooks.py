@@ -58,7 +58,7 @@ class _Keeping:
             return self._exact(tensor)
         copied = weight_of(tensor)
         if copied is not None:
-            watching.kept(self._op, tensor.nbytes, 0)
+            watching.kept(self._op, tensor, tensor.nbytes, 0)
             return Recast(*copied, look_of(tensor), self._op)
         if is_of_weight(tensor):
             return Exact(tensor, self._op)
@@ -67,7 +67,7 @@ class _Keeping:
         return keep(tensor, self._form, self._op)
 
     def _exact(self, tensor: Tensor) -> Exact:
-        watching.kept(self._op, tensor.nbytes, tensor.nbytes)
+        watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
         return Exact(tensor, self._op)
 
     def _smallest(self) -> int:
@@ -120,7 +120,8 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
     """Why nothing can be packed here; "" where it can."""
     if saved_tensors_hooks is None:
         return "this torch does not say whose hooks for saved tensors are in force"
-    if saved_tensors_hooks(True) is not None:
+    hooks = saved_tensors_hooks(True)
+    if hooks is not None and not watching.is_counter(hooks[0]):
         return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"

@@ -255,7 +255,7 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
         memory = None if known is None else known()
         if memory is None:
             nbytes = storage_of(tensor).nbytes() if watching.watchers else 0
-            memory = Memory(address, form, watching.kept(op, nbytes, nbytes))
+            memory = Memory(address, form, watching.kept(op, tensor, nbytes, nbytes))
             _pending[address] = weakref.ref(memory)
         return memory.keep(tensor, op)
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
+from ..torch_private import pop_saved_tensors_hooks, push_saved_tensors_hooks
 from .formats import Format, Tensor, pack, unpack
 
 now = time.perf_counter
@@ -20,8 +23,9 @@ _nan_to_num, _square, _sub, _sum = torch.nan_to_num, torch.square, torch.sub, to
 class Watcher(Protocol):
     """Is told of what ops keep for backward under a policy that has it packed."""
 
-    def kept(self, op: str, nbytes: int, left: int) -> Any:
-        """Called when an op keeps `nbytes`, of which `left` stay for now. What it returns is given to `changed`."""
+    def kept(self, op: str, tensor: Tensor, nbytes: int, left: int) -> Any:
+        """Called when an op keeps `nbytes`, those of `tensor` or of all its memory, of which `left` stay for now. What it returns is given
+        to `changed`."""
 
     def changed(self, about: Any, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
         """Called when that was packed or unpacked: by how many bytes less is kept, how long it took, and where it was packed for each
@@ -30,11 +34,36 @@ class Watcher(Protocol):
 
 watchers: list[Watcher] = []
 About = list[tuple[Watcher, Any]]
+_counters: list[Callable[[Tensor], Tensor]] = []
 
 
-def kept(op: str, nbytes: int, left: int) -> About:
+@contextlib.contextmanager
+def counting(keep: Callable[[Tensor], Tensor], watcher: Watcher) -> Iterator[None]:
+    """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
+    other hooks around an op would prevent."""
+    _counters.append(keep)
+    watchers.append(watcher)
+    try:
+        push_saved_tensors_hooks(keep, _as_it_is)
+        yield
+    finally:
+        pop_saved_tensors_hooks()
+        watchers.remove(watcher)
+        _counters.remove(keep)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def is_counter(hook: object) -> bool:
+    """Whether a pack hook is one of counting()'s."""
+    return hook in _counters
+
+
+def kept(op: str, tensor: Tensor, nbytes: int, left: int) -> About:
     """Tells all watchers; gives what `changed` takes."""
-    return [(watcher, watcher.kept(op, nbytes, left)) for watcher in watchers]
+    return [(watcher, watcher.kept(op, tensor, nbytes, left)) for watcher in watchers]
 
 
 def changed(about: About, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
