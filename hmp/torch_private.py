@@ -195,27 +195,15 @@ is_functional, write_count, carry_out = (None, None, None) if None in _written_c
 # The keys of torch's dispatcher behind BackendSelect, which are the devices' own.
 keys_after_backend_select: Any = _required("torch._C._dispatch_keyset_full_after")(_required("torch._C.DispatchKey").BackendSelect)
 foreach_add: Callable[..., None] = _required("torch._C._get_operation_overload")("aten::_foreach_add_", "Scalar")[0]
-_raw_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
-
-
-def stream_of(tensor: Tensor) -> int | None:
-    """The stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
-    if tensor.is_cpu:
-        return None
-    if tensor.is_cuda:
-        return int(_raw_stream(tensor.device.index))
-    if tensor.device.type == "xla":
-        return None
-    try:
-        return int(torch.accelerator.current_stream(tensor.device).stream_id)
-    except (RuntimeError, AttributeError, ValueError):  # another device is torch.accelerator's, or this one has none
-        return None
-
-
+# The number of the stream in use on a CUDA device.
+raw_cuda_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
 # Puts low-precision weights of a recurrent layer into one buffer, of which they become views; None where torch was built without it.
 flatten_cudnn_weights: Callable[..., Tensor] | None = _optional("torch._cudnn_rnn_flatten_weight", None)
 # A product of float8 matrices, None where torch has none: what `hmp doctor` tries.
 scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
+# FBGEMM's kernels for a CPU, None where torch has none: float32 rows as bytes with a scale and an offset each, and back.
+pack_rows: Callable[[Tensor], Tensor] | None = _optional("torch.ops.quantized.embedding_bag_byte_prepack", None)
+unpack_rows: Callable[[Tensor], Tensor] = _optional("torch.ops.quantized.embedding_bag_byte_unpack", None)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 
@@ -234,6 +222,9 @@ Future: type = _required("torch._C.Future")
 # Returns the (pack, unpack) hooks in force in this thread or None; with the argument True inside a trace as well. The function itself is
 # None where torch lacks it (2.7).
 saved_tensors_hooks: Callable[[bool], Any] | None = _optional("torch._C._autograd._top_saved_tensors_default_hooks", None)
+are_saved_tensors_hooks_allowed: Callable[[], bool] = _required("torch._C._autograd._saved_tensors_hooks_is_enabled")
+push_saved_tensors_hooks: Callable[[Any, Any], None] = _required("torch._C._autograd._push_saved_tensors_default_hooks")
+pop_saved_tensors_hooks: Callable[[], None] = _required("torch._C._autograd._pop_saved_tensors_default_hooks")
 
 # What a node of autograd's graph saved, as the hook in force left it; None where torch does not tell (2.9).
 packed: Any = _optional("torch._C._autograd.SavedTensor.data", None)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
+
+from ..saved import counting
 
 
 class SavedBytes:
@@ -19,17 +20,19 @@ class SavedBytes:
         self._own = {part.untyped_storage().data_ptr() for tensor in own for part in _parts(tensor)}
         self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
         self._opaque: list[torch.Tensor] = []  # of a layout without storage
+        self._packed = 0  # bytes of what ops keep whose tensors the policy has packed
 
     @contextmanager
     def watch(self) -> Iterator[SavedBytes]:
         """A stretch in which saved tensors are counted."""
-        with saved_tensors_hooks(self.keep, lambda tensor: tensor):
+        with counting(self.keep, self):
             yield self
 
     @property
     def bytes(self) -> int:
         """What has been saved."""
-        return sum(storage.nbytes() for storage in self._kept.values()) + sum(t.numel() * t.element_size() for t in self._opaque)
+        in_storages = sum(storage.nbytes() for storage in self._kept.values())
+        return in_storages + sum(t.numel() * t.element_size() for t in self._opaque) + self._packed
 
     def keep(self, tensor: torch.Tensor) -> torch.Tensor:
         """Counts a tensor that is saved, and gives it back."""
@@ -46,6 +49,16 @@ class SavedBytes:
             if storage.nbytes() and storage.data_ptr() not in self._own:
                 self._kept[storage.data_ptr()] = storage
         return tensor
+
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
+        """Counts what an op keeps that is to be packed: in place of `keep`."""
+        counts = tensor.untyped_storage().data_ptr() not in self._own
+        self._packed += left if counts else 0
+        return counts
+
+    def changed(self, counts: bool, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Counts what packing it saved."""
+        self._packed -= saved if counts else 0
 
 
 def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

@@ -22,7 +22,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("files", metavar="FILE", nargs="+", help="a list file, or a policy's folder")
     parser.add_argument(
-        "--list", choices=("fp8", "bf16", "fp32", "promote"), help="which list the files are (default: what their names say)"
+        "--list", choices=("fp8", "bf16", "fp32", "promote", "saved"), help="which list the files are (default: what their names say)"
     )
     parser.add_argument("--problems", action="store_true", help="print problems and notes only")
     add_json(parser)

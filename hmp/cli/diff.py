@@ -15,7 +15,7 @@ __all__ = ["add", "run"]
 
 _SHORT = 20  # so many differences are seen at a glance
 # How many bits each list leaves an op; of an op on neither of these, its inputs decide.
-_BITS = {"fp8": 8, "bf16": 16, "promote": 24, "unlisted": 24, "fp32": 32}
+_BITS = {"fp8": 8, "saved": 8, "bf16": 16, "promote": 24, "unlisted": 24, "fp32": 32}
 # An op is of the first family whose pattern is found in its name.
 _FAMILIES = {
     "losses": r"loss|entropy|kl_div",
@@ -37,7 +37,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp diff habana autocast\nhmp diff before.json after.json",
         help="show the ops that two policies, or two recordings, treat differently",
         description="Prints each op that is on another list in policy B than in policy A; of two files that Report.to_json() wrote, each "
-        "op that ran in other dtypes in B. Exit status 0 if there is none, and low dtype and FP8 recipe are the same, else 1.",
+        "op that ran in other dtypes in B. Exit status 0 if there is none, and low dtype and recipes are the same, else 1.",
     )
     parser.add_argument("a", metavar="A", help="a preset's name, a folder of list files, or a report's JSON file")
     parser.add_argument("b", metavar="B", help="another one")

@@ -45,11 +45,12 @@ def _presets() -> None:
 
     names = hmp.policies()
     width = max(map(len, names))
-    print(f"{'preset':{width}}  low dtype  bf16  fp32  promote  fp8")
+    print(f"{'preset':{width}}  low dtype  bf16  fp32  promote  fp8  saved")
     for name in names:
         policy = hmp.Policy.load(name)
         if policy.name != name:
             print(f"{name:{width}}  is {policy.name} here")
             continue
         low = dtype_name(policy.dtype)
-        print(f"{name:{width}}  {low:9}  {len(policy.bf16):4}  {len(policy.fp32):4}  {len(policy.promote):7}  {len(policy.fp8):3}")
+        lengths = zip((4, 4, 7, 3, 5), (policy.bf16, policy.fp32, policy.promote, policy.fp8, policy.saved), strict=True)
+        print(f"{name:{width}}  {low:9}", *(f"{len(each):{wide}}" for wide, each in lengths), sep="  ")

@@ -52,6 +52,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--bf16", metavar="FILE", help="cast, with this BF16 list")
     parser.add_argument("--fp32", metavar="FILE", help="cast, with this FP32 list")
     parser.add_argument("--fp8", metavar="FILE", help="run the products on this list in FP8, emulated where there is no such kernel")
+    parser.add_argument("--saved", metavar="FILE", help="pack what the ops on this list keep for backward into eight bits")
     parser.add_argument("--opt-level", choices=("O1", "O2"), help="cast, by the lists (O1), or products low and all else float32 (O2)")
     parser.add_argument("--verbose", action="store_true", help="log the policy and every distinct cast once")
     parser.add_argument(
@@ -180,7 +181,8 @@ def prepare(options: argparse.Namespace) -> None:
             undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
         if converts:
             level, bf16, fp32 = options.opt_level or "O1", options.bf16 or "", options.fp32 or ""
-            hmp.convert(level, bf16, fp32, options.verbose, fp8_file_path=options.fp8 or "", policy=options.policy)
+            kept, fp8 = options.saved or "", options.fp8 or ""
+            hmp.convert(level, bf16, fp32, options.verbose, fp8_file_path=fp8, saved_file_path=kept, policy=options.policy)
         undo.pop_all()  # all of it stays
 
 

@@ -13,7 +13,7 @@ __all__ = ["POLICY", "from_environment", "say_where_nothing_was_cast"]
 
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
-NAMING_FILES = ("policy", "fp8", "bf16", "fp32")
+NAMING_FILES = ("policy", "fp8", "saved", "bf16", "fp32")
 CASTING = (*NAMING_FILES, "opt_level")
 
 

@@ -26,6 +26,7 @@ from ..lists import (
     spelling,
 )
 from ..ops import op_facts, sites
+from ..saved import KEEPS
 from .explanation import IN_PLACE, explain
 
 Level = Literal["ok", "note", "error"]
@@ -35,6 +36,7 @@ _MARKS: Mapping[str, ListName] = {
     "fp16": "bf16",
     "lower": "bf16",
     "fp8": "fp8",
+    "saved": "saved",
     "fp32": "fp32",
     "promote": "promote",
     "widest": "promote",
@@ -72,7 +74,7 @@ def files_of(path: str | Path, cast: ListName | None = None) -> list[tuple[Path,
         if len(said) != 1 and not file.exists():
             raise OpListError("no such file; give a list file or a policy's folder", file)
         if len(said) != 1:
-            raise OpListError("its name does not say which list it is; name it with --list fp8, bf16, fp32 or promote", file)
+            raise OpListError(f"its name does not say which list it is; name it with --list {', '.join(LISTS[:-1])} or {LISTS[-1]}", file)
         (cast,) = said
     return [(file, cast)]
 
@@ -194,6 +196,8 @@ def _decisions(policy: Policy) -> list[deciding.Decision]:
 
 def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[deciding.Decision]) -> tuple[Level, str]:
     """What the entry does, and where: at the sites whose decision is this entry's. `listed` and `decided` are the policy's."""
+    if entry.cast == "saved":
+        return _kept_packed(entry, policy, listed)
     if entry.name == EVERY_OP:
         if listed.star is not None and listed.star.cast != entry.cast:
             return "note", f"the {listed.star.cast} list holds it too, and wins (R4)"
@@ -212,6 +216,16 @@ def _meaning(entry: ListEntry, policy: Policy, listed: Listed, decided: list[dec
     if not places and all(site.in_place for op in ops for site in sites.sites_of(op)):
         return "note", IN_PLACE
     return "ok", f"{told.why}; at {', '.join(map(str, places))}" if places else told.why
+
+
+def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Level, str]:
+    """What an entry of the saved list does."""
+    if entry.name == EVERY_OP:
+        return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
+    told = explain(entry.name, policy)
+    ops = spelling.resolve(entry)
+    is_known = not sites.sites_of(ops[0]) or any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
+    return ("ok", told.saved) if is_known else ("note", "keeps no numbers for backward that could be packed, as far as is known")
 
 
 def _of_folder(folder: Path, before: Iterable[Finding]) -> Iterator[Finding]:

@@ -29,6 +29,7 @@ _MEANING = {
     "no_kernel": "unlisted; where the device has no kernel for a low dtype it runs in float32 (R11)",
     "no_kernel_in_place": "torch computes it in place; without a kernel it runs in float32 and is written back (R5, R11)",
     "autocast": "torch.autocast decides inside it, as it would by itself",
+    "saved": "torch computes it",
     "inside": "unlisted; Python code of torch, whose inner calls are not decided again (R8)",
 }
 # Of a norm the input alone is cast; the rest of its arguments is state.
@@ -47,7 +48,8 @@ class Rule:
 
     `cast` is the list, "bf16", "fp32" or "promote", None for an unlisted op. `listed_as` is the list entry that decides, `path` and `line`
     where it was read. `sites` are the places where the op can be called, each with what happens there. `scoped` are the entries that decide
-    otherwise in some modules of a model, each with its list, file and line.
+    otherwise in some modules of a model, each with its list, file and line. `saved` says how what it keeps for backward is packed, "" where
+    it is not.
     """
 
     name: str
@@ -60,11 +62,13 @@ class Rule:
     synonyms: tuple[str, ...]
     why: str
     scoped: tuple[str, ...] = ()
+    saved: str = ""
 
     def __str__(self) -> str:
         on = f"on the {self.cast} list" if self.cast else "on no list"
         place = f" ({self.path}:{self.line})" if self.path else ""
         lines = [f"{self.name}: {on} of policy {self.policy!r}{place}", f"  {self.why}"]
+        lines += [f"  {self.saved}"] if self.saved else []
         lines += [f"  in some modules: {line}" for line in self.scoped]
         if self.synonyms:
             lines.append(f"  synonyms: {', '.join(self.synonyms)}")
@@ -106,12 +110,13 @@ def explain(name: str | Callable[..., Any], policy: Policy | str | None = None) 
         synonyms=sites.synonyms(op),
         why=_why(op, source, chosen),
         scoped=tuple(f"{entry.text}, on the {entry.cast} list" + (f" ({entry.place})" if entry.path else "") for entry in scoped),
+        saved=_saved(op, listed.saves(op), chosen.saved_recipe),
     )
 
 
 def _at(site: Site, decision: deciding.Decision | None) -> str:
     if decision is not None:
-        return meaning(site.op, decision.rule.kind)
+        return meaning(site.op, decision.rule.kind) + ("; what it keeps for backward is packed" if decision.rule.saved else "")
     return "left to torch, whose Python code calls ops that follow the lists" if site.python else "left to torch"
 
 
@@ -149,6 +154,13 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if source.cast == "fp8":
         done = f"{done} ({policy.in_fp8})" if op in PRODUCTS else meaning(op, "in_place")
     return done + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+
+
+def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
+    if entry is None or op in op_facts.DTYPE_OPS:
+        return ""
+    place = f" ({entry.place})" if entry.path else ""
+    return f"what it keeps for backward is packed as {recipe} (R22), by {entry.text!r} on the saved list{place}"
 
 
 def _without_kernel(op: str) -> str:

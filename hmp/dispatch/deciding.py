@@ -13,6 +13,7 @@ from ..fp8 import PRODUCTS
 from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
 from ..patching import cache, patches
+from ..saved import KEEPS
 from ..wrapping import Kind, Observer, OpRule, kernel_fallback, norms_and_lookups, op_wrap, user_rule
 from . import user_functions
 from .fast_path import FastPath, fast_path_of
@@ -100,7 +101,22 @@ def _of_ops(policy: Policy) -> dict[Any, Decision]:
             elif kind is not None:
                 is_listed = source is not None and kind == ("bf16" if source.cast == "fp8" else source.cast)
                 _add(found, site, kind, policy.dtype, source if is_listed else None)
+    if listed.by_cast["saved"]:
+        _add_saved(found, listed, policy)
     return found
+
+
+def _add_saved(found: dict[Any, Decision], listed: Listed, policy: Policy) -> None:
+    """Has what the ops keep for backward packed, whatever else is done with them (R22)."""
+    names = listed.by_cast["saved"].keys()
+    for op in dict.fromkeys(_with_relatives((*(names - {EVERY_OP}), *(KEEPS if EVERY_OP in names else ())))):
+        entry = listed.saves(op)
+        for site in sites.sites_of(op) if entry is not None and op not in op_facts.DTYPE_OPS else ():
+            known = found.get(site.original) or Decision((site,), entry, _op_rule(site, "saved", policy.dtype))
+            if not known.rule.saved:
+                found[site.original] = Decision(known.sites, known.source, known.rule._replace(saved=policy.saved_recipe))
+            elif site not in known.sites:
+                found[site.original] = known.also_at(site)
 
 
 def _candidates(listed: Listed) -> Iterable[str]:

@@ -36,7 +36,7 @@ PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
 def fast_path_of(rule: OpRule) -> FastPath:
     """The fast path for an op under `rule`, NO_FAST_PATH where only the wrapper can tell whether there is something to cast."""
     dtype = rule.dtype
-    if rule.kind == "fp8" or (dtype is not None and rule.asks_for_kernels):
+    if rule.kind == "fp8" or rule.saved or (dtype is not None and rule.asks_for_kernels):
         return NO_FAST_PATH
     if rule.op in ("batch_norm", "layer_norm", "group_norm"):
         # on the promote list a float32 weight makes the input float32

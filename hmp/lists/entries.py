@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from ..errors import OpListError
 
-ListName = Literal["fp8", "bf16", "fp32", "promote"]
+ListName = Literal["fp8", "bf16", "fp32", "promote", "saved"]
 CASTS: tuple[ListName, ...] = ("bf16", "fp32", "promote")  # those that cast, users' functions too
-LISTS: tuple[ListName, ...] = ("fp8", *CASTS)
+DTYPES: tuple[ListName, ...] = ("fp8", *CASTS)  # those that say what an op runs in
+LISTS: tuple[ListName, ...] = (*DTYPES, "saved")
+# Lists that most policies lack → the fields of a policy that say how what they name is done.
+OPTIONAL: Mapping[ListName, tuple[str, ...]] = {"fp8": ("fp8_recipe", "fp8_kernel"), "saved": ("saved_recipe",)}
 EVERY_OP = "*"
 # The suffix of a name that means: torch.autocast decides inside this op.
 AUTOCAST = ".autocast"
@@ -35,6 +38,11 @@ class ListEntry(NamedTuple):
     def text(self) -> str:
         """The entry as list files spell it."""
         return self.name if self.scope is None else f"{self.name} @ {self.scope}"
+
+    @property
+    def about(self) -> str:
+        """What the list decides of an op: what it keeps, or the dtype that it runs in, of which there is one."""
+        return "kept" if self.cast == "saved" else "dtype"
 
     @property
     def is_autocasts(self) -> bool:
@@ -97,6 +105,19 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     if file.is_dir():
         raise OpListError(f"is a folder; name the {cast} list file inside it, or load the folder with hmp.Policy.load", file)
     return parse_list(read_text(file), cast, file)
+
+
+def list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
+    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
+    for variable in variables:
+        if environ.get(variable):
+            try:
+                return read_list(environ[variable], cast)
+            except OpListError as error:
+                told = OpListError(f"{error}; the environment variable {variable} names it")
+                told.path, told.line = error.path, error.line
+                raise told from None
+    return None
 
 
 def read_text(file: Path) -> str:

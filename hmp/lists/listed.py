@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Protocol
 
 from ..ops import sites
-from .entries import EVERY_OP, LISTS, ListEntry, ListName
+from ..saved import KEEPS
+from .entries import DTYPES, EVERY_OP, LISTS, ListEntry, ListName
 
 
 class HasLists(Protocol):
@@ -20,7 +21,8 @@ class Listed:
 
     def __init__(self, policy: HasLists) -> None:
         self.by_cast: dict[ListName, dict[str, ListEntry]] = {cast: policy.casts_by_op(cast) for cast in LISTS}
-        self.star: ListEntry | None = next((table[EVERY_OP] for table in self.by_cast.values() if EVERY_OP in table), None)
+        self.star: ListEntry | None = next((self.by_cast[cast][EVERY_OP] for cast in DTYPES if EVERY_OP in self.by_cast[cast]), None)
+        self._saved_star = self.by_cast["saved"].get(EVERY_OP)
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
@@ -37,6 +39,14 @@ class Listed:
     def entry(self, op: str) -> ListEntry | None:
         """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""
         return self.source(op) or (self.star if op in self._starred else None)
+
+    def saves(self, op: str) -> ListEntry | None:
+        """The entry by which what `op` keeps for backward is packed: its own, its base's, a synonym's, or `*` where that stands for it."""
+        line, table = sites.ancestry(op), self.by_cast["saved"]
+        own = next((table[name] for name in line if name in table), None)
+        if own is not None or self._saved_star is None or KEEPS.isdisjoint(line):
+            return own
+        return self._saved_star
 
     def decides(self, op: str) -> tuple[ListName | None, bool]:
         """The list that decides `op`, None for none, and whether torch.autocast decides inside it."""

@@ -20,31 +20,43 @@ from ..formatting import dtype_name, in_notebook
 from ..observing import log
 from ..ops import sites
 from . import conflicts, policy_folder, presets, spelling
-from .entries import CASTS, EVERY_OP, LISTS, ListEntry, ListName, checked_names, parse_entry, parse_list, read_list
+from .entries import (
+    CASTS,
+    DTYPES,
+    EVERY_OP,
+    LISTS,
+    OPTIONAL,
+    ListEntry,
+    ListName,
+    checked_names,
+    list_from_env,
+    parse_entry,
+    parse_list,
+    read_list,
+)
+from .gaudi_config import read_gaudi_config
 from .listed import Listed
 from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
 from .presets import meaning, policies
 
 DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
-_GAUDI_KEYS = frozenset(
-    """use_habana_mixed_precision hmp_opt_level hmp_bf16_ops hmp_fp32_ops hmp_is_verbose use_fused_adam use_fused_clip_norm
-    use_torch_autocast autocast_bf16_ops autocast_fp32_ops use_dynamic_shapes log_device_mem_alloc optimum_version
-    transformers_version""".split()
-)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, and which products in FP8.
+    """Which ops run in the low dtype, which in float32, which in the widest dtype of their inputs, which products in FP8, and which
+    ops have what they keep for backward packed.
 
-    `bf16`, `fp32`, `promote` and `fp8` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or torch.float16.
+    `bf16`, `fp32`, `promote`, `fp8` and `saved` contain names as list files spell them; `dtype` is the low dtype, torch.bfloat16 or
+    torch.float16.
     `scoped` contains the entries with a scope, of all lists; a name such as "softmax @ decoder.*" in one of the lists is moved there.
     Policies are equal where all of these are, whatever their `name` and the files that they were read from. Raises OpListError for an
     unknown name, and for an op on the FP32 list and on the BF16 or FP8 list, in one scope or outside of all.
 
     `fp8` may name matrix products alone; `fp8_recipe` says which scales they have ("tensorwise", "rowwise", "rowwise_with_gw_hp" or
     "mxfp8"), `fp8_kernel` whether they are emulated on every device ("emulate") or only where it has no such kernel ("auto").
+    `saved_recipe` is what is kept for backward as: "fp8", "bf16" or "int8".
     """
 
     name: str = field(default="custom", compare=False)
@@ -58,12 +70,14 @@ class Policy:
     fp8: frozenset[str] = frozenset()
     fp8_recipe: str = "tensorwise"
     fp8_kernel: str = "auto"
+    saved: frozenset[str] = frozenset()
+    saved_recipe: str = "fp8"
     _entries: frozenset[tuple[ListName, str]] = field(init=False, repr=False)  # of `scoped`, for equality
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "dtype", low_dtype(self.dtype))
-        _refuse_other("fp8_recipe", self.fp8_recipe)
-        _refuse_other("fp8_kernel", self.fp8_kernel)
+        for name, word in self._words.items():
+            _refuse_other(name, word)
         scoped = list(self.scoped)
         for cast in LISTS:
             names = checked_names(cast, getattr(self, cast))
@@ -91,11 +105,12 @@ class Policy:
 
     @classmethod
     def load(cls, policy: str | Path) -> Policy:
-        """The preset of that name, or the policy in a folder holding fp8.txt, bf16.txt, fp32.txt and promote.txt, or any of these.
+        """The preset of that name, or the policy in a folder holding bf16.txt, fp32.txt, promote.txt, fp8.txt and saved.txt, or some.
 
         A list whose file is missing is empty. Where base.txt names a preset, the lists are laid over that preset's: it decides all ops
         but those that are named here. The low dtype is bfloat16 unless dtype.txt says "float16", the recipe of FP8 products
-        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate".
+        "tensorwise" unless recipe.txt says another, their kernel "auto" unless kernel.txt says "emulate", and what is kept for backward is
+        packed as "fp8" unless saved_recipe.txt says another.
         OpListError where there is no such preset or folder.
         """
         if not isinstance(policy, (str, os.PathLike)):
@@ -121,14 +136,16 @@ class Policy:
         promote: str | Path | None = "",
         *,
         fp8: str | Path | None = "",
+        saved: str | Path | None = "",
         dtype: Any = torch.bfloat16,
         name: str = "custom",
     ) -> Policy:
-        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8.
+        """The policy of these list files; for "" and None Habana's default list is taken, which is empty for FP8 and for
+        what is packed.
 
         The names in the files, and their synonyms, win over the default lists (R4); the log says where.
         """
-        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote}
+        files = {"fp8": fp8, "bf16": bf16, "fp32": fp32, "promote": promote, "saved": saved}
         given: list[ListEntry] = []
         for cast in LISTS:
             if file := files[cast]:
@@ -144,37 +161,37 @@ class Policy:
         under: Iterable[ListEntry],
         replaced: Collection[ListName],
         dtype: Any = torch.bfloat16,
-        **fp8: str,
+        **words: str,
     ) -> Policy:
         """The policy of the entries `given`, and of those of `under` that speak of other ops and are on none of the lists `replaced`."""
         under = list(under)
         # Habana's promote lists hold ops of its BF16 and FP32 lists too, which win: what a copy of such a list holds takes nothing
         usual = {entry.name for entry in under if entry.cast == "promote"}
-        taken: dict[str, ListEntry] = {}
+        taken: dict[tuple[str, str], ListEntry] = {}
         for entry in given:
             if entry.scope is None and not (entry.cast == "promote" and entry.name in usual):
                 for op in spelling.resolve(entry):
                     for relative in (op, *sites.relatives(op)):
-                        taken.setdefault(relative, entry)
+                        taken.setdefault((entry.about, relative), entry)
         entries = list(given)
         for entry in under:
             if entry.cast in replaced:
                 continue
-            winner = next((taken[op] for op in spelling.resolve(entry) if op in taken), None)
+            winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
             if winner is None or entry.cast == "promote":
                 entries.append(entry)
             elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
                 said = "%s on the given %s list wins over %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)
-        return cls._from_entries(name, entries, dtype, **fp8)
+        return cls._from_entries(name, entries, dtype, **words)
 
     @classmethod
-    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **fp8: str) -> Policy:
+    def _from_entries(cls, name: str, entries: Iterable[ListEntry], dtype: Any = torch.bfloat16, **words: str) -> Policy:
         entries = list(entries)
         origin = {(entry.cast, entry.name): entry for entry in reversed(entries) if entry.scope is None}
-        lists = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
+        lists: dict[str, Any] = {cast: frozenset(n for c, n in origin if c == cast) for cast in LISTS}
         scoped = tuple(entry for entry in entries if entry.scope is not None)
-        return cls(name, dtype, lists["bf16"], lists["fp32"], lists["promote"], scoped, origin, lists["fp8"], **fp8)
+        return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
@@ -183,8 +200,8 @@ class Policy:
 
         A name on both lists is taken from the lower-precision list, as in Gaudi's autocast.
         """
-        lower = _list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
-        fp32 = _list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
+        lower = list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
+        fp32 = list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[ListEntry] = list(lower or ())
         low: dict[str | None, dict[str, ListEntry]] = {}
         for entry in given:
@@ -201,23 +218,7 @@ class Policy:
         BERT's lists stand in for keys that are absent, as documented there. Unknown keys are kept out with a warning.
         Raises HmpError where both HMP and autocast are asked for.
         """
-        path = None
-        if not isinstance(config, Mapping):
-            path = Path(config)
-            path = path / "gaudi_config.json" if path.is_dir() else path
-            try:
-                config = json.loads(path.read_text(encoding="utf-8"))
-            except FileNotFoundError:
-                raise OpListError("no such file; give a gaudi_config.json or the folder that holds it", path) from None
-            except (UnicodeDecodeError, json.JSONDecodeError) as error:
-                raise OpListError(f"is no JSON ({error}); give a gaudi_config.json", path) from None
-        if not isinstance(config, Mapping):
-            raise OpListError("is no JSON object; a Gaudi configuration maps keys such as 'hmp_bf16_ops' to values", path)
-        unknown = sorted(set(config) - _GAUDI_KEYS)
-        if unknown:
-            log.warning("%sunknown Gaudi configuration keys: %s", f"{path}: " if path else "", ", ".join(unknown))
-        if config.get("use_habana_mixed_precision") and config.get("use_torch_autocast"):
-            raise HmpError("use_habana_mixed_precision and use_torch_autocast are both set; set one of them to false")
+        config, path = read_gaudi_config(config)
         kind = "autocast" if config.get("use_torch_autocast") else "hmp"
         if kind == "hmp" and config.get("hmp_opt_level") == "O2":
             return cls.load("habana-o2")
@@ -237,7 +238,7 @@ class Policy:
         """The policy that `to_dict()` described."""
         if not isinstance(values, Mapping):
             raise HmpError(f"Policy.from_dict() takes the dict that Policy.to_dict() gave, not an object of type {type(values).__name__}")
-        fields = (*LISTS, "fp8_recipe", "fp8_kernel")
+        fields = (*LISTS, *(word for word in WORDS if word != "dtype"))
         unknown = sorted(set(values) - {"schema_version", "name", "dtype", "fingerprint", *fields})
         if unknown:
             raise HmpError(f"a policy has no {', '.join(map(repr, unknown))}; it has name, dtype, {', '.join(fields)}")
@@ -248,12 +249,18 @@ class Policy:
         """The policy as plain JSON values: name, dtype, sorted lists, fingerprint."""
         values: dict[str, Any] = {"name": self.name, "dtype": dtype_name(self.dtype)}
         values |= {str(cast): self.entries(cast) for cast in self.lists}
-        values |= {field: word for field, word in self._words.items() if "fp8" in values or word != WORDS[field][0]}
+        said = self._of_optional_lists
+        values |= {field: word for field, word in self._words.items() if field in said or word != WORDS[field][0]}
         return {**values, "fingerprint": self.fingerprint}
 
     @property
     def _words(self) -> dict[str, str]:
-        return {"dtype": dtype_name(self.dtype), "fp8_recipe": self.fp8_recipe, "fp8_kernel": self.fp8_kernel}
+        return {field: dtype_name(value) if (value := getattr(self, field)) is self.dtype else value for field in WORDS}
+
+    @property
+    def _of_optional_lists(self) -> list[str]:
+        """The fields that say how what the policy's optional lists name is done."""
+        return [field for cast, fields in OPTIONAL.items() if cast in self.lists for field in fields]
 
     @property
     def in_fp8(self) -> str:
@@ -262,8 +269,9 @@ class Policy:
 
     @property
     def lists(self) -> tuple[ListName, ...]:
-        """The lists that the policy has: without FP8 in policies that name nothing there, which are told as those before FP8 were."""
-        return LISTS if self.entries("fp8") else CASTS
+        """The lists that the policy has: those that most lack only where it names something there, so that a policy of before is told as
+        it was."""
+        return tuple(cast for cast in LISTS if cast not in OPTIONAL or self.entries(cast))
 
     def entries(self, cast: ListName) -> list[str]:
         """The list `cast` as list files spell it: the names, sorted, then the entries that have a scope."""
@@ -281,7 +289,7 @@ class Policy:
     @property
     def fingerprint(self) -> str:
         """Twelve hexadecimal digits, a hash of the lists and the low dtype: the same for equal policies on every machine."""
-        recipe = [self.fp8_recipe, self.fp8_kernel] if "fp8" in self.lists else []
+        recipe = [getattr(self, field) for field in self._of_optional_lists]
         text = json.dumps([str(self.dtype), *map(self.entries, self.lists), *recipe])
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
@@ -291,14 +299,15 @@ class Policy:
         return dataclass_replace(self, **changes)
 
     def save(self, folder: str | Path) -> Path:
-        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt where something runs in FP8, and dtype.txt, recipe.txt and
-        kernel.txt where these are not what they would be without. Returns the folder, which is created where it does not exist."""
+        """Writes bf16.txt, fp32.txt and promote.txt into `folder`, fp8.txt and saved.txt where the policy has these lists, and the files of
+        one word where these are not what they would be without. Returns the folder, which is created where it does not exist."""
         target = Path(folder)
         try:
             target.mkdir(parents=True, exist_ok=True)
         except (FileExistsError, NotADirectoryError):
             raise HmpError(f"{target}: a file stands there; name a folder for the lists, which is made where there is none") from None
-        (target / "fp8.txt").unlink(missing_ok=True)  # what another policy may have left there
+        for cast in OPTIONAL:
+            (target / f"{cast}.txt").unlink(missing_ok=True)  # what another policy may have left there
         for cast in self.lists:
             names = sorted(self.entries(cast), key=lambda name: ("@" in name, name == EVERY_OP))
             (target / f"{cast}.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
@@ -314,7 +323,7 @@ class Policy:
 
         def table(policy: Policy) -> dict[str, str]:
             # the first list that holds a name wins: BF16 and FP32 before promote (R4)
-            return {name: cast for cast in reversed(LISTS) for name in policy.entries(cast)}
+            return {name: cast for cast in reversed(DTYPES) for name in policy.entries(cast)}
 
         mine, theirs, here, there = table(self), table(against), Listed(self), Listed(against)
         words = zip(self._words.items(), against._words.values(), strict=True)
@@ -329,7 +338,9 @@ class Policy:
             if differing and None in pair and differing[0][0][0] != differing[0][1][0]:
                 pair = differing[0][0][0], differing[0][1][0]
             found[name] = pair
-        return found
+        packs = [policy.entries("saved") for policy in (self, against)]
+        told = {f"{name} (kept)": tuple("saved" if name in each else None for each in packs) for name in sorted({*packs[0], *packs[1]})}
+        return found | {name: (one, other) for name, (one, other) in told.items() if one != other}
 
     def __str__(self) -> str:
         counts = ", ".join(f"{cast} {len(getattr(self, cast))}" for cast in self.lists)
@@ -357,19 +368,6 @@ def _in_order(entries: Iterable[ListEntry]) -> tuple[ListEntry, ...]:
 def _habanas() -> Iterator[ListEntry]:
     """The entries of Habana's default lists."""
     return (entry for cast in CASTS for entry in read_list(presets.folder(HABANA) / f"{cast}.txt", cast))
-
-
-def _list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
-    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
-    for variable in variables:
-        if environ.get(variable):
-            try:
-                return read_list(environ[variable], cast)
-            except OpListError as error:
-                told = OpListError(f"{error}; the environment variable {variable} names it")
-                told.path, told.line = error.path, error.line
-                raise told from None
-    return None
 
 
 def _refuse_other(field_name: str, value: Any) -> None:

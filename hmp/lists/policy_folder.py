@@ -10,18 +10,24 @@ import torch
 
 from ..errors import HmpError, OpListError
 from ..fp8 import RECIPES
+from ..saved import FORMATS
 from . import presets
-from .entries import LISTS, ListName, read_text
+from .entries import LISTS, OPTIONAL, ListName, read_text
 
 LOW_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 # A field of a policy → the words that its file may hold; the first is meant where there is no such file.
-WORDS: Mapping[str, tuple[str, ...]] = {"dtype": tuple(LOW_DTYPES), "fp8_recipe": tuple(RECIPES), "fp8_kernel": ("auto", "emulate")}
-WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt"}
+WORDS: Mapping[str, tuple[str, ...]] = {
+    "dtype": tuple(LOW_DTYPES),
+    "fp8_recipe": tuple(RECIPES),
+    "fp8_kernel": ("auto", "emulate"),
+    "saved_recipe": tuple(FORMATS),
+}
+WORD_FILES = {"dtype": "dtype.txt", "fp8_recipe": "recipe.txt", "fp8_kernel": "kernel.txt", "saved_recipe": "saved_recipe.txt"}
 # What Policy.diff() calls the fields: no name of an op.
-SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)"}
+SAID = {"dtype": "(low dtype)", "fp8_recipe": "(FP8 recipe)", "fp8_kernel": "(FP8 kernel)", "saved_recipe": "(kept as)"}
 BASE_FILE = "base.txt"
 # of the files that a policy is written into, those that not every policy has
-OPTIONAL_FILES = ("fp8.txt", *WORD_FILES.values())
+OPTIONAL_FILES = (*(f"{cast}.txt" for cast in OPTIONAL), *WORD_FILES.values())
 NO_BASE = {field: words[0] for field, words in WORDS.items()}
 
 

@@ -116,20 +116,20 @@ def effective(base: Policy, ranks: Ranks) -> Policy:
 
     An entry takes its ops, with their synonyms and their in-place and reflected forms, from all later ranks and from `base` (R4).
     """
-    taken: dict[str, ListEntry] = {}
+    taken: dict[tuple[str, str], ListEntry] = {}
     kept: list[ListEntry] = []
     for rank in ranks:
-        claims = [(entry, [op for op in spelling.resolve(entry) if op not in taken]) for entry in rank]
+        claims = [(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken]) for entry in rank]
         _refuse_tie(claims)
         for entry, ops in claims:
             kept += _without_taken(entry, ops) if ops else ()
             for op in ops:
                 for relative in (op, *sites.relatives(op)):
-                    taken.setdefault(relative, entry)
+                    taken.setdefault((entry.about, relative), entry)
     if not taken:
         return base
     for entry in _entries_of(base):
-        kept += _without_taken(entry, [op for op in spelling.resolve(entry) if op not in taken])
+        kept += _without_taken(entry, [op for op in spelling.resolve(entry) if (entry.about, op) not in taken])
     origin = {(entry.cast, entry.name): entry for entry in reversed(kept)}
     lists: dict[str, Any] = {cast: frozenset(name for on, name in origin if on == cast) for cast in LISTS}
     return base.replace(name=base.name, scoped=(), origin=origin, **lists)
@@ -157,7 +157,7 @@ def _entries_of(policy: Policy) -> Iterator[ListEntry]:
 def _refuse_tie(claims: Iterable[tuple[ListEntry, list[str]]]) -> None:
     by_op: dict[str, ListEntry] = {}
     for entry, ops in claims:
-        for op in ops if entry.cast != "promote" else ():
+        for op in ops if entry.cast in RIVALS else ():
             other = by_op.setdefault(op, entry)
             if other.cast in RIVALS[entry.cast]:
                 also = f" ({other.place})" if other.path else ""

@@ -13,8 +13,9 @@ import torch
 from ..errors import OpListError
 from ..fp8 import PRODUCTS
 from ..observing import log
-from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites_of, takes_tensor
+from ..ops import NAMESPACES, PYTHON_OPS, Site, aten_names, every_op, function_site, op_facts, op_id, op_of, sites, sites_of, takes_tensor
 from ..patching import cache
+from ..saved import why_never
 from ..torch_private import schemas_of
 from .entries import AUTOCAST, EVERY_OP, ListEntry
 from .presets import home
@@ -79,7 +80,8 @@ def _is_op(name: str) -> bool:
 def resolve(entry: ListEntry) -> tuple[str, ...]:
     """The ids of the ops that the entry's name means: for a user's own function its dotted name, for `*` "*".
 
-    Raises OpListError with path, line and the nearest ids for an unknown name, and on an FP8 list for what is no product. For a name that
+    Raises OpListError with path, line and the nearest ids for an unknown name, on an FP8 list for what is no product, and on a list of what
+    is packed for what can't be. For a name that
     only another release of torch, ATen or Habana's compiler has it returns () and warns once.
     """
     ids = _resolve(entry)
@@ -87,6 +89,10 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
         in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
         what = "writes into its input, whose dtype it keeps (R5)" if in_place else "is no product"
         raise OpListError(f"{entry.text!r} {what}; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
+    if entry.cast == "saved":
+        why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
+        if why:
+            raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)
     return ids
 
 

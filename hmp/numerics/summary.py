@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept
@@ -22,6 +21,7 @@ from ..formatting import NOTHING, SCHEMA_VERSION, aligned, size
 from ..lists import DEFAULT, Policy, as_policy
 from ..observing import Modules
 from ..report.record import record
+from ..saved import counting
 from ..session import applied_policy, casts
 from .calling import call
 
@@ -141,7 +141,7 @@ class _Seen:
         """A stretch in which the model's modules are looked at."""
         hooks = [module.register_forward_hook(self.leave) for module in self._model.modules()]
         try:
-            with self._modules.watch(), saved_tensors_hooks(self.keep, lambda tensor: tensor):
+            with self._modules.watch(), counting(self.keep, self):
                 yield
         finally:
             for hook in hooks:
@@ -167,6 +167,19 @@ class _Seen:
             self._meter.keep(tensor)
             self.saved[path] += self._meter.bytes - before
         return tensor
+
+    def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> str | None:
+        """Counts what is to be packed for the layer that is running: in place of `keep`."""
+        path = self.path_of(self._modules.path)
+        if path is not None and self._meter.kept(op, tensor, nbytes, left):
+            self.saved[path] += left
+            return path
+        return None
+
+    def changed(self, path: str | None, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:
+        """Counts what packing it saved."""
+        if path is not None:
+            self.saved[path] -= saved
 
     def leave(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Notes what a module returned."""

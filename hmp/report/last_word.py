@@ -16,7 +16,7 @@ from ..casting import each_tensor
 from ..context import CompiledPolicy, Off
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
-from ..lists import LISTS, Listed, ListEntry, Policy
+from ..lists import DTYPES, Listed, ListEntry, Policy
 from ..observing import PACKAGES, Modules
 from ..session import OpRule
 from .bounded_places import BoundedPlaces
@@ -55,7 +55,7 @@ class LastWord:
         policy, given_by_user = here.policy, here.user_policy
         if given_by_user is not None and id(given_by_user) not in self._outside:
             self._outside[id(given_by_user)] = given_by_user, given_by_user.unscoped
-        if policy is not None and (rule.kind in LISTS or rule.kind == "autocast"):
+        if policy is not None and (rule.kind in DTYPES or rule.kind == "autocast"):
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
 

@@ -29,7 +29,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     report = Report((), (), (), (), device=_device(), **provenance())
     report._recorder = recorder
     try:
-        with uncompiled(), observed_by(recorder), recorder.modules.watch(), Unlisted(recorder) as unlisted:
+        with uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
             state.around_backward.append(unlisted.in_backward)
             try:
                 yield report

@@ -31,6 +31,7 @@ from ..torch_private import (
 )
 from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
+from .kept_packed import KeptRows
 from .kernels import Kernels, call_key, nbytes_of, waiting
 from .last_word import LastWord
 from .models import RunningModels
@@ -78,6 +79,7 @@ class Recorder:
         self.unplaced = 0  # calls in later places than are kept
         self.slices = Slices()
         self.fp8 = Fp8Rows()
+        self.kept = KeptRows(lambda: self.modules.path)
         self.places = BoundedPlaces(self.modules)
         self.last_word = LastWord(self.modules, self.places)
         self._counts: dict[Key, list[Any]] = {}
@@ -324,6 +326,8 @@ class Recorder:
         # of a line that another one took a part of, what is left has the names of its ops
         followed = {(entry.cast, entry.scope, entry.name) for entry, *_ in noted if entry is not None}
         for rule in {rule for policy in self.policies for rule in policy.scoped}:
+            if rule.cast == "saved":
+                continue  # self.kept tells what such lines did
             if followed.isdisjoint((rule.cast, rule.scope, name) for name in (rule.name, *spelling.resolve(rule))):
                 unused.append(rule.text)
         return sorted(unused)

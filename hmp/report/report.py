@@ -15,8 +15,9 @@ from ..errors import HmpError
 from ..formatting import SCHEMA_VERSION, count, dtype_name, in_notebook, written
 from ..lists import LISTS
 from ..printers import printer
-from . import bounded_places, trace
+from . import bounded_places, kept_packed, trace
 from .in_fp8 import Fp8Row, merged
+from .kept_packed import KeptRow
 from .models import Model, alike_together
 from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
 from .violations import Violation, together
@@ -48,6 +49,7 @@ class Report:
         self._slices: trace.Slices | None = None
         self._rows = tuple(rows)
         self._fp8 = tuple(fp8)
+        self._kept: tuple[KeptRow, ...] = tuple(about.pop("kept", ()))
         self._violations = tuple(violations)
         self._models = tuple(models)
         self._about: dict[str, Any] = {
@@ -97,6 +99,11 @@ class Report:
     def fp8(self) -> list[Fp8Row]:
         """What quantising did to the operands of products in FP8, by op, module and role."""
         return list(self._fp8) if self._recorder is None else self._recorder.fp8.rows()
+
+    @property
+    def kept(self) -> list[KeptRow]:
+        """What ops kept for backward where the policy has it packed, by op and module: bytes before and after, error and time."""
+        return list(self._kept) if self._recorder is None else self._recorder.kept.rows()
 
     def violations(self) -> list[Violation]:
         """The calls that ran otherwise than a line of the BF16, FP32 or FP8 list says, most calls first: who had the last word, and where.
@@ -183,7 +190,7 @@ class Report:
         if recorder is not None:
             told = {name: self._told(name) for name in _TOLD}
             self._rows, self._fp8 = tuple(recorder.rows()), tuple(recorder.fp8.rows())
-            self._violations = tuple(recorder.last_word.found())
+            self._kept, self._violations = tuple(recorder.kept.rows()), tuple(recorder.last_word.found())
             self._models = tuple(self.models)
             self._about |= {**told, "seconds": recorder.seconds}
             self._slices, self._recorder = recorder.slices, None
@@ -237,6 +244,7 @@ class Report:
                 **{name: sum(each._told(name) for each in reports) for name in ("uncast_calls", "unplaced_calls")},
                 "seconds": seconds(each._about["seconds"] for each in reports),
                 "ranks": sum(each._about["ranks"] for each in reports),
+                "kept": kept_packed.merged(row for report in reports for row in report.kept),
             },
         )
 
@@ -271,6 +279,7 @@ class Report:
             "notes": self.notes,
             "rows": [asdict(row) for row in self.rows],
             "fp8": [asdict(row) for row in self.fp8],
+            "kept": [asdict(row) for row in self.kept],
             "violations": [asdict(each) for each in self.violations()],
             "models": [asdict(each) for each in self.models],
         }
@@ -282,8 +291,9 @@ class Report:
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        made = ("schema_version", "hmp_report", "rows", "fp8", "violations", "models", "notes")
+        made = ("schema_version", "hmp_report", "rows", "fp8", "kept", "violations", "models", "notes")
         about = {name: value for name, value in values.items() if name not in made}
+        about["kept"] = [KeptRow(**row) for row in values.get("kept", ())]
         fp8 = (Fp8Row(**row) for row in values.get("fp8", ()))  # which reports of before FP8 do not have
         violations = (Violation(**each) for each in values.get("violations", ()))  # nor these those of before
         models = (Model(**each) for each in values.get("models", ()))  # nor these

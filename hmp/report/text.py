@@ -15,6 +15,8 @@ with needed("a report's tables need", "report", "rich"):
 
 from ..formatting import duration, size
 from .in_fp8 import Fp8Row, merged
+from .kept_packed import KeptRow
+from .kept_packed import merged as merged_kept
 from .models import Model, Share, shares
 from .report import Report
 from .rows import PAST, UNLISTED, Row, entry, in_words, total
@@ -44,6 +46,8 @@ def text(report: Report) -> str:
         parts += ["", _in_fp8(report.fp8)]
     elif any(policy.get("fp8") for policy in report.policies):
         parts += ["", "Nothing ran in FP8: the ops on its list were not called, or could not (hmp.fallbacks() says why)."]
+    if report.kept:
+        parts += ["", _kept_packed(report.kept)]
     if report.no_kernel:
         parts += ["", "In float32 for want of a kernel (R11): " + ", ".join(f"{r.op} ({r.no_kernel})" for r in report.no_kernel)]
     if report.never_called:
@@ -126,6 +130,15 @@ def _in_fp8(rows: list[Fp8Row]) -> Table:
         shares = (f"{share:.2%}" for share in (row.saturated, row.flushed))
         where = f"{worst.module or '-'} ({worst.flushed:.2%})"
         made.add_row(row.op, row.role, str(row.tensors), f"{row.amax:.3g}", scales, *shares, where)
+    return made
+
+
+def _kept_packed(rows: list[KeptRow]) -> Table:
+    """By op; report.kept has the modules."""
+    made = _headed(("kept for backward by",), ("tensors", "bytes", "packed", "error", "in packing"))
+    by_op = merged_kept(replace(row, module="") for row in rows)
+    for row in (*sorted(by_op, key=lambda row: -row.nbytes), *merged_kept(replace(row, op="all", module="") for row in rows)):
+        made.add_row(row.op, str(row.tensors), size(row.nbytes), size(row.left), f"{row.error:.2%}", duration(row.seconds))
     return made
 
 

@@ -66,6 +66,7 @@ def convert(  # noqa: PLR0913
     *,
     promote_file_path: str | Path | None = "",
     fp8_file_path: str | Path | None = "",
+    saved_file_path: str | Path | None = "",
     policy: Policy | str | Path | None = None,
     dtype: Any = None,
     verbose: bool | None = None,
@@ -73,9 +74,10 @@ def convert(  # noqa: PLR0913
 ) -> Handle:
     """Puts a policy in force for the whole process. Returns a handle that restores the policy from before.
 
-    "" and None mean the default list of that kind (Habana's, which has no product in FP8). `opt_level` "O2" runs matrix products and
-    convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named. `policy` takes a Policy,
-    a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless the policy says otherwise.
+    "" and None mean the default list of that kind (Habana's, which has no product in FP8 and packs nothing). `opt_level` "O2" runs
+    matrix products and convolutions in the low dtype and every other op in float32, whatever files of BF16 and FP32 lists are named.
+    `policy` takes a Policy, a preset's name or a folder, and excludes the paths and "O2"; `dtype` is the low dtype, torch.bfloat16 unless
+    the policy says otherwise.
     `isVerbose` (or `verbose`) logs the policy, what `unreachable()` lists, and every distinct decision once. `model` is the one whose
     modules scoped lines (`softmax @ decoder.*`) speak of, as it is now; all that is outside them follows the other lines. A second call
     replaces the policy.
@@ -84,7 +86,7 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
     with compiled_policies.gc_paused():
-        chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path))
+        chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path))
         if dtype is not None:
             chosen = chosen.replace(dtype=dtype)
         with _lock:
@@ -121,16 +123,17 @@ def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tu
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
         return as_policy(policy)
     if opt_level == "O2":
-        if files[3]:
-            raise HmpError(
-                "fp8_file_path= and opt_level='O2', which has no product in FP8, exclude each other; "
-                "give policy=hmp.Policy.load('habana-o2').replace(fp8={'linear', ...})"
-            )
+        for cast, file, lacks in (("fp8", files[3], "has no product in FP8"), ("saved", files[4], "packs nothing")):
+            if file:
+                raise HmpError(
+                    f"{cast}_file_path= and opt_level='O2', which {lacks}, exclude each other; "
+                    f"give policy=hmp.Policy.load('habana-o2').replace({cast}={{'linear', ...}})"
+                )
         return as_policy("habana-o2")
     if not any(files):
         return as_policy(HABANA)
-    bf16, fp32, promote, fp8 = files
-    return Policy.from_files(bf16, fp32, promote, fp8=fp8)
+    bf16, fp32, promote, fp8, saved = files
+    return Policy.from_files(bf16, fp32, promote, fp8=fp8, saved=saved)
 
 
 def revert() -> None:

@@ -100,6 +100,8 @@ class Decisions:
             fp8=frozenset(lists["fp8"]),
             fp8_recipe=self.start.fp8_recipe,
             fp8_kernel=self.start.fp8_kernel,
+            saved=self.start.saved,
+            saved_recipe=self.start.saved_recipe,
             scoped=tuple(scoped),
         )
 

@@ -29,7 +29,8 @@ _counts: Counter[str] = Counter()
 
 def fallbacks() -> dict[str, int]:
     """How many calls of each op ran in float32 because the device has no kernel in the low dtype, and how many products on the FP8 list
-    in the low dtype, by "op: not in FP8, reason"; reset when torch is unpatched."""
+    in the low dtype, by "op: not in FP8, reason"; of ops whose tensors for backward are to be packed, the calls that could not, by
+    "op: not packed, reason"; reset when torch is unpatched."""
     with _lock:
         return dict(_counts)
 
@@ -43,6 +44,12 @@ def count_not_in_fp8(op: str, reason: str) -> None:
     """Counts a product on the FP8 list that runs in the low dtype, for `fallbacks()`, and logs the first one with that reason."""
     if _count(f"{op}: not in FP8, {reason}") and speaks():
         log.info("%s is on the FP8 list and runs in the low dtype (%s); hmp.fallbacks() counts such calls", op, reason)
+
+
+def count_not_packed(op: str, reason: str) -> None:
+    """Counts a call of an op on the list of what is packed that keeps what torch keeps, for `fallbacks()`."""
+    if _count(f"{op}: not packed, {reason}") and speaks():
+        log.info("%s is on the list of what is kept packed, and keeps what torch keeps (%s); hmp.fallbacks() counts such calls", op, reason)
 
 
 def _count(what: str) -> bool:

@@ -17,7 +17,7 @@ Parameter = torch.nn.Parameter
 Choose = Callable[[list[Tensor]], torch.dtype]
 Kind = Literal[
     "fp8", "bf16", "fp32", "promote", "first", "in_place", "mask_in_place", "fill", "guard", "guard_in_place", "no_kernel",
-    "no_kernel_in_place", "inside", "autocast",
+    "no_kernel_in_place", "inside", "autocast", "saved",
 ]  # fmt: skip
 # Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
@@ -26,7 +26,7 @@ SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Ge
 class OpRule(NamedTuple):
     """What op_wrap needs to know of an op and of the rule for it.
 
-    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for.
+    `kind` is the list that the op is on, or for an unlisted op what R5, R7, R8, R11 or R12 ask for; "saved" where R22 alone asks.
     """
 
     op: str  # its id
@@ -51,6 +51,7 @@ class OpRule(NamedTuple):
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
     retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
     fp8: tuple[str, str] = ("", "")  # of kind "fp8": its recipe and its kernel, as the policy has them
+    saved: str = ""  # the recipe by which what it keeps for backward is packed (R22)
     unlisted: OpRule | None = None  # of kind "autocast": the rule where torch.autocast cannot run the op, if there is one
 
     @property

@@ -5,13 +5,15 @@ What does not depend on the tensors of a call is decided here, once, when the wr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 from ..caches import cast_cache
 from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..ops import op_facts
-from . import autocast_inside, lost_writes, norms_and_lookups, refusals, saturation
+from ..saved import keeping, noting
+from . import autocast_inside, kernel_fallback, lost_writes, norms_and_lookups, refusals, saturation
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .one_buffer import with_one_buffer
@@ -33,6 +35,7 @@ _WRAPPERS: dict[Kind, Callable[[Op, OpRule, Caster], Op]] = {
     "fill": lambda op, rule, caster: saturation.fill_wrapper(op, rule),
     "guard": lambda op, rule, caster: saturation.guard_wrapper(op, rule),
     "guard_in_place": lambda op, rule, caster: saturation.guard_wrapper(op, rule),
+    "saved": lambda op, rule, caster: op,
 }
 # Kinds under which inputs are cast; those of norms and look-ups have a wrapper of their own, for not all of them may be.
 _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
@@ -41,7 +44,10 @@ _CASTS_INPUTS = frozenset({"bf16", "fp32", "promote", "first"})
 def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
     caster = _caster(rule)
+    in_graph = hasattr(op, "inlined")
     inner = without_casts(op) if rule.composite else with_one_buffer(op, rule.op)
+    if rule.saved:
+        inner, caster = _keeping(inner, rule, in_graph), noting(caster)
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
         rule = rule._replace(asks_torch_first=False)  # somebody else's patch of torch is the user's Python, which must not run twice
     if observer is not None:
@@ -49,6 +55,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
         inner = observer.calling(inner, rule)
     if rule.kind == "fp8":
         product = fp8_product(rule, getattr(op, "inlined", None))
+        product = _keeping(product, rule, in_graph) if rule.saved else product
         wrapper = fp8_product_wrapper(inner, product if observer is None else observer.calling(product, rule), rule, caster)
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
@@ -58,6 +65,12 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     else:
         wrapper = _WRAPPERS[rule.kind](inner, rule, caster)
     return wrapper if observer is None else observer.around(wrapper, rule)
+
+
+def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
+    kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
+    functools.update_wrapper(kept, op, ("computes",), ())
+    return kept
 
 
 def _caster(rule: OpRule) -> Caster:

@@ -105,11 +105,11 @@ def test_a_policy_that_there_is_not_is_wrong_use(arguments: list[str], capsys: p
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
-    assert heading.split() == ["preset", "low", "dtype", "bf16", "fp32", "promote", "fp8"]
+    assert heading.split() == ["preset", "low", "dtype", "bf16", "fp32", "promote", "fp8", "saved"]
     assert [line.split()[0] for line in lines] == hmp.policies()
     rows = {line.split()[0]: line.split()[1:] for line in lines}
-    assert rows["habana-o2"] == ["bfloat16", "13", "1", "0", "0"]
-    assert rows["apex-o1"] == ["float16", "26", "53", "19", "0"]
+    assert rows["habana-o2"] == ["bfloat16", "13", "1", "0", "0", "0"]
+    assert rows["apex-o1"] == ["float16", "26", "53", "19", "0", "0"]
     assert rows["torch-cpu"] == ["is", hmp.Policy.load("torch-cpu").name, "here"]
 
 

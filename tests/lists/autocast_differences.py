@@ -47,6 +47,18 @@ OTHERS = (
     ("`nn.MultiheadAttention` and `nn.TransformerEncoderLayer` in eval, without gradients",
      "run a fused kernel", "run op by op, as in training; `nn.TransformerEncoder` leaves zeros at padded positions where torch does",
      "R8: one module has one precision"),
+    (
+        "`cross_entropy` on CUDA",
+        "takes `log_softmax` in the low dtype and the rest in float32",
+        "runs in float32",
+        "it stands on the FP32 list of `torch-cuda`, and on torch's own page",
+    ),
+    (
+        "`nn.LSTM`, `nn.GRU`, `nn.RNN` on CUDA under bfloat16",
+        "run in float16",
+        "run in bfloat16",
+        "R1: the policy's dtype is the one that runs",
+    ),
     ("`binary_cross_entropy` on CUDA", "raises", "runs in float32", "it stands on the FP32 list of `torch-cuda`"),
     ("ops without elements, such as the inverse of a 0x0 matrix", "keep the low dtype", "may give float32",
      "R11's table knows ops and not sizes"),
@@ -164,7 +176,9 @@ def page(counts: Mapping[str, int]) -> str:
         "|---|---|---|---|",
         *others,
         "",
-        "Of the presets for CUDA no more is known than torch's own test cases for autocast say, which pass with the kernels of the CPU.",
+        "The presets for CUDA pass torch's own test cases for autocast with the kernels of the CPU; on an H100 eight small models "
+        "(convolutions, attention, recurrent layers) gave torch.autocast's bits in bfloat16 and float16, but for the two rows about CUDA "
+        "above.",
         "",
         _SHOWN,
     ))  # fmt: skip

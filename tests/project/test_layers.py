@@ -24,7 +24,7 @@ LEVELS = (
     "patching",
     "context casting",
     "caches ops",
-    "fp8",
+    "fp8 saved",
     "lists",
     "wrapping",
     "torch_hooks",

@@ -14,6 +14,7 @@ with needed("a report's page needs", "report", "jinja2"):
     import markupsafe
 
 from ...formatting import share, size, typeset_duration
+from ..kept_packed import merged as merged_kept
 from ..models import shares
 from ..report import Report
 from ..rows import PAST, UNLISTED, Row, entry, total
@@ -72,6 +73,7 @@ def report_page(report: Report) -> str:
         unlisted_more=max(len(unlisted) - UNLISTED_OPS, 0),
         in_fp8=sorted(report.fp8, key=lambda row: (-row.flushed, -row.saturated))[:FP8_ROWS],
         in_fp8_all=len(report.fp8),
+        kept_packed=merged_kept(report.kept),
         no_kernel=report.no_kernel,
         never=model.never_called(report),
         table=shown[: model.TABLE_ROWS],

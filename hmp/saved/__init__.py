@@ -1,0 +1,9 @@
+"""What ops keep for backward, packed into few bits until backward asks for it."""
+
+from .copies import noting
+from .formats import FORMATS
+from .hooks import keeping
+from .packable import KEEPS, why_never
+from .watching import counting, watchers
+
+__all__ = ["FORMATS", "KEEPS", "counting", "keeping", "noting", "watchers", "why_never"]

@@ -1,0 +1,159 @@
+"""Packs what one op keeps for backward, by torch's hooks for saved tensors around its call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from ..torch_private import (
+    are_saved_tensors_hooks_allowed,
+    dispatch_modes,
+    function_modes,
+    in_plain_autograd,
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    saved_tensors_hooks,
+    storage_of,
+    without_torch_function,
+)
+from . import watching
+from .copies import is_of_weight, weight_of
+from .formats import FORMATS, LEAST, Format, Tensor
+from .kept import Exact, Kept, Recast, keep, look_of, pack_unheld
+from .packable import is_statistic, why_not
+
+Op = Callable[..., Any]
+Parameter = torch.nn.Parameter
+
+# torch's own, taken before anything is patched
+_grad_enabled = torch.is_grad_enabled
+_is_inference, _numel = Tensor.is_inference, Tensor.numel
+
+# What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
+_OF_STATISTICS = 16
+
+
+class _Keeping:
+    """The pack hook for one call."""
+
+    __slots__ = ("_form", "_least", "_op", "args")
+
+    def __init__(self, op: str, form: Format, args: tuple[Any, ...]) -> None:
+        self._op, self._form, self.args = op, form, args
+        self._least = 0
+
+    def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
+        """What the graph holds in the place of the tensor."""
+        if not function_modes():
+            return self._kept(tensor)
+        with without_torch_function():
+            return self._kept(tensor)
+
+    def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
+        if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
+            return Exact(tensor, self._op)
+        if tensor.dtype not in self._form.takes or is_statistic(self._op, tensor.shape):
+            return self._exact(tensor)
+        copied = weight_of(tensor)
+        if copied is not None:
+            watching.kept(self._op, tensor, tensor.nbytes, 0)
+            return Recast(*copied, look_of(tensor), self._op)
+        if is_of_weight(tensor):
+            return Exact(tensor, self._op)
+        if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
+            return self._exact(tensor)
+        return keep(tensor, self._form, self._op)
+
+    def _exact(self, tensor: Tensor) -> Exact:
+        watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
+        return Exact(tensor, self._op)
+
+    def _smallest(self) -> int:
+        if not self._least:
+            sizes = [_numel(a) for a in self.args if isinstance(a, Tensor)]
+            self._least = max(LEAST, *(size // _OF_STATISTICS for size in sizes)) if sizes else LEAST
+        return self._least
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or _is_inference(tensor):
+        return False
+    return tensor.device.type != "meta"
+
+
+def _is_leafs(tensor: Tensor) -> bool:
+    """Whether it is, or is a view of, a parameter or a leaf that needs a gradient: the program holds it."""
+    base = tensor if tensor._base is None else tensor._base
+    return type(base) is not Tensor or (base.is_leaf and base.requires_grad)
+
+
+def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
+    """The unpack hook."""
+    if not function_modes():
+        return kept.tensor()
+    with without_torch_function():
+        return kept.tensor()
+
+
+def _pack_unheld() -> None:
+    if not function_modes():
+        pack_unheld()
+        return
+    with without_torch_function():
+        pack_unheld()
+
+
+def _any_large(values: Iterable[Any]) -> bool:
+    """Whether one of an op's arguments is large enough that what it keeps may be worth packing."""
+    for value in values:
+        if isinstance(value, Tensor):
+            if _numel(value) >= LEAST:
+                return True
+        elif isinstance(value, (list, tuple)) and value and not isinstance(value[0], (int, float)):
+            return True
+    return False
+
+
+def _refusal(op: str, args: tuple[Any, ...]) -> str:
+    """Why nothing can be packed here; "" where it can."""
+    if saved_tensors_hooks is None:
+        return "this torch does not say whose hooks for saved tensors are in force"
+    hooks = saved_tensors_hooks(True)
+    if hooks is not None and not watching.is_counter(hooks[0]):
+        return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
+    if not are_saved_tensors_hooks_allowed():
+        return "hooks for saved tensors are disabled"
+    if dispatch_modes() or not in_plain_autograd():
+        return "a dispatch mode, torch.func, forward-mode differentiation or torch.jit.trace"
+    return why_not(op, args)
+
+
+def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
+    """A function that calls `op`, and packs what it keeps for backward. `count` is told the op and why where nothing can be packed.
+
+    `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
+    """
+    form = FORMATS[recipe]
+
+    def kept(*args: Any, **kwargs: Any) -> Any:
+        if not _grad_enabled() or (not _any_large(args) and not (kwargs and _any_large(kwargs.values()))):
+            result = op(*args, **kwargs)
+            _pack_unheld()
+            return result
+        refusal = "torch.compile" if in_graph else _refusal(name, args)
+        if refusal:
+            count(name, refusal)
+            return op(*args, **kwargs)
+        hook = _Keeping(name, form, (*args, *kwargs.values()) if kwargs else args)
+        try:  # an interrupt may come behind any call
+            push_saved_tensors_hooks(hook.keep, _tensor_of)
+            result = op(*args, **kwargs)
+        finally:
+            pop_saved_tensors_hooks()
+            hook.args = ()  # the graph holds the hook
+        _pack_unheld()
+        return result
+
+    return kept

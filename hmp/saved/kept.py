@@ -1,0 +1,293 @@
+"""What the graph holds in the place of a tensor that an op keeps for backward.
+
+Memory that others still hold is not packed: packs would only add to it. So a tensor stays as it is until the graph is its last holder,
+which `pack_unheld()` looks for at each later call of a listed op. By then nobody can write it any more, and everything that was kept of
+its memory is known: it is packed once. Backward gets rounded numbers in either case, so that they do not depend on who held what, and when.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+
+from .. import fork_safe
+from ..torch_private import owners_of_storage, storage_of
+from . import watching
+from .formats import Format, Packed, pack, unpack
+
+Tensor = torch.Tensor
+Parameter = torch.nn.Parameter
+_MOST_HELD = 8  # memories that are found held at one call: what a caller holds for long costs each call little
+
+# torch's own, taken before anything is patched
+_as_strided, _contiguous, _detach, _to = Tensor.as_strided, Tensor.contiguous, Tensor.detach, Tensor.to
+_element_size, _is_inference, _numel, _offset = Tensor.element_size, Tensor.is_inference, Tensor.numel, Tensor.storage_offset
+_size, _stride = Tensor.size, Tensor.stride
+
+# By the storage's address: the memories that are not packed yet, those that were looked at last at the end.
+_pending: OrderedDict[int, weakref.ref[Memory]] = OrderedDict()
+_lock = fork_safe.RLock()
+
+
+def _owners_of_one() -> int:
+    plain = torch.empty(1, device="cpu")
+    return owners_of_storage(storage_of(plain)._cdata)
+
+
+_NOT_TENSORS = _owners_of_one() - 1  # Python's own reference
+
+
+class Exact:
+    """A tensor that is kept as it is."""
+
+    __slots__ = ("_op", "_tensor", "_version")
+
+    def __init__(self, tensor: Tensor, op: str) -> None:
+        # of a leaf the object itself, whose memory may be exchanged until backward; an op's result would hold the op's node
+        self._tensor = tensor if tensor.is_leaf else _detach(tensor)
+        self._version = -1 if _is_inference(tensor) else tensor._version
+        self._op = op
+
+    def tensor(self) -> Tensor:
+        """The tensor; RuntimeError where it was written since."""
+        if self._version >= 0:
+            _refuse_written(self._tensor, self._version, self._op)
+        return self._tensor
+
+
+class Look(NamedTuple):
+    """Where a tensor's elements are within memory."""
+
+    dtype: torch.dtype
+    offset: int
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+
+
+def look_of(tensor: Tensor) -> Look:
+    """The tensor's look at its memory."""
+    return Look(tensor.dtype, int(_offset(tensor)), tuple(_size(tensor)), tuple(_stride(tensor)))
+
+
+class Recast:
+    """A low-precision copy of a weight, which is not kept: backward casts the weight again."""
+
+    __slots__ = ("_look", "_op", "_version", "_weight")
+
+    def __init__(self, weight: Tensor, version: int, look: Look, op: str) -> None:
+        self._weight, self._version, self._look, self._op = weight, version, look, op
+
+    def tensor(self) -> Tensor:
+        """The copy, made again; RuntimeError where the weight was written since."""
+        _refuse_written(self._weight, self._version, self._op)
+        low = _to(_detach(self._weight), self._look.dtype)
+        return _as_strided(low, self._look.size, self._look.stride, self._look.offset)
+
+
+class _Source:
+    """Packed memory, and its numbers while several uses of it wait for them."""
+
+    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared")
+
+    def __init__(self, packed: Packed, about: watching.About) -> None:
+        self.packed = packed
+        self.shared = False
+        self._about = about
+        self._flat: Tensor | None = None
+
+    def flat(self) -> Tensor:
+        """All numbers, in the order of memory."""
+        global _unpacked_last
+        flat = self._flat
+        if flat is None or flat._version:
+            started = watching.now()
+            flat = unpack(self.packed)
+            watching.changed(self._about, 0, watching.now() - started, [])
+            if self.shared:
+                last = _unpacked_last()
+                if last is not None:
+                    last._flat = None  # one at most is kept where a graph is
+                self._flat, _unpacked_last = flat, weakref.ref(self)
+        return flat
+
+
+def _nothing() -> None:
+    """Stands for a weak reference to a source that does not exist yet."""
+
+
+_unpacked_last: Callable[[], _Source | None] = _nothing
+
+
+class Kept:
+    """One tensor that is kept: as it is while its memory is pending, then packed."""
+
+    __slots__ = ("__weakref__", "_memory", "_op", "_written", "alias", "is_leaf", "look", "packed_look", "source", "version")
+
+    def __init__(self, memory: Memory, tensor: Tensor, look: Look, op: str) -> None:
+        self._memory = memory
+        self._op = op
+        self.alias: Tensor | None = _detach(tensor)
+        self.version = tensor._version
+        self.is_leaf = tensor.is_leaf
+        self.look = self.packed_look = look
+        self.source: _Source | None = None
+        self._written = -1
+
+    def tensor(self) -> Tensor:
+        """What backward gets; RuntimeError where the tensor was written since."""
+        alias = self.alias
+        if alias is not None:
+            with _lock:
+                _refuse_written(alias, self.version, self._op)
+                if self.is_leaf and not self._memory.is_unheld():
+                    return alias  # an input or a buffer: alive anyway, and nothing that was computed depends on it
+                if self.source is None:
+                    self._memory.pack()
+        if self._written >= 0:
+            raise _written(self.look.dtype, self.look.size, self._written, self.version, self._op)
+        assert self.source is not None
+        look = self.packed_look
+        return _as_strided(self.source.flat(), look.size, look.stride, look.offset)
+
+    def let_go(self) -> None:
+        """Drops the tensor, which is packed; a write until now stays an error."""
+        assert self.alias is not None
+        if self.alias._version != self.version:
+            self._written = self.alias._version
+        self.alias = None
+
+
+class Memory:
+    """The memory of tensors that are kept, until it is packed."""
+
+    __slots__ = ("__weakref__", "_address", "_form", "_kept", "_uses", "about")
+
+    def __init__(self, address: int, form: Format, about: watching.About) -> None:
+        self._address = address
+        self._form = form
+        self._kept: dict[tuple[Look, int], weakref.ref[Kept]] = {}
+        self._uses = 0
+        self.about = about
+
+    def keep(self, tensor: Tensor, op: str) -> Kept:
+        """What stands for the tensor, whose memory this is; the same for the same tensor."""
+        look = look_of(tensor)
+        known = self._kept.get((look, tensor._version))
+        kept = None if known is None else known()
+        if kept is None:
+            kept = Kept(self, tensor, look, op)
+            self._kept[look, kept.version] = weakref.ref(kept)
+        self._uses += 1
+        return kept
+
+    def is_unheld(self) -> bool:
+        """Whether nothing but what is kept holds the memory."""
+        own = sum(kept.alias is not None for kept in self._living())
+        return owners_of_storage(self._address) == own + _NOT_TENSORS
+
+    def _living(self) -> list[Kept]:
+        return [kept for known in list(self._kept.values()) if (kept := known()) is not None]
+
+    def pack(self) -> None:
+        """Packs what was kept of the memory; where nothing else holds it, it is freed."""
+        living = [kept for kept in self._living() if kept.alias is not None]
+        if any(kept.source is None for kept in living):
+            for kept, (source, look) in zip(living, _packed(living, self._form, self), strict=True):
+                source.shared = self._uses > 1
+                kept.source, kept.packed_look = source, look
+        if self.is_unheld():
+            if self.about:
+                freed = storage_of(living[0].alias).nbytes() if living[0].alias is not None else 0
+                left = {id(kept.source): kept.source.packed.nbytes for kept in living if kept.source is not None}
+                watching.changed(self.about, freed - sum(left.values()), 0.0, [])
+            for kept in living:
+                kept.let_go()
+            _pending.pop(self._address, None)  # from now on other memory may have the address
+
+
+def _packed(kept: list[Kept], form: Format, memory: Memory) -> list[tuple[_Source, Look]]:
+    """For each of `kept`, which look at one memory, where its numbers are now: all in one pack of the whole memory, unless they are fewer
+    than it holds."""
+    aliases = [each.alias for each in kept if each.alias is not None]
+    first = aliases[0]
+    held = storage_of(first).nbytes() // _element_size(first)
+    wanted = {each.look: _numel(alias) for each, alias in zip(kept, aliases, strict=True)}
+    if all(alias.dtype is first.dtype for alias in aliases) and (len(wanted) > 1 or held <= _numel(first)) and held <= sum(wanted.values()):
+        whole = _source(_as_strided(first, (held,), (1,), 0), form, memory)
+        return [(whole, each.look) for each in kept]
+    sources = {}
+    for each, alias in zip(kept, aliases, strict=True):
+        if each.look not in sources:
+            dense = alias if _is_dense(alias) else _contiguous(alias)
+            flat = _as_strided(dense, (_numel(alias),), (1,), _offset(dense))
+            sources[each.look] = _source(flat, form, memory), Look(alias.dtype, 0, each.look.size, tuple(_stride(dense)))
+    return [sources[each.look] for each in kept]
+
+
+def _source(flat: Tensor, form: Format, memory: Memory) -> _Source:
+    started = watching.now()
+    packed = pack(flat, form)
+    if memory.about:
+        watching.changed(memory.about, 0, watching.now() - started, [watching.error_of(flat, form)])
+    return _Source(packed, memory.about)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    """Whether the elements lie side by side in memory, in whatever order."""
+    expected = 1
+    for stride, size in sorted(zip(_stride(tensor), _size(tensor), strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def keep(tensor: Tensor, form: Format, op: str) -> Kept:
+    """What stands for a tensor that the op keeps."""
+    address = storage_of(tensor)._cdata
+    with _lock:
+        known = _pending.get(address)
+        memory = None if known is None else known()
+        if memory is None:
+            nbytes = storage_of(tensor).nbytes() if watching.watchers else 0
+            memory = Memory(address, form, watching.kept(op, tensor, nbytes, nbytes))
+            _pending[address] = weakref.ref(memory)
+        return memory.keep(tensor, op)
+
+
+def pack_unheld() -> None:
+    """Packs memory that nothing but the graph holds any more, beginning with what was not looked at for the longest time."""
+    if not _pending:
+        return
+    with _lock:
+        held = 0
+        for _ in range(len(_pending)):
+            address, known = _pending.popitem(last=False)
+            memory = known()
+            if memory is None:
+                continue
+            if memory.is_unheld():
+                memory.pack()
+            else:
+                _pending[address] = known
+                held += 1
+                if held >= _MOST_HELD:
+                    break
+
+
+def _refuse_written(tensor: Tensor, version: int, op: str) -> None:
+    if tensor._version != version:
+        raise _written(tensor.dtype, tuple(_size(tensor)), tensor._version, version, op)
+
+
+def _written(dtype: torch.dtype, size: tuple[int, ...], now: int, then: int, op: str) -> RuntimeError:
+    return RuntimeError(
+        "one of the variables needed for gradient computation has been modified by an inplace operation: "
+        f"[{str(dtype).removeprefix('torch.')} {list(size)}], which {op} kept for backward, is at version {now}; expected version {then} "
+        "instead. Hint: write into a copy of it, x.clone(), or after backward"
+    )

@@ -1,0 +1,144 @@
+"""What packing is compared with: quantisers written by hand, ops whose backward gets quantised tensors, and a count of bytes."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Tensor = torch.Tensor
+BF16 = torch.bfloat16
+aten = torch.ops.aten
+
+
+def blockwise(tensor: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
+    """`quantise` of each 128 elements in the order of memory; what is left behind the last whole block stays."""
+    flat = tensor.detach().contiguous().view(-1).double()
+    whole = flat.numel() // 128 * 128
+    blocks = [quantise(block) for block in flat[:whole].view(-1, 128)]
+    return torch.cat([*blocks, flat[whole:]]).to(tensor.dtype).view(tensor.shape)
+
+
+def fp8(block: Tensor) -> Tensor:
+    """e4m3 with the least power of two as scale by which the block's numbers are at most 448."""
+    most = float(block.abs().max())
+    scale = 2.0 ** math.ceil(math.log2(most / 448)) if most else 1.0
+    return (block / scale).float().to(torch.float8_e4m3fn).double() * scale
+
+
+def bf16(block: Tensor) -> Tensor:
+    return block.to(BF16).double()
+
+
+def quantised(tensor: Tensor, recipe: str) -> Tensor:
+    """What backward is to get in the place of a tensor."""
+    if recipe == "int8":  # its 256 steps are FBGEMM's; test_saved_formats compares these with float64
+        rows = tensor.detach().contiguous().view(-1, 128).float()
+        packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
+        return torch.ops.quantized.embedding_bag_byte_unpack(packed).to(tensor.dtype).view(tensor.shape)
+    if recipe == "bf16" and tensor.dtype is not torch.float32:
+        return tensor.detach()
+    return blockwise(tensor, {"fp8": fp8, "bf16": bf16}[recipe])
+
+
+class Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: str) -> Tensor:
+        ctx.save_for_backward(quantised(x, recipe), weight)
+        return torch.nn.functional.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, weight = ctx.saved_tensors
+        rows = grad.flatten(0, -2)
+        return (rows @ weight).view(x.shape), rows.t() @ x.flatten(0, -2), rows.sum(0), None
+
+
+class Gelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recipe: str) -> Tensor:
+        ctx.save_for_backward(quantised(x, recipe))
+        return aten.gelu(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return aten.gelu_backward(grad, *ctx.saved_tensors), None
+
+
+class Softmax(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recipe: str) -> Tensor:
+        result = aten._softmax(x, -1, False)
+        ctx.save_for_backward(quantised(result, recipe))
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        (result,) = ctx.saved_tensors
+        return aten._softmax_backward_data(grad.contiguous(), result, -1, result.dtype), None
+
+
+class LayerNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: str) -> Tensor:
+        result, mean, rstd = aten.native_layer_norm(x, x.shape[-1:], weight, bias, 1e-5)
+        ctx.save_for_backward(quantised(x, recipe), mean, rstd, weight, bias)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        x, mean, rstd, weight, bias = ctx.saved_tensors
+        return *aten.native_layer_norm_backward(grad, x, x.shape[-1:], mean, rstd, weight, bias, [True] * 3), None
+
+
+class Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, recipe: str) -> Tensor:
+        noise = torch.empty_like(x).bernoulli_(0.9).div_(0.9)
+        ctx.save_for_backward(quantised(noise, recipe))
+        return x * noise
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        return grad * ctx.saved_tensors[0], None
+
+
+class Attention(torch.autograd.Function):
+    """Queries, keys and values come as they are computed, [batch, length, heads, width], which is their order in memory."""
+
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, recipe: str) -> Tensor:
+        given = [each.transpose(1, 2) for each in (q, k, v)]
+        result, logsumexp = aten._scaled_dot_product_flash_attention_for_cpu(*given)
+        ctx.save_for_backward(*(quantised(each, recipe) for each in (q, k, v, result.transpose(1, 2))), logsumexp)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        *kept, logsumexp = ctx.saved_tensors
+        q, k, v, result = (each.transpose(1, 2) for each in kept)
+        grads = aten._scaled_dot_product_flash_attention_for_cpu_backward(grad, q, k, v, result, logsumexp, 0.0, False)
+        return *(each.transpose(1, 2) for each in grads), None
+
+
+def storages() -> dict[int, int]:
+    """Address and bytes of the memory of every tensor that a Python object refers to."""
+    gc.collect()
+    found = {}
+    for each in gc.get_objects():
+        if issubclass(type(each), Tensor) and each.layout is torch.strided and not each.is_meta:
+            storage = each.untyped_storage()
+            found[storage.data_ptr()] = storage.nbytes()
+    return found
+
+
+def bytes_of(forward: Callable[[], Any]) -> tuple[int, Any]:
+    """What is alive behind `forward()` that was not before it, its result apart: in bytes of memory, each once."""
+    before = storages()
+    result = forward()
+    after = storages()
+    mine = {each.untyped_storage().data_ptr() for each in (result if isinstance(result, (list, tuple)) else (result,))}
+    return sum(nbytes for address, nbytes in after.items() if address not in before and address not in mine), result

@@ -1,0 +1,195 @@
+"""What autograd does around packed tensors: writes, retained graphs, hooks, checkpoints, transforms, threads."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+import saved_oracle
+from saved_oracle import bytes_of
+
+PACKED = hmp.Policy("packed", saved=frozenset({"linear", "gelu", "relu", "mul", "layer_norm"}))
+Tensor = torch.Tensor
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
+
+
+def grads(model: nn.Module, x: Tensor, policy: Any = None, call: Any = None) -> list[Tensor]:
+    model.zero_grad()
+    with hmp.casts(policy) if policy is not None else torch.enable_grad():
+        result = (call or model)(x)
+    result.square().sum().backward()
+    return [parameter.grad for parameter in model.parameters()]
+
+
+def same(first: list[Tensor], second: list[Tensor]) -> bool:
+    return all(torch.equal(*pair) for pair in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("held", [True, False], ids=["held", "packed"])
+def test_r22_an_in_place_write_after_the_keeping_raises_as_torch_does(held: bool) -> None:
+    x = torch.randn(64, 128, requires_grad=True)
+
+    def graph() -> tuple[Tensor, Tensor | None]:
+        y = x * 2
+        z = F.gelu(y)
+        y.add_(1)
+        return z, y if held else None
+
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation") as of_torch:
+        graph()[0].sum().backward()
+    with hmp.casts(PACKED):
+        z, _y = graph()
+        F.gelu(torch.ones(4096))  # looks for memory that is not held
+    with pytest.raises(
+        RuntimeError, match=r"inplace operation: \[float32 \[64, 128\]\], which gelu kept .* at version 1; expected version 0"
+    ):
+        z.sum().backward()
+    assert "is at version 1; expected version 0" in str(of_torch.value)
+
+
+def test_r22_a_write_into_a_weight_raises_as_torch_does() -> None:
+    model, x = mlp(), torch.randn(64, 64)
+    for policy in (PACKED, PACKED.replace(bf16={"linear"})):
+        with hmp.casts(policy):
+            result = model(x)
+        with torch.no_grad():
+            model[2].weight.mul_(2)
+        with pytest.raises(RuntimeError, match="which linear kept for backward, is at version"):
+            result.sum().backward()
+
+
+def test_r22_a_graph_is_used_again_and_for_single_gradients() -> None:
+    model, x = mlp(), torch.randn(64, 64)
+    expected = grads(model, x, PACKED)
+    with hmp.casts(PACKED):
+        loss = model(x).square().sum()
+    for _ in range(2):
+        model.zero_grad()
+        loss.backward(retain_graph=True)
+        assert same([parameter.grad for parameter in model.parameters()], expected)
+    assert same(list(torch.autograd.grad(loss, list(model.parameters()))), expected)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        loss.backward()
+
+
+def test_r22_second_derivatives_are_those_at_the_packed_numbers() -> None:
+    x, weight = torch.randn(64, 128, requires_grad=True), torch.randn(64, 128, requires_grad=True)
+
+    with hmp.casts(PACKED):
+        y = x * 1.5
+        z = F.gelu(y)
+    (first,) = torch.autograd.grad(z, y, weight, create_graph=True)
+    (found,) = torch.autograd.grad(first.square().sum(), weight)
+    expected = torch.autograd.grad(torch.ops.aten.gelu_backward(weight, saved_oracle.quantised(y, "fp8")).square().sum(), weight)
+    assert torch.equal(found, expected[0])
+
+
+def test_r22_hooks_around_it_see_what_torch_keeps() -> None:
+    model, x = mlp(), torch.randn(64, 64)
+    exact = grads(model, x)
+    seen: list[Tensor] = []
+
+    def hooked(x: Tensor) -> Tensor:
+        with saved_tensors_hooks(lambda t: seen.append(t) or t.detach(), lambda t: t):
+            return model(x)
+
+    def offloaded(x: Tensor) -> Tensor:
+        with save_on_cpu():
+            return model(x)
+
+    for call in (hooked, offloaded):
+        assert same(grads(model, x, PACKED, call), exact)
+    assert {tuple(each.shape) for each in seen} >= {(64, 64), (64, 128)}
+    told = "not packed, hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
+    assert hmp.fallbacks() == {f"linear: {told}": 4, f"gelu: {told}": 2}
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_r22_a_checkpoint_recomputes_what_forward_computed(reentrant: bool) -> None:
+    model, x = mlp(), torch.randn(64, 64, requires_grad=True)
+
+    def inside(x: Tensor) -> Tensor:
+        return checkpoint(model, F.gelu(model(x)), use_reentrant=reentrant)
+
+    exact, found = grads(model, x, None, inside), grads(model, x, PACKED, inside)
+    assert all((a - b).norm() < 0.05 * b.norm() for a, b in zip(found, exact, strict=True))
+    assert not same(found, exact)  # what is outside of the checkpoint is packed
+
+
+def test_r22_where_casts_are_off_torch_keeps_what_it_keeps() -> None:
+    model, x = mlp(), torch.randn(64, 64)
+
+    def off(x: Tensor) -> Tensor:
+        with hmp.disable_casts():
+            return model(x)
+
+    assert same(grads(model, x, PACKED, off), grads(model, x))
+
+
+def test_r22_threads_pack_what_is_theirs() -> None:
+    models, x = [mlp() for _ in range(4)], torch.randn(64, 64)
+    expected = grads(models[0], x, PACKED)
+    found: dict[int, bool] = {}
+
+    def train(i: int) -> None:
+        found[i] = all(same(grads(models[i], x, PACKED), expected) for _ in range(20))
+
+    threads = [threading.Thread(target=train, args=(i,)) for i in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert found == dict.fromkeys(range(4), True)
+
+
+def test_r22_an_applied_model_is_copied_and_pickled() -> None:
+    model, x = hmp.apply(mlp(), PACKED), torch.randn(64, 64)
+    expected = grads(model, x)
+    for other in (copy.deepcopy(model), hmp.apply(pickle.loads(pickle.dumps(mlp())), PACKED)):
+        assert same(grads(other, x), expected)
+    saved = io.BytesIO()
+    torch.save(model.state_dict(), saved)
+
+
+def test_r22_transforms_keep_what_torch_keeps() -> None:
+    x = torch.randn(64, 128)
+    with hmp.casts(PACKED):
+        found = torch.func.grad(lambda x: F.gelu(x).sum())(x)
+    assert torch.equal(found, torch.func.grad(lambda x: F.gelu(x).sum())(x))
+    assert hmp.fallbacks() == {"gelu: not packed, hooks for saved tensors are disabled": 1}
+    with hmp.casts(PACKED):
+        torch.func.jvp(F.gelu, (x,), (x,))
+        torch.jit.trace(lambda x: F.gelu(x), x, check_trace=False)
+    assert "a dispatch mode, torch.func, forward-mode differentiation or torch.jit.trace" in str(hmp.fallbacks())
+
+
+def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
+    x = torch.randn(64, 128, dtype=torch.float64)
+
+    def gradient(policy: Any) -> Tensor:
+        y = x.clone().requires_grad_()
+        with hmp.casts(policy) if policy else torch.enable_grad():
+            z = F.gelu(y * 2) + F.gelu(y[:30].float() * 2).sum()
+        return torch.autograd.grad(z.sum(), y)[0]
+
+    assert torch.equal(gradient(PACKED), gradient(None))
+    norm, x = nn.LayerNorm(64), torch.randn(8192, 64, requires_grad=True)
+    with hmp.casts(PACKED):
+        kept, _ = bytes_of(lambda: (norm(x * 2), F.gelu(torch.ones(8)))[0])
+    # a byte a number and four for each 128, and two statistics of each row as they are
+    assert kept == 8192 * 64 * 33 // 32 + 2 * 8192 * 4

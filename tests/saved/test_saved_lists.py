@@ -1,0 +1,88 @@
+"""The list of what is kept packed: as a file, in a policy, in scopes, and in what is told of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from hmp import cli
+from hmp.saved import KEEPS, why_never
+from saved_oracle import bytes_of
+
+
+def test_r22_a_list_is_read_kept_beside_the_others_and_written_again(tmp_path: Path) -> None:
+    (tmp_path / "saved.txt").write_text("gelu\nlinear @ *.mlp\n")
+    (tmp_path / "saved_recipe.txt").write_text("int8\n")
+    (tmp_path / "base.txt").write_text("habana\n")
+    policy, habana = hmp.Policy.load(tmp_path), hmp.Policy.load("habana")
+    assert policy.entries("saved") == ["gelu", "linear @ *.mlp"] and policy.saved_recipe == "int8"
+    assert [policy.entries(cast) for cast in habana.lists] == [habana.entries(cast) for cast in habana.lists]  # takes nothing from these
+    assert hmp.Policy.load(policy.save(tmp_path / "again")) == policy == hmp.Policy.from_dict(policy.to_dict())
+    assert policy.diff("habana") == {"gelu (kept)": ("saved", None), "linear @ *.mlp (kept)": ("saved", None)}
+    assert policy.fingerprint != policy.replace(saved_recipe="fp8").fingerprint
+    habana.save(tmp_path / "again")
+    assert not (tmp_path / "again" / "saved.txt").exists() and not (tmp_path / "again" / "saved_recipe.txt").exists()
+    with pytest.raises(hmp.HmpError, match=r"saved_recipe 'int4' is unknown; use 'fp8' or 'bf16' or 'int8'"):
+        policy.replace(saved_recipe="int4")
+
+
+def test_r22_a_scoped_line_packs_in_its_modules_alone() -> None:
+    model = nn.ModuleDict({name: nn.Linear(64, 64) for name in ("here", "there")})
+    policy = hmp.Policy("scoped", saved={"linear @ here"})
+
+    def run(name: str) -> int:
+        x = torch.randn(256, 64, requires_grad=True)
+        kept, _ = bytes_of(lambda: (model[name](x * 2), model["here"](torch.ones(64, 64)))[0])
+        return kept
+
+    with hmp.casts(policy, model=model):
+        run("here")  # a thread's first packing gets memory that is used again
+        assert run("here") < 256 * 64 * 1.1 and run("there") == 256 * 64 * 4
+
+
+def test_r22_convert_takes_the_file_and_star_means_what_keeps_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "mine.txt"
+    file.write_text("*\n")
+    x = torch.randn(64, 128, requires_grad=True)
+    with hmp.convert(saved_file_path=file):
+        for op in (F.gelu, torch.exp, torch.Tensor.tanh, lambda x: x * x, lambda x: F.dropout(x, 0.5)):
+            kept, result = bytes_of(lambda op=op: (op(x * 2), F.gelu(torch.ones(4096)))[0])
+            assert kept <= 64 * 128 * 33 // 32 or result.shape != x.shape, op
+        kept, _ = bytes_of(lambda: F.log_softmax(x * 2, 1))
+        assert kept == 0  # it keeps its result, which is held
+    with pytest.raises(hmp.HmpError, match="saved_file_path= and opt_level='O2', which packs nothing, exclude each other"):
+        hmp.convert("O2", saved_file_path=file)
+
+
+def test_r22_what_cannot_be_packed_is_an_error_that_says_why_and_nothing_kept_a_note(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "saved.txt").write_text("gelu\nadd\nsqrt_\nlinalg.solve\namax\n*\n")
+    assert cli.main(["check", str(tmp_path)]) == 1
+    told = capsys.readouterr().out.splitlines()
+    assert any(line.endswith("gelu: what it keeps for backward is packed as fp8 (R22), by 'gelu' on the saved list") for line in told)
+    found = {line.split(": ")[1]: line.split()[0] for line in told if "saved.txt:" in line}
+    assert found == {"gelu": "ok", "add": "note", "sqrt_": "error", "linalg.solve": "error", "amax": "error", "*": "ok"}
+    with pytest.raises(hmp.OpListError, match="'log' is no op whose tensors for backward can be packed: its backward divides by what it"):
+        hmp.Policy(saved={"log"})
+    assert not [op for op in KEEPS if why_never((op,))]
+    assert "packed as int8 (R22), by '*' on the saved list" in str(hmp.explain("gelu", "saved8"))
+
+
+def test_r22_a_recording_adds_up_what_was_kept() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(128, 64)
+    hmp.apply(model, hmp.Policy("packed", bf16={"linear"}, saved={"linear", "gelu"}))
+    with hmp.record() as report:
+        model(x).float().sum().backward()
+    rows = {(row.op, row.module): row for row in report.kept}
+    # a float32 batch as its bfloat16 copy; the second layer's weight in bfloat16, of which nothing is left
+    assert rows["linear", "0"].nbytes == 128 * 64 * 2 and rows["gelu", "1"].nbytes == 128 * 256 * 2
+    assert rows["linear", "2"].nbytes == 128 * 256 * 2 + 64 * 256 * 2
+    assert rows["gelu", "1"].left == 128 * 256 * 33 // 32 and 0.01 < rows["gelu", "1"].error < 0.04
+    assert hmp.Report.from_dict(report.to_dict()).kept == report.kept and report.merge(report).kept[0].tensors == 2
+    assert "kept for backward by" in str(report)
