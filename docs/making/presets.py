@@ -14,7 +14,10 @@ def page() -> str:
     ops = sorted(set().union(*columns.values()))
     dtypes = {name: str(policy.dtype).removeprefix("torch.") for name, policy in policies.items()}
     short = "\n".join(
-        f"| `{name}` | {dtypes[name]} | {len(policy.bf16)} | {len(policy.fp32)} | {len(policy.promote)} | {len(policy.fp8)} |"
+        " | ".join(
+            [f"| `{name}`", dtypes[name], *(str(len(getattr(policy, cast))) for cast in ("bf16", "fp32", "promote", "fp8", "saved"))]
+        )
+        + " |"
         for name, policy in policies.items()
     )
     head = "| op | " + " | ".join(f"`{name}`" for name in columns) + " |\n|---" + "|---" * len(columns) + "|"
@@ -24,8 +27,8 @@ def page() -> str:
 Which to take: [Choosing a preset](../start/choosing-a-preset.md). `autocast`, `torch-cpu` and `torch-cuda` follow the torch that is
 installed; here it is the one that this site was built with. `hmp lists NAME` prints one, `hmp diff A B` compares two.
 
-| preset | low dtype | low (bf16) | fp32 | promote | fp8 |
-|---|---|---|---|---|---|
+| preset | low dtype | low (bf16) | fp32 | promote | fp8 | saved |
+|---|---|---|---|---|---|---|
 {short}
 
 ## Op by op

@@ -16,6 +16,7 @@ from ..torch_private import (
     push_saved_tensors_hooks,
     saved_tensors_hooks,
     storage_of,
+    trace_here,
     without_torch_function,
 )
 from . import watching
@@ -138,7 +139,9 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     form = FORMATS[recipe]
 
     def kept(*args: Any, **kwargs: Any) -> Any:
-        if not _grad_enabled() or (not _any_large(args) and not (kwargs and _any_large(kwargs.values()))):
+        # not asked of a trace, which would note the question
+        small = trace_here() is None and not _any_large(args) and not (kwargs and _any_large(kwargs.values()))
+        if small or not _grad_enabled():
             result = op(*args, **kwargs)
             _pack_unheld()
             return result

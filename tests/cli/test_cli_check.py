@@ -172,8 +172,8 @@ def test_check_asks_which_list_a_file_is(tmp_path: Path, name: str, given: list[
     file = tmp_path / name
     file.write_text("linear\n")
     assert main(["check", str(file)]) == 2
-    said = f"{file}: its name does not say which list it is; name it with --list fp8, bf16, fp32, promote or saved"
-    assert said in capsys.readouterr().err
+    told = f"{file}: its name does not say which list it is; name it with --list fp8, bf16, fp32, promote or saved"
+    assert told in capsys.readouterr().err
     assert main(["check", "--list", "fp32", str(file)]) == 0
 
 
@@ -183,8 +183,8 @@ def test_check_of_what_cannot_be_read(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["check", str(tmp_path / "missing.txt")]) == 2
     assert capsys.readouterr().err == f"hmp check: {tmp_path}/missing.txt: no such file; give a list file or a policy's folder\n"
     assert main(["check", str(tmp_path)]) == 2
-    said = "holds none of fp8.txt, bf16.txt, fp32.txt, promote.txt, saved.txt; a policy's folder holds one or more"
-    assert said in capsys.readouterr().err
+    told = "holds none of fp8.txt, bf16.txt, fp32.txt, promote.txt, saved.txt; a policy's folder holds one or more"
+    assert told in capsys.readouterr().err
     (tmp_path / "bf16.txt").write_bytes(b"linear\n\xff\xfe\n")
     assert main(["check", str(tmp_path / "bf16.txt")]) == 1
     assert f"{tmp_path}/bf16.txt:2" in capsys.readouterr().out
