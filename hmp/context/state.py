@@ -245,7 +245,7 @@ _calling_backward: dict[object, Off] = {}  # the state in each call of backward(
 
 def _only_state_in_backward() -> Off | None:
     """The state in the backwards that are under way, None where they have several."""
-    found = set(list(_calling_backward.values()))  # first a list, which is made at once
+    found = set(_calling_backward.values())  # at once: other threads cannot come in between
     return found.pop() if len(found) == 1 else None
 
 
