@@ -236,17 +236,17 @@ def _began_here(ended: EnteredRegion) -> bool:
     return True
 
 
-# Newer torch lets autograd's threads read the context of the thread that called backward(); not after a nested backward, nor in a backward
-# that C++ code started. Where it does not (2.11), `_calling_backward` tells while all backwards that are under way have one state.
+# Newer torch lets autograd's threads read the context of the thread that called backward(); not from a nested backward on, nor in a
+# backward that C++ code started. There, and in 2.11, `_calling_backward` tells while all backwards that are under way have one state.
 _has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
-_calling_backward: list[CompiledPolicy | Off] = []  # an item for each call of backward() that has not returned, of any thread
+_calling_backward: dict[object, Off] = {}  # the state in each call of backward() that has not returned, of any thread
 
 
-def _only_caller() -> CompiledPolicy | Off | None:
-    """The state of those who have called backward(), None where they have several."""
-    callers = set(_calling_backward)
-    return callers.pop() if len(callers) == 1 else None
+def _only_state_in_backward() -> Off | None:
+    """The state in the backwards that are under way, None where they have several."""
+    found = set(_calling_backward.values())  # at once: other threads cannot come in between
+    return found.pop() if len(found) == 1 else None
 
 
 def inherit_from_caller() -> CompiledPolicy | Off:
@@ -256,7 +256,9 @@ def inherit_from_caller() -> CompiledPolicy | Off:
         put(PROCESS)  # so that this function runs once a thread
         return PROCESS
     caller = _get_in_thread("context") if _has_in_thread("context") else None
-    found = _only_caller() if caller is None else caller.get(_current)
+    found = None if caller is None else caller.get(_current, UNSET)
+    if found is None or found is UNSET:  # of a nested backward, which this thread calls, the context is its own
+        found = _only_state_in_backward()
     if isinstance(found, EnteredRegion):
         found = found.state  # ended or not: `caller` is a copy of a context
     return (PROCESS if found is None or isinstance(found, Unset) else found).in_backward
@@ -327,12 +329,12 @@ def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
     """The result of `function`, which runs a backward pass: no list applies to user Python in it (R13)."""
     for watching in list(around_backward):
         function = watching(function)
-    caller = current_state()
-    _calling_backward.append(caller)
+    inside, call = current_state().in_backward, object()
     try:
-        return call_under(caller.in_backward, function, *args, **kwargs)
+        _calling_backward[call] = inside
+        return call_under(inside, function, *args, **kwargs)
     finally:
-        _calling_backward.remove(caller)
+        _calling_backward.pop(call, None)
 
 
 class UnderCapturedState:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..casting import Tensor, each_tensor, has_values
-from ..torch_private import has_storage, without_torch_function
+from ..torch_private import has_storage, storage_of, without_torch_function
 from .kernels import nbytes_of
 
 Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
@@ -44,13 +44,21 @@ def _nodes(output: Any, first: int) -> set[Any]:
     """The nodes, from the one numbered `first` on, that backward would run for what a call returned."""
     found: set[Any] = set()
     # tensors may also be the attributes of an object that was returned
-    todo = [tensor.grad_fn for tensor in each_tensor((output, getattr(output, "__dict__", {})))]
+    todo = [_made_by(tensor) for tensor in each_tensor((output, getattr(output, "__dict__", {})))]
     while todo:
         node = todo.pop()
         if node is not None and node not in found and _number(node) >= first:
             found.add(node)
             todo += [each for each, _ in node.next_functions]
     return found
+
+
+def _made_by(tensor: Tensor) -> Any:
+    """The node that the tensor comes from; None where there is none, or where torch refuses it: a view whose base was written since."""
+    try:
+        return tensor.grad_fn
+    except RuntimeError:
+        return None
 
 
 def _number(node: Any) -> int:
@@ -71,6 +79,6 @@ def _saved(node: Any, names: list[str]) -> Iterator[Any]:
 def _storage(tensor: Tensor) -> tuple[object, int]:
     """What tells the tensor's memory from others, and its bytes."""
     if has_values(tensor) and has_storage(tensor):
-        storage = tensor.untyped_storage()
-        return storage.data_ptr(), storage.nbytes()
+        storage = storage_of(tensor)
+        return storage._cdata, storage.nbytes()  # data_ptr() asks for write access, and the copies of weights would be made again (R18)
     return ("of no storage", id(tensor)), nbytes_of(tensor)

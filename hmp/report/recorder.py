@@ -181,8 +181,8 @@ class Recorder:
             if not modes or function_mode_at(modes - 1) is not self.mode:
                 return self._observed(wrapper, rule, said, args, kwargs)
             # nothing inside is told of by the mode, and in force it makes four microseconds of each reading of a tensor's dtype
-            pop_function_mode()
-            try:
+            try:  # an interrupt may come right after the call
+                pop_function_mode()
                 return self._observed(wrapper, rule, said, args, kwargs)
             finally:
                 push_function_mode(self.mode)

@@ -12,10 +12,11 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from ..casting import cast, cast_call, each_castable
+from ..casting import cast_call, each_castable
 from ..context import state
 from ..patching import patches
 from ..torch_private import is_any_autocast_enabled
+from ..wrapping import lost_writes
 
 _LOW = {15: torch.bfloat16, 5: torch.float16}  # by the constants that graphs have for them
 # module → the dtypes of the tensors in its code (torch.jit.freeze puts parameters there), and the low ones that the code casts to
@@ -34,7 +35,11 @@ def _with_wide_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
         if state.casts_enabled() and not is_any_autocast_enabled():
             given = {tensor.dtype for tensor in each_castable((*args, *kwargs.values()))}
             if not given.isdisjoint(_LOW.values()) and _dtypes(self) == {torch.float32}:
-                args, kwargs = cast_call(args, kwargs, torch.float32, cast)  # type: ignore[assignment]
+                wide = cast_call(args, kwargs, torch.float32, lost_writes.watched_cast)
+                copies = lost_writes.Copies(wide, (args, kwargs), ())
+                result = original(self, *wide[0], **wide[1])
+                copies.refuse_writes(f"a {self.original_name} of torch.jit")
+                return result
         return original(self, *args, **kwargs)
 
     return call

@@ -113,6 +113,39 @@ def test_hooks_of_the_user_are_not_called_and_what_they_keep_counts() -> None:
     assert report.models[0].kept == {"0": 32, "1": 16, "2": 32}
 
 
+@needs_saved
+def test_a_recording_takes_no_copy_of_a_weight_that_the_program_alone_does_not() -> None:
+    layer, x = nn.Linear(512, 512), torch.randn(8, 512)
+
+    def misses() -> int:
+        before = hmp.cache_info().misses
+        layer(x)
+        return hmp.cache_info().misses - before
+
+    with hmp.casts(LISTS):
+        for _ in range(3):
+            layer(x)
+        assert misses() == 0
+        with hmp.record() as report:
+            assert misses() == misses() == 0
+    assert report.models[0].kept
+
+
+@needs_saved
+def test_what_a_module_returns_may_be_a_view_that_torch_refuses_to_differentiate() -> None:
+    class Halves(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            whole = super().forward(x) * 1
+            first, _ = whole.chunk(2)
+            whole.mul_(2)
+            return first, whole
+
+    with hmp.record() as report:
+        first, whole = Halves(4, 4)(torch.randn(2, 4))
+    assert torch.equal(first.detach(), whole[:1])
+    assert report.models[0].kept is not None
+
+
 def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 from collections.abc import Callable
 
@@ -121,6 +122,27 @@ def test_r13_a_backward_inside_a_hook_restores_the_state_of_the_outer_one() -> N
         hidden.float().sum().backward()
         assert hmp.casts_enabled()
     SEEN.assert_without_lists(4)
+
+
+def test_r13_a_backward_in_a_hook_in_autograds_own_thread_knows_the_policy_of_the_outer_one() -> None:
+    """A context of its own stands for such a thread, which a CPU has none of: torch's context is then the empty one of the inner call."""
+    found: list[torch.dtype] = []
+
+    def note(_: torch.Tensor) -> None:
+        with hmp.enable_casts():
+            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    @torch.enable_grad()
+    def nested() -> None:
+        inner = torch.randn(2, requires_grad=True)
+        inner.register_hook(note)
+        inner.exp().sum().backward()
+
+    x = torch.randn(2, requires_grad=True)
+    x.register_hook(lambda _: contextvars.Context().run(nested))
+    with hmp.casts("habana"):
+        x.exp().sum().backward()
+    assert found == [BF16]
 
 
 @pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])

@@ -180,3 +180,15 @@ def test_code_of_torch_jit_that_casts_or_holds_no_float32_gets_what_it_is_given(
         with_casts = torch.jit.trace(layer, (X.to(BF16),))  # its input stands in no cast
         same(with_casts(first(X)).detach(), F.linear(low, layer.weight.to(BF16), layer.bias.to(BF16)).detach())
         same(torch.jit.script(torch.nn.ReLU())(first(X)).detach(), low.relu().detach())
+
+
+def test_a_write_of_code_of_torch_jit_into_an_input_that_was_cast_for_it_is_an_error():
+    class Writes(torch.nn.Linear):
+        def forward(self, input):
+            input.add_(1.0)
+            return F.linear(input, self.weight, self.bias)
+
+    first, writes = torch.nn.Linear(4, 4), torch.jit.script(Writes(4, 4))
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode, hmp.casts(LISTS), pytest.raises(hmp.HmpError, match=r"Writes of torch\.jit wrote into `argument 1`"):
+            writes(first(X))
