@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from hmp import torch_private
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import assert_identical, flat, tensors
 from python_device import NAME, on_main_thread, set_up, to_cpu, to_device
@@ -30,6 +31,10 @@ CHECKS: dict[str, Callable[[], None]] = {}
 def check(function: Callable[[], None]) -> Callable[[], None]:
     CHECKS[function.__name__] = function
     return function
+
+
+def check_if(condition: bool) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    return check if condition else lambda function: function
 
 
 def device(*shape: int, dtype: torch.dtype = WIDE, grad: bool = False) -> torch.Tensor:
@@ -109,7 +114,11 @@ def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> Non
         hmp.revert()
 
 
-@check
+# Whether torch leaves the context of the thread that called backward() for autograd's threads.
+TOLD = "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names
+
+
+@check_if(TOLD)
 def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     found = []
 
@@ -123,6 +132,25 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     with hmp.convert(policy=policy(fp32=["relu"])), hmp.casts("habana"):
         (x * 1).float().sum().backward()
     assert found == [(True, LOW), (False, None)], found
+
+
+@check_if(TOLD)
+def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
+    """torch no longer tells the thread, then, where backward was called."""
+    found = []
+
+    @torch.enable_grad()
+    def hook(gradient: torch.Tensor) -> None:
+        device(2, 2, grad=True).sum().backward()
+        with hmp.enable_casts():
+            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    for region, want in ((hmp.casts("habana"), LOW), (hmp.casts(policy(bf16=["softmax"])), WIDE), (hmp.casts("habana"), LOW)):
+        x = device(2, 2, grad=True)
+        x.register_hook(hook)
+        with region:
+            (x * 1).sum().backward()
+        assert found.pop() is want
 
 
 @check
