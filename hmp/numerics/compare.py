@@ -24,6 +24,7 @@ from .aten import storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import LARGE, Distance, as_real, distance
+from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
@@ -222,13 +223,13 @@ def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator
     leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
     gradients = [(t, t.grad) for t in leaves]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    devices = sorted({t.device.index for t in leaves if t.is_cuda})
+    states = random_state(leaves)
     for leaf in leaves:
         leaf.grad = None
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
+        put_back(states)
         for module, found in buffers:
             module._buffers.clear()
             module._buffers.update(found)
