@@ -160,6 +160,16 @@ tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_le
 
 # TensorBase's: a subclass that overrides untyped_storage() is not asked.
 storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_storage")
+
+
+def address_of(storage: Any) -> int:
+    """Where the memory of a storage begins; of XLA's, which show none, what tells them apart."""
+    try:
+        return int(storage.data_ptr())
+    except RuntimeError:
+        return int(storage._cdata)
+
+
 # Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
 holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
@@ -305,6 +315,17 @@ _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 def devices_in_autocast() -> list[str]:
     """The device types that torch.autocast is enabled for in this thread."""
     return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
+
+
+_key_of: Callable[[str], str] = _required("torch._C._dispatch_key_for_device")
+_has_kernel: Callable[[str, str], bool] = _required("torch._C._dispatch_has_kernel_for_dispatch_key")
+_op_names: Callable[[], list[str]] = _required("torch._C._dispatch_get_all_op_names")
+
+
+def autocast_kernels(device_type: str) -> frozenset[str]:
+    """The ops of ATen's that torch.autocast for this type of device does something with: what its backend gave torch."""
+    key = f"Autocast{_key_of(device_type)}"
+    return frozenset(name for name in _op_names() if name.startswith("aten::") and _has_kernel(name, key))
 
 
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from ..torch_private import address_of
+
 
 class SavedBytes:
     """Counts the bytes of the tensors that autograd saves for backward inside `watch()`.
@@ -16,7 +18,7 @@ class SavedBytes:
     """
 
     def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
-        self._own = {tensor.untyped_storage().data_ptr() for tensor in own}
+        self._own = {address_of(tensor.untyped_storage()) for tensor in own}
         self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
         self._opaque: list[torch.Tensor] = []  # of a layout without storage
 
@@ -42,6 +44,6 @@ class SavedBytes:
             if not any(tensor is known for known in self._opaque):
                 self._opaque.append(tensor)
             return tensor
-        if storage.nbytes() and storage.data_ptr() not in self._own:
-            self._kept[storage.data_ptr()] = storage
+        if storage.nbytes() and (address := address_of(storage)) not in self._own:
+            self._kept[address] = storage
         return tensor

@@ -19,7 +19,7 @@ _abs, _amax, _bitwise_and, _div, _mul, _reciprocal = torch.abs, torch.amax, torc
 _clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
 _add, _gt, _shift_left, _shift_right, _sub = torch.add, torch.gt, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
 _flatten, _pad, _transpose, _unflatten = torch.flatten, torch.constant_pad_nd, torch.transpose, torch.unflatten
-_squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
+_max, _squeeze, _unsqueeze = torch.max, torch.squeeze, torch.unsqueeze  # amax() of a whole tensor reduces nothing on XLA
 _float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
 
 _compiling = torch.compiler.is_dynamo_compiling
@@ -78,7 +78,7 @@ def quantise(tensor: Tensor, layout: Layout) -> Quantised:
     if scaling == "block":
         return _in_blocks(tensor, form) if axis == -1 else transposed(_in_blocks(_transpose(tensor, -2, -1), form))
     finite = _finite_magnitudes(tensor)
-    largest = _float(_amax(finite) if scaling == "tensor" else _amax(finite, axis, keepdim=True))
+    largest = _float(_max(finite) if scaling == "tensor" else _amax(finite, axis, keepdim=True))
     if power_of_two:
         exponent = _exponent(largest, form)
         factor, scale = with_exponent(_sub(2 * _BIAS, exponent)), with_exponent(exponent)
@@ -104,7 +104,10 @@ def _finite_magnitudes(tensor: Tensor) -> Tensor:
 
 def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
     """`tensor * factor` in the format, rounded to the nearest, ties to even. Inf becomes NaN: torch's releases differ in its cast."""
-    return _to(_nan_to_num(_mul(_float(tensor), factor), _NAN, _NAN, _NAN), form)
+    scaled = _mul(_float(tensor), factor)
+    if tensor.device.type == "xla":  # whose nan_to_num() refuses NaN
+        return _to(_add(scaled, _sub(scaled, scaled)), form)
+    return _to(_nan_to_num(scaled, _NAN, _NAN, _NAN), form)
 
 
 def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
@@ -124,10 +127,11 @@ def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
     """
     bits = _view(largest, torch.int32)
     above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
-    exponent = _sub(_add(_shift_right(bits, _MANTISSA_BITS), _to(above, torch.int32)), 8 if form is E4M3 else 15)
+    above, shifted = _to(above, torch.int32), _to(_shift_right(bits, _MANTISSA_BITS), torch.int32)  # XLA shifts into int64
+    exponent = _sub(_add(shifted, above), 8 if form is E4M3 else 15)
     return _where(_eq(largest, 0), _full_like(exponent, _BIAS), _clamp(exponent, min=1))
 
 
 def with_exponent(exponent: Tensor) -> Tensor:
     """The power of two in float32 that has that biased exponent."""
-    return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)
+    return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)

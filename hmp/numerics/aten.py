@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch_private import storage_of
+from ..torch_private import address_of, storage_of
 
 Tensor = torch.Tensor
 
@@ -88,4 +88,4 @@ def storage_address(tensor: Tensor) -> int:
     """Where the tensor's memory begins, 0 where it has none of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
-    return int(storage_of(tensor).data_ptr())
+    return address_of(storage_of(tensor))

@@ -339,7 +339,7 @@ NORMS = _names(
     miopen_batch_norm _native_batch_norm_legit"""
 )
 # Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
-MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
+MIXED_NORM_KERNELS: dict[str, frozenset[str]] = dict.fromkeys(("cuda", "xpu", "xla"), _names("batch_norm instance_norm"))
 
 # R12. Fills and bounds: a finite scalar beyond the range of the tensor's dtype becomes that dtype's finite extreme.
 FILLS = _names(
