@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from .. import torch_private
 from ..observing import log
 from ..torch_private import release
 
@@ -44,8 +45,10 @@ def meaning(preset: str) -> str:
 
 
 def device_preset() -> str:
-    """What "autocast" stands for on the device in use: "torch-cuda", "gaudi", or "torch-cpu" without an accelerator."""
-    return next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
+    """What "autocast" stands for on the device in use: "torch-cpu" without an accelerator, "gaudi" on HPU, else "torch-cuda"."""
+    known = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), None)
+    accelerator = torch.accelerator.current_accelerator() if known is None and torch.accelerator.is_available() else None
+    return known or ("torch-cpu" if accelerator is None else _of_another(accelerator.type))
 
 
 def folder(preset: str) -> Path:
@@ -65,6 +68,14 @@ def _folders() -> list[str]:
 def _available(kind: str) -> bool:
     found = getattr(getattr(torch, kind, None), "is_available", None)
     return found is not None and bool(found())
+
+
+@functools.cache
+def _of_another(kind: str) -> str:
+    """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
+    if torch_private.autocast_kernels(kind) != torch_private.autocast_kernels("xpu"):
+        log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
+    return "torch-cuda"
 
 
 @functools.cache
