@@ -312,3 +312,11 @@ def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> 
     )
     ran = python(script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_a_torch_that_was_built_for_a_device_which_is_not_there_records_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))  # as that torch says
+    with hmp.record() as report:
+        pass
+    assert report.about["device"] == "cpu"
