@@ -16,18 +16,12 @@ from dataclasses import dataclass
 
 import torch
 
+import devices_here
 import hmp
 from hmp.caches import mark_proof
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
-if DEVICE == "pretend":
-    import pretend_device
-
-    pretend_device.set_up()
-if DEVICE == "xla":
-    import torch_xla
-
-    torch_xla.device()  # before the first backward: torch makes autograd's threads then, one for each device that there is
+devices_here.set_up(DEVICE)
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
@@ -54,7 +48,7 @@ class Result:
 
 
 class Checks:
-    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one that says nothing about other devices."""
+    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one of something that is CUDA's own."""
 
     def __init__(self) -> None:
         self.all: dict[str, Check] = {}
@@ -69,7 +63,7 @@ class Checks:
                 return self(function)
 
             def refuse() -> None:
-                raise NotRun(f"only on cuda: {reason}")
+                raise NotRun(f"CUDA's own: {reason}")
 
             self.all[function.__name__] = refuse
             return function
@@ -116,9 +110,16 @@ def result(name: str, function: Check) -> Result:
 def synchronize() -> None:
     """Waits for what the device still has to do."""
     if DEVICE == "xla":
-        torch_xla.sync(wait=True)
+        importlib.import_module("torch_xla").sync(wait=True)
     elif not ON_CPU:
         getattr(torch, DEVICE).synchronize()
+
+
+def seed(number: int) -> None:
+    """The device draws the same random numbers from here on."""
+    torch.manual_seed(number)
+    if DEVICE == "xla":
+        importlib.import_module("torch_xla.core.xla_model").set_rng_state(number, torch.device(DEVICE))
 
 
 def allocated() -> int:
@@ -137,7 +138,7 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 def preset() -> str:
     """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
-    return {"pretend": "torch-cuda", "xla": "torch-cpu"}.get(DEVICE, f"torch-{DEVICE}")
+    return {"pretend": "torch-cuda", "xla": "torch-cpu", "hpu": "gaudi"}.get(DEVICE, f"torch-{DEVICE}")
 
 
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:

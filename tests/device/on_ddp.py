@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import tempfile
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,15 +17,19 @@ from device_kit import DEVICE, ON_CUDA, Checks, NotRun, all_same
 from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
 
 check = Checks()
-BACKEND = "nccl" if ON_CUDA else "gloo"
+BACKEND = {"cuda": "nccl", "hpu": "hccl", "cpu": "gloo"}.get(DEVICE)
 STEPS = 5
 
 
 @contextlib.contextmanager
 def one_process() -> Iterator[None]:
     """A process group of this process alone."""
+    if BACKEND is None:
+        raise NotRun(f"torch.distributed has no backend for {DEVICE}")
     if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
         raise NotRun(f"this torch was built without {BACKEND}")
+    if DEVICE == "hpu":
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")  # which brings hccl
     with tempfile.TemporaryDirectory() as folder:
         dist.init_process_group(BACKEND, init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch.utils.data import DataLoader
 
 import hmp
-from device_kit import BF16, DEVICE, F16, ON_CUDA, Checks, all_same, allocated, policy, synchronize, tensor
+from device_kit import BF16, DEVICE, F16, Checks, NotRun, all_same, allocated, policy, same, seed, synchronize, tensor
 from hmp.benchmark.memory import Saved
 from networks_kit import Net, batch, gradients, lists, loss_of
 
@@ -152,8 +153,12 @@ def memory_statistics_are_those_of_the_allocator() -> str:
     kept = tensor(512, 512)
     found = hmp.memory_stats(DEVICE)
     assert len(found) == 10, found
-    if ON_CUDA:
-        assert found["InUse"] == torch.cuda.memory_stats()["allocated_bytes.all.current"] >= kept.nbytes, found
+    module = getattr(torch, DEVICE, None)
+    if DEVICE != "hpu" and hasattr(module, "memory_allocated"):
+        assert found["InUse"] == module.memory_allocated() >= kept.nbytes, found
+        del kept
+        later = hmp.memory_stats(DEVICE)
+        assert later["InUse"] == module.memory_allocated() == found["InUse"] - 2**20 and later["MaxInUse"] >= found["InUse"], later
     return ", ".join(f"{name} {value}" for name, value in found.items() if value)
 
 
@@ -175,7 +180,26 @@ def benchmark_measures_the_device() -> str:
 
 
 @check
-def compare_tells_how_far_a_policy_is_from_float32() -> None:
-    net, (x, _) = Net(), batch()
-    found = hmp.compare(net, (x,), policy="habana")
-    assert found is not None and "linear" in str(found)
+def compare_and_verify_leave_the_devices_random_numbers_alone() -> None:
+    net, (x, _) = torch.nn.Sequential(Net(), torch.nn.Dropout(0.5)), batch()
+    drawn = []
+    for look in (lambda: None, lambda: hmp.compare(net, (x,), policy="habana"), lambda: hmp.verify(net, (x,), policy="habana")):
+        seed(1)
+        found = look()
+        drawn.append(torch.rand(4, device=DEVICE).tolist())
+        assert found is None or any(row.op == "linear" for row in found.rows)
+    assert drawn[0] == drawn[1] == drawn[2], drawn
+
+
+@check
+def batches_of_a_data_loader_come_pinned_and_in_their_own_dtype() -> None:
+    if DEVICE in ("cpu", "xla"):
+        raise NotRun(f"no memory is pinned for {DEVICE}")
+    net = Net()
+    rows = batch()[0].cpu()
+    with hmp.convert(policy=lists()), torch.no_grad():
+        (pinned,) = DataLoader(list(rows), batch_size=len(rows), pin_memory=True, generator=torch.Generator())
+        assert pinned.is_pinned() and pinned.dtype is torch.float32
+        got = net(pinned.to(DEVICE, non_blocking=True))
+        same(got, net(rows.to(DEVICE)), "a pinned batch")
+        assert got.dtype is BF16

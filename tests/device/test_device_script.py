@@ -59,7 +59,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
         assert f"\n== {part}: " in printed
         assert f"\n## {part}\n" in page
     # what is not run says why
-    assert "only on cuda: kernels are captured as graphs there alone" in page
+    assert "CUDA's own: kernels are captured as graphs there alone" in page
     assert "only on an accelerator: the CPU's backward runs on the calling thread" in page
     assert "Failed:" not in page
     assert "| bytes saved for backward, hmp / torch.autocast: none above |" in page
@@ -72,7 +72,7 @@ def test_parts_run_alone_and_say_what_is_for_cuda_only(tmp_path: Path) -> None:
     assert "| threads | user Python in backward and checkpoints, on the thread of the device | 0 | 0 | 1 |" in page
     assert f"| torch | {torch.__version__} |" in page
     assert "Written by `.ci/device --device cpu --only threads,graphs`." in page
-    assert "- 9 checks, `a_replayed_forward_has_the_weights_of_now` among them: only on cuda: kernels are captured as graphs" in page
+    assert "- 9 checks, `a_replayed_forward_has_the_weights_of_now` among them: CUDA's own: kernels are captured as graphs" in page
 
 
 @NO_CUDA
