@@ -164,10 +164,7 @@ storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_sto
 
 def address_of(storage: Any) -> int:
     """Where the memory of a storage begins; of XLA's, which show none, what tells them apart."""
-    try:
-        return int(storage.data_ptr())
-    except RuntimeError:
-        return int(storage._cdata)
+    return int(storage._cdata if storage.device.type == "xla" else storage.data_ptr())
 
 
 # Reference counts of C++: of the storage at an address, and of a tensor.
@@ -206,11 +203,9 @@ _raw_stream: Any = _optional("torch._C._cuda_getCurrentRawStream", None)
 
 def stream_of(tensor: Tensor) -> int | None:
     """The stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
-    if tensor.is_cpu:
-        return None
     if tensor.is_cuda:
         return int(_raw_stream(tensor.device.index))
-    if tensor.device.type == "xla":
+    if tensor.is_cpu or tensor.device.type == "xla":
         return None
     try:
         return int(torch.accelerator.current_stream(tensor.device).stream_id)
@@ -307,6 +302,7 @@ def builtin_table() -> dict[int, str]:
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
 is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
+# on Gaudi: whether torch.autocast is enabled for "hpu" is kept by torch itself, as for every device.
 _DEVICE_TYPES = tuple(filter(is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_name")
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
@@ -315,17 +311,6 @@ _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 def devices_in_autocast() -> list[str]:
     """The device types that torch.autocast is enabled for in this thread."""
     return [device for device in (*_DEVICE_TYPES, _privateuse1()) if _is_autocast_enabled(device)] if is_any_autocast_enabled() else []
-
-
-_key_of: Callable[[str], str] = _required("torch._C._dispatch_key_for_device")
-_has_kernel: Callable[[str, str], bool] = _required("torch._C._dispatch_has_kernel_for_dispatch_key")
-_op_names: Callable[[], list[str]] = _required("torch._C._dispatch_get_all_op_names")
-
-
-def autocast_kernels(device_type: str) -> frozenset[str]:
-    """The ops of ATen's that torch.autocast for this type of device does something with: what its backend gave torch."""
-    key = f"Autocast{_key_of(device_type)}"
-    return frozenset(name for name in _op_names() if name.startswith("aten::") and _has_kernel(name, key))
 
 
 # The function that torch.amp.custom_fwd(cast_inputs=...) casts with.

@@ -58,6 +58,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
 def _of(device: torch.device) -> Stats:
     if device.type == "cpu":
         return _from_os()
+    # on Gaudi: torch.hpu.memory_stats(device) has the ten statistics under these names, in bytes and counts.
     if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)
         if hpu is None or not hasattr(hpu, "memory_stats"):

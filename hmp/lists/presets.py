@@ -8,14 +8,16 @@ from pathlib import Path
 
 import torch
 
-from .. import torch_private
 from ..observing import log
+from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
 
 # Presets without a folder of that name: torch.autocast's lists for a device, of the torch release that is installed.
 _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
 _OF_THIS_DEVICE = "autocast"
 # The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
+# on Gaudi: torch.hpu.is_available() is true once the bridge is imported, as torch does by itself where it finds the bridge; what is asked
+# before then is answered for the CPU. torch.autocast("hpu") casts what the lists of "gaudi" name, which are those of Habana's pages.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
 
 
@@ -73,7 +75,8 @@ def _available(kind: str) -> bool:
 @functools.cache
 def _of_another(kind: str) -> str:
     """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
-    if torch_private.autocast_kernels(kind) != torch_private.autocast_kernels("xpu"):
+    theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
+    if theirs != cudas:
         log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
     return "torch-cuda"
 

@@ -18,6 +18,7 @@ def random_state(tensors: Iterable[Tensor]) -> States:
     found: States = [(torch.set_rng_state, torch.get_rng_state())]
     for device in {t.device for t in tensors if not t.is_cpu}:
         # torch has no module for XLA
+        # on Gaudi: torch.hpu has get_rng_state(device) and set_rng_state(state, device).
         module: Any = sys.modules.get("torch_xla.core.xla_model") if device.type == "xla" else getattr(torch, device.type, None)
         if not hasattr(module, "get_rng_state"):
             continue

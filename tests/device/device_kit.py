@@ -138,6 +138,7 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 def preset() -> str:
     """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
+    # on Gaudi: hmp.apply() takes the lists of "gaudi", and torch.autocast("hpu") has the same.
     return {"pretend": "torch-cuda", "xla": "torch-cpu", "hpu": "gaudi"}.get(DEVICE, f"torch-{DEVICE}")
 
 

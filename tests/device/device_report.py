@@ -16,6 +16,7 @@ def device_name(device: str) -> str:
     """The device in words: "NVIDIA H200", "GAUDI2"; of a CPU its model."""
     import torch
 
+    # on Gaudi: torch.hpu.get_device_name() names the chip, "GAUDI2".
     if device in ("cuda", "hpu"):
         return str(torch.get_device_module(device).get_device_name())
     try:

@@ -28,6 +28,7 @@ def one_process() -> Iterator[None]:
         raise NotRun(f"torch.distributed has no backend for {DEVICE}")
     if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
         raise NotRun(f"this torch was built without {BACKEND}")
+    # on Gaudi: importing habana_frameworks.torch.distributed.hccl gives torch.distributed the backend "hccl".
     if DEVICE == "hpu":
         importlib.import_module("habana_frameworks.torch.distributed.hccl")  # which brings hccl
     with tempfile.TemporaryDirectory() as folder:

@@ -154,6 +154,7 @@ def memory_statistics_are_those_of_the_allocator() -> str:
     found = hmp.memory_stats(DEVICE)
     assert len(found) == 10, found
     module = getattr(torch, DEVICE, None)
+    # on Gaudi: what the allocator tells need not be the same from one question to the next.
     if DEVICE != "hpu" and hasattr(module, "memory_allocated"):
         assert found["InUse"] == module.memory_allocated() >= kept.nbytes, found
         del kept

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -82,6 +83,24 @@ def test_without_cuda_the_script_refuses(script: types.ModuleType, capsys: pytes
             script.main(arguments)
         assert raised.value.code == 2
         assert "sees no CUDA device here; --device cpu tries the script without one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "package", "said"),
+    [
+        ("hpu", "habana_frameworks", "there is no habana_frameworks here, Gaudi's bridge to torch: pip install habana-torch-plugin"),
+        ("xla", "torch_xla", "there is no torch_xla here: pip install torch==2.9.0 torch_xla==2.9.0"),
+    ],
+)
+def test_without_what_brings_the_device_the_script_says_what_is_missing(
+    script: types.ModuleType, capsys: pytest.CaptureFixture[str], device: str, package: str, said: str
+) -> None:
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is here")
+    with pytest.raises(SystemExit) as raised:
+        script.main(["--device", device])
+    assert raised.value.code == 2
+    assert f"--device {device}: {said}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_part_is_refused(script: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,7 @@ def missing(device: str) -> str:
     return ""
 
 
+# on Gaudi: importing habana_frameworks.torch makes "hpu" a device of torch's, and torch.hpu.is_available() says whether one is free.
 def _missing_bridge() -> str:
     import torch
 
