@@ -33,10 +33,6 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
-def check_if(condition: bool) -> Callable[[Callable[[], None]], Callable[[], None]]:
-    return check if condition else lambda function: function
-
-
 def device(*shape: int, dtype: torch.dtype = WIDE, grad: bool = False) -> torch.Tensor:
     return to_device(torch.randn(*shape).to(dtype).requires_grad_(grad))
 
@@ -114,11 +110,11 @@ def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> Non
         hmp.revert()
 
 
-# Whether torch leaves the context of the thread that called backward() for autograd's threads.
-TOLD = "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names
+# Where torch leaves the context of the thread that called backward() for autograd's threads.
+when_told = check if "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names else lambda function: function
 
 
-@check_if(TOLD)
+@when_told
 def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     found = []
 
@@ -134,7 +130,7 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     assert found == [(True, LOW), (False, None)], found
 
 
-@check_if(TOLD)
+@when_told
 def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
     """torch no longer tells the thread, then, where backward was called."""
     found = []
