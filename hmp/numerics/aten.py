@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..errors import HmpError
 from ..torch_private import address_of, storage_of
 
 Tensor = torch.Tensor
@@ -82,6 +83,12 @@ def argument(args: Any, kwargs: Any, at: int | str) -> Any:
     if isinstance(at, str):
         return kwargs.get(at)
     return args[at] if at < len(args) else None
+
+
+def refuse_xla(device: torch.device, call: str) -> None:
+    """HmpError for tensors of XLA: below autograd torch shows others in their place, with nothing to tell which is which."""
+    if device.type == "xla":
+        raise HmpError(f"{call} cannot follow tensors on XLA from one op to the next; move the model and its batch to the CPU for this")
 
 
 def storage_address(tensor: Tensor) -> int:

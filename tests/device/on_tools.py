@@ -59,9 +59,24 @@ def a_synchronized_recording_counts_the_time_of_kernels() -> str:
     return f"linear of 8192 x 8192 with its casts: {events:.2f} ms by events, {found[1]:.2f} synchronized, {found[0]:.2f} not"
 
 
+def not_on_xla() -> None:
+    """NotRun on XLA, after both tools have refused it."""
+    if DEVICE == "xla":
+        net, x = torch.nn.Linear(4, 4).to(DEVICE), tensor(2, 4)
+        for call in (lambda: hmp.compare(net, (x,)), lambda: hmp.detect_nonfinite()(net)(x)):
+            try:
+                call()
+            except hmp.HmpError as error:
+                assert "cannot follow tensors on XLA" in str(error), error
+            else:
+                raise AssertionError("it ran")
+        raise NotRun("hmp refuses: tensors on XLA cannot be followed")
+
+
 @check
 def the_first_op_that_makes_inf_is_found() -> None:
     """Forward in float16, and in backward."""
+    not_on_xla()
     big = tensor(8, 8).abs() * 1e4
     with hmp.convert(policy=lists(F16)):
         try:
@@ -84,6 +99,7 @@ def the_first_op_that_makes_inf_is_found() -> None:
 
 @check
 def a_healthy_run_has_no_finding() -> None:
+    not_on_xla()
     net, (x, y) = Net(), batch()
     with hmp.convert(policy=lists()), hmp.detect_nonfinite("log") as findings:
         want = _gradients(net, x, y)
@@ -182,6 +198,7 @@ def benchmark_measures_the_device() -> str:
 
 @check
 def compare_and_verify_leave_the_devices_random_numbers_alone() -> None:
+    not_on_xla()
     net, (x, _) = torch.nn.Sequential(Net(), torch.nn.Dropout(0.5)), batch()
     drawn = []
     for look in (lambda: None, lambda: hmp.compare(net, (x,), policy="habana"), lambda: hmp.verify(net, (x,), policy="habana")):
