@@ -37,6 +37,7 @@ NOT_ON_A_DEVICE = {
     "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
     "test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled": _CPU_S_AUTOCAST,
     "test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them": _CPU_S_AUTOCAST,
+    "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     "test_trap_catches_the_naive_caster": "it shows a mistake of another caster's, which a mode hides",
     "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "its foreign type computes with numpy",
     "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked[no mask]": _WAITS,
