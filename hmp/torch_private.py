@@ -162,6 +162,13 @@ tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_le
 
 # TensorBase's: a subclass that overrides untyped_storage() is not asked.
 storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_storage")
+
+
+def address_of(storage: Any) -> int:
+    """Where the memory of a storage begins; of XLA's, which show none, what tells them apart."""
+    return int(storage._cdata if storage.device.type == "xla" else storage.data_ptr())
+
+
 # Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
 holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
@@ -294,6 +301,7 @@ def builtin_table() -> dict[int, str]:
 
 is_any_autocast_enabled: Callable[[], bool] = _required("torch._C._is_any_autocast_enabled")
 is_autocast_available: Callable[[str], bool] = _required("torch._C._is_autocast_available")
+# on Gaudi: whether torch.autocast is enabled for "hpu" is kept by torch itself, as for every device.
 _DEVICE_TYPES = tuple(filter(is_autocast_available, ("cpu", "cuda", "xpu", "mps", "hpu", "xla", "mtia", "maia", "ipu")))
 _privateuse1: Callable[[], str] = _required("torch._C._get_privateuse1_backend_name")
 _is_autocast_enabled: Callable[[str], bool] = torch.is_autocast_enabled

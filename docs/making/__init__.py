@@ -12,13 +12,14 @@ if str(ROOT) not in sys.path:
 
 def made() -> dict[str, str | bytes | Path]:
     """What stands where on the site: text, bytes, or a file of the checkout."""
-    from . import api, command_line, errors, evidence, habana_names, json_forms, presets, releases, samples, tutorials
+    from . import api, command_line, errors, evidence, gaudi, habana_names, json_forms, presets, releases, samples, tutorials
 
     pages = samples.run()
     return {
         "images/front_page.png": ROOT / "docs" / "images" / "front_page.png",
         "reference/api.md": api.page(),
         "reference/cli.md": command_line.page(),
+        "explain/gaudi.md": gaudi.page(),
         "reference/errors.md": errors.page(),
         "reference/habana-names.md": habana_names.page(),
         "reference/presets.md": presets.page(),

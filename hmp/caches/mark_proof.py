@@ -91,6 +91,7 @@ def captures(device_type: str) -> bool:
     return first
 
 
+# on Gaudi: memory of "hpu" takes torch's mark as the CPU's does, or the tries below find out that it does not; then no copy is kept.
 def _tried(device: torch.device) -> str:
     """The result of all tries, made in a thread of their own, where no mode and no region is in force."""
     if _copy_on_write is None or device.type == "meta":

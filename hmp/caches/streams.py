@@ -11,11 +11,9 @@ Tensor = torch.Tensor
 
 def stream_of(tensor: Tensor) -> int | None:
     """The stream of this thread that ops on the tensor are queued on, None on the CPU and where a device has no streams."""
-    if tensor.is_cpu:
-        return None
     if tensor.is_cuda:
         return int(raw_cuda_stream(tensor.device.index))
-    if tensor.device.type == "xla":
+    if tensor.is_cpu or tensor.device.type == "xla":
         return None
     try:
         return int(torch.accelerator.current_stream(tensor.device).stream_id)

@@ -166,6 +166,16 @@ class Unset:
     now = None
 
 
+class CallersState(Unset):
+    """What it holds in a thread of autograd's that has begun a backward of its own: the state of `task`, the backward around that."""
+
+    __slots__ = ("state", "task")
+
+    def __init__(self, state: CompiledPolicy | Off, task: int) -> None:
+        self.state = state
+        self.task = task
+
+
 ContextValue: TypeAlias = "CompiledPolicy | Off | EnteredRegion | Unset"
 UNSET = Unset()
 _current: ContextVar[ContextValue] = ContextVar("hmp_casts", default=UNSET)
@@ -236,8 +246,9 @@ def _began_here(ended: EnteredRegion) -> bool:
     return True
 
 
-# Newer torch lets autograd's threads read the context of the thread that called backward(); not from a nested backward on, nor in a
-# backward that C++ code started. There, and in 2.11, `_calling_backward` tells while all backwards that are under way have one state.
+# autograd's threads can read the context of the thread that called backward(), until a backward of their own begins (before it
+# keep_callers() notes the state); not in a backward that C++ code started, nor where torch does not leave it for them: 2.13 does, 2.11 does
+# not. There `_calling_backward` tells while all backwards that are under way have one state.
 _has_in_thread, _get_in_thread = torch_private.is_kept_in_thread, torch_private.kept_in_thread
 _graph_task = torch_private.graph_task
 _calling_backward: dict[object, Off] = {}  # the state in each call of backward() that has not returned, of any thread
@@ -252,9 +263,12 @@ def _only_state_in_backward() -> Off | None:
 def inherit_from_caller() -> CompiledPolicy | Off:
     """The state in a context in which none was ever set: PROCESS; in autograd's threads the `InBackward` of what is in force where
     backward() was called."""
-    if _graph_task() == -1:
+    task, noted = _graph_task(), get()
+    if task == -1:
         put(PROCESS)  # so that this function runs once a thread
         return PROCESS
+    if isinstance(noted, CallersState) and noted.task == task:
+        return noted.state
     caller = _get_in_thread("context") if _has_in_thread("context") else None
     found = None if caller is None else caller.get(_current, UNSET)
     if found is None or found is UNSET:  # of a nested backward, which this thread calls, the context is its own
@@ -335,6 +349,13 @@ def call_in_backward(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwa
         return call_under(inside, function, *args, **kwargs)
     finally:
         _calling_backward.pop(call, None)
+
+
+def keep_callers() -> None:
+    """To be called before a backward begins: in a thread of autograd's the state stays what it is where the backward around was called."""
+    task = _graph_task()
+    if task != -1 and isinstance(get(), Unset):
+        put(CallersState(current_state(), task))
 
 
 class UnderCapturedState:

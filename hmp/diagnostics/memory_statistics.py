@@ -21,7 +21,7 @@ GIGABYTE = 1 << 30  # bytes, as Optimum counts them
 
 Stats = dict[str, int | None]
 
-# Habana's name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: CUDA's allocator does not record it. ActiveAllocs counts
+# Habana's name → the key of torch.cuda.memory_stats(). MaxAllocSize is missing: torch's allocator does not record it. ActiveAllocs counts
 # what is allocated and not yet freed; TotalActiveAllocs does so for allocations from the system.
 _CUDA = {
     "InUse": "allocated_bytes.all.current",
@@ -45,11 +45,11 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
     """Habana's ten statistics of `device` by name; None for those that the device does not report.
 
     Limit, InUse, MaxInUse and MaxAllocSize are in bytes; NumAllocs, NumFrees, ActiveAllocs, TotalSystemAllocs, TotalSystemFrees and
-    TotalActiveAllocs are counts. For "cuda" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit is the
-    machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
+    TotalActiveAllocs are counts. For "cuda" and "xpu" they are those of torch's caching allocator, for "hpu" Habana's own; for "cpu" Limit
+    is the machine's memory, InUse and MaxInUse are the resident memory of this process and its peak, and the others are None.
 
     With `gigabytes` Optimum's three numbers instead: memory_allocated, max_memory_allocated and total_memory_available, in units of
-    2**30 bytes, to two decimals. Raises HmpError for what is no device, and for a CUDA device or an HPU that is not there.
+    2**30 bytes, to two decimals. Raises HmpError for what is no device, and for a CUDA device, an XPU or an HPU that is not there.
     """
     stats = _of(device_of(device, "memory_stats(): "))
     return _in_gigabytes(stats) if gigabytes else stats
@@ -58,9 +58,7 @@ def memory_stats(device: torch.device | str | int, *, gigabytes: bool = False) -
 def _of(device: torch.device) -> Stats:
     if device.type == "cpu":
         return _from_os()
-    if device.type == "cuda":
-        check_there(device, f"memory_stats({str(device)!r})")
-        return of_allocator(torch.cuda.memory_stats(device), torch.cuda.get_device_properties(device).total_memory)
+    # on Gaudi: torch.hpu.memory_stats(device) has the ten statistics under these names, in bytes and counts.
     if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)
         if hpu is None or not hasattr(hpu, "memory_stats"):
@@ -68,7 +66,16 @@ def _of(device: torch.device) -> Stats:
                 f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
             )
         return _named(hpu.memory_stats(device))
-    return _named({})
+    return _of_accelerator(device, getattr(torch, device.type, None))
+
+
+def _of_accelerator(device: torch.device, module: Any) -> Stats:
+    """What `module`, such as torch.cuda, tells: the statistics of torch's allocator, or the bytes in use alone; nothing for "meta"."""
+    if hasattr(module, "memory_stats"):
+        check_there(device, f"memory_stats({str(device)!r})")
+        return of_allocator(module.memory_stats(device), module.get_device_properties(device).total_memory)
+    told = {"InUse": "memory_allocated", "MaxInUse": "max_memory_allocated"}
+    return _named({name: getattr(module, asked)(device) for name, asked in told.items() if hasattr(module, asked)})
 
 
 def _in_gigabytes(stats: Stats) -> dict[str, float | None]:

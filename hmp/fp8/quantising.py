@@ -20,7 +20,8 @@ from .recipes import BLOCK, E4M3
 _abs, _amax, _bitwise_and, _div, _mul, _reciprocal = torch.abs, torch.amax, torch.bitwise_and, torch.div, torch.mul, torch.reciprocal
 _clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
 _add, _gt, _shift_left, _shift_right, _sub = torch.add, torch.gt, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
-_frexp, _ldexp, _pad, _reshape, _transpose = torch.frexp, torch.ldexp, torch.constant_pad_nd, torch.reshape, torch.transpose
+_frexp, _ldexp, _max, _pad = torch.frexp, torch.ldexp, torch.max, torch.constant_pad_nd
+_reshape, _transpose = torch.reshape, torch.transpose
 _squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
 _float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
 
@@ -85,8 +86,9 @@ def quantise(tensor: Tensor, layout: Layout) -> Quantised:
 
 
 def _whole(tensor: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
-    # row by row first: compiled for any shape, a maximum over everything at once is the work of one block of threads
-    return _with_scale_for(tensor, _amax(_amax(_finite_magnitudes(tensor), -1)), form, power_of_two)
+    # amax() of everything reduces nothing on XLA. Row by row first: a maximum over everything at once, compiled for any shape, is the
+    # work of one block of threads
+    return _with_scale_for(tensor, _max(_amax(_finite_magnitudes(tensor), -1)), form, power_of_two)
 
 
 def _rows(tensor: Tensor, form: torch.dtype, power_of_two: bool) -> tuple[Tensor, Tensor]:
@@ -129,7 +131,10 @@ def _finite_magnitudes(tensor: Tensor) -> Tensor:
 
 def _scaled(tensor: Tensor, factor: Tensor, form: torch.dtype) -> Tensor:
     """`tensor * factor` in the format, rounded to the nearest, ties to even. Inf becomes NaN: torch's releases differ in its cast."""
-    return _to(_nan_to_num(_mul(_float(tensor), factor), _NAN, _NAN, _NAN), form)
+    scaled = _mul(_float(tensor), factor)
+    if tensor.device.type == "xla":  # whose nan_to_num() refuses NaN
+        return _to(_add(scaled, _sub(scaled, scaled)), form)
+    return _to(_nan_to_num(scaled, _NAN, _NAN, _NAN), form)
 
 
 def _factor(largest: Tensor, form: torch.dtype) -> Tensor:
@@ -155,7 +160,7 @@ def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
     if _has_bits(largest):
         bits = _view(largest, torch.int32)
         above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
-        exponent = _shift_right(bits, _MANTISSA_BITS)
+        exponent = _to(_shift_right(bits, _MANTISSA_BITS), torch.int32)  # XLA shifts into int64
     else:
         mantissa, exponent = _frexp(largest)  # from 0.5 up to 1
         above, exponent = _gt(mantissa, 0.875), _add(exponent, _BIAS - 1)
@@ -166,7 +171,7 @@ def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
 def with_exponent(exponent: Tensor) -> Tensor:
     """The power of two in float32 that has that biased exponent."""
     if _has_bits(exponent):
-        return _view(_shift_left(exponent, _MANTISSA_BITS), torch.float32)
+        return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)
     return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, _BIAS)))
 
 

@@ -11,8 +11,8 @@ from ..casting import Tensor
 from .quantising import Quantised, with_exponent
 
 # torch's own, taken before anything is patched
-_abs, _amax, _and, _eq, _mean = torch.abs, torch.amax, torch.logical_and, torch.eq, torch.mean
-_amin, _nan_to_num, _narrow, _ne, _stack = torch.amin, torch.nan_to_num, torch.narrow, torch.ne, torch.stack
+_abs, _and, _eq, _max, _mean = torch.abs, torch.logical_and, torch.eq, torch.max, torch.mean
+_min, _nan_to_num, _narrow, _ne, _stack = torch.min, torch.nan_to_num, torch.narrow, torch.ne, torch.stack
 _float, _to = Tensor.float, Tensor.to
 
 
@@ -37,7 +37,7 @@ class Statistics(NamedTuple):
     def figures(self) -> Tensor:
         """Five float32 numbers: amax, the least and the greatest scale, the shares saturated and flushed."""
         scale = self.scale if self.scale.dtype is torch.float32 else with_exponent(_to(self.scale, torch.int32))
-        return _stack([self.amax, _amin(scale), _amax(scale), self.saturated, self.flushed])
+        return _stack([self.amax, _min(scale), _max(scale), self.saturated, self.flushed])
 
 
 Observer = Callable[[Statistics], None]
@@ -48,7 +48,7 @@ def statistics_of(role: Role, tensor: Tensor, quantised: Quantised) -> Statistic
     with torch.no_grad():
         # without the zeros that blocks are filled up with
         codes = _float(_narrow(_narrow(quantised.data, -2, 0, tensor.shape[-2]), -1, 0, tensor.shape[-1]))
-        amax = _float(_amax(_nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)))
+        amax = _float(_max(_nan_to_num(_abs(tensor), 0.0, 0.0, 0.0)))
         saturated = _mean(_float(_eq(_abs(codes), torch.finfo(quantised.data.dtype).max)))
         flushed = _mean(_float(_and(_eq(codes, 0), _ne(tensor, 0))))
     return Statistics(role, amax, quantised.scale, saturated, flushed)

@@ -9,12 +9,15 @@ from pathlib import Path
 import torch
 
 from ..observing import log
+from ..torch_dispatcher import dispatch_key, operators
 from ..torch_private import release
 
 # Presets without a folder of that name: torch.autocast's lists for a device, of the torch release that is installed.
 _OF_THIS_TORCH = ("torch-cpu", "torch-cuda")
 _OF_THIS_DEVICE = "autocast"
 # The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
+# on Gaudi: torch.hpu.is_available() is true once the bridge is imported, as torch does by itself where it finds the bridge; what is asked
+# before then is answered for the CPU. torch.autocast("hpu") casts what the lists of "gaudi" name, which are those of Habana's pages.
 _ACCELERATORS = {"hpu": "gaudi", "cuda": "torch-cuda", "xpu": "torch-cuda"}
 
 
@@ -44,8 +47,10 @@ def meaning(preset: str) -> str:
 
 
 def device_preset() -> str:
-    """What "autocast" stands for on the device in use: "torch-cuda", "gaudi", or "torch-cpu" without an accelerator."""
-    return next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), "torch-cpu")
+    """What "autocast" stands for on the device in use: "torch-cpu" without an accelerator, "gaudi" on HPU, else "torch-cuda"."""
+    known = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), None)
+    accelerator = torch.accelerator.current_accelerator() if known is None and torch.accelerator.is_available() else None
+    return known or ("torch-cpu" if accelerator is None else _of_another(accelerator.type))
 
 
 def folder(preset: str) -> Path:
@@ -65,6 +70,15 @@ def _folders() -> list[str]:
 def _available(kind: str) -> bool:
     found = getattr(getattr(torch, kind, None), "is_available", None)
     return found is not None and bool(found())
+
+
+@functools.cache
+def _of_another(kind: str) -> str:
+    """The preset for an accelerator that is none of _ACCELERATORS: CUDA's, with a warning where its backend has not those lists."""
+    theirs, cudas = (operators(dispatch_key("Autocast", each)) for each in (kind, "xpu"))  # XPU's are CUDA's without cuDNN's own ops
+    if theirs != cudas:
+        log.warning("hmp keeps no autocast lists of %s; those of CUDA, torch-cuda, stand for them here", kind)
+    return "torch-cuda"
 
 
 @functools.cache

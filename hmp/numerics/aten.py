@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..torch_private import storage_of
+from ..errors import HmpError
+from ..torch_private import address_of, storage_of
 
 Tensor = torch.Tensor
 
@@ -84,8 +85,14 @@ def argument(args: Any, kwargs: Any, at: int | str) -> Any:
     return args[at] if at < len(args) else None
 
 
+def refuse_xla(device: torch.device, call: str) -> None:
+    """HmpError for tensors of XLA: below autograd torch shows others in their place, with nothing to tell which is which."""
+    if device.type == "xla":
+        raise HmpError(f"{call} cannot follow tensors on XLA from one op to the next; move the model and its batch to the CPU for this")
+
+
 def storage_address(tensor: Tensor) -> int:
     """Where the tensor's memory begins, 0 where it has none of its own."""
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
-    return int(storage_of(tensor).data_ptr())
+    return address_of(storage_of(tensor))

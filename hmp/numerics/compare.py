@@ -20,10 +20,11 @@ from ..lists import DEFAULT, Policy, as_policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from . import calling
-from .aten import storage_address
+from .aten import refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import LARGE, Distance, as_real, distance
+from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 
 Tensor = torch.Tensor
@@ -75,6 +76,8 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
     attribution = Attribution(lambda result: shadows.ended(result))
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
     output_error = gradient_error = loss_error = loss_value = None
+    for tensor in (*model.parameters(), *each_tensor((batch,))):
+        refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
     with _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen), shadows:
         output = calling.call(model, batch)
@@ -222,13 +225,13 @@ def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator
     leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
     gradients = [(t, t.grad) for t in leaves]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    devices = sorted({t.device.index for t in leaves if t.is_cuda})
+    states = random_state(leaves)
     for leaf in leaves:
         leaf.grad = None
     try:
-        with torch.random.fork_rng(devices):
-            yield
+        yield
     finally:
+        put_back(states)
         for module, found in buffers:
             module._buffers.clear()
             module._buffers.update(found)

@@ -18,6 +18,7 @@ from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
+from .random_state import States, put_back, random_state
 
 Tensor = torch.Tensor
 # FP8 data without its rounding is what its scale gives the values back from.
@@ -81,7 +82,7 @@ class Shadows(TorchDispatchMode):
         exact = None
         if not known.is_view and self._is_low(flat):
             exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
-        state = _random_state(flat) if known.is_random and not known.draws else None
+        state = random_state(filter(_is_tensor, flat)) if known.is_random and not known.draws else None
         out = func(*args, **kwargs)
         if known.draws or known.unwritten:
             self._take_over(out)
@@ -213,7 +214,7 @@ def _has_reference(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.uint8
 
 
-def _again(func: Any, spec: Any, state: Any, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
+def _again(func: Any, spec: Any, state: States | None, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
     """The tensors that `func` makes of these values, None where torch cannot or they do not fit the ones that were `made`."""
     args, kwargs = tree_unflatten(values, spec)
     if "half_to_float" in (a.name for a in func._schema.arguments):
@@ -221,8 +222,8 @@ def _again(func: Any, spec: Any, state: Any, values: list[Any], made: list[Tenso
         args = (*args[:2], False)
     after = None
     if state is not None:
-        after = _random_state(values)
-        _set_random_state(state)
+        after = random_state(filter(_is_tensor, values))
+        put_back(state)
     try:
         outs = _tensors(func(*args, **kwargs))
     except torch.OutOfMemoryError:
@@ -231,7 +232,7 @@ def _again(func: Any, spec: Any, state: Any, values: list[Any], made: list[Tenso
         return None
     finally:
         if after is not None:
-            _set_random_state(after)
+            put_back(after)
     fits = len(outs) == len(made) and all(a.shape == b.shape for a, b in zip(outs, made, strict=True) if a.dtype is not torch.uint8)
     return outs if fits else None
 
@@ -244,16 +245,5 @@ def _tensors(value: Any) -> list[Tensor]:
     return list(each_tensor((value,)))
 
 
-def _random_state(flat: list[Any]) -> list[tuple[Any, Tensor]]:
-    """The state of the generators that ops on these tensors draw from."""
-    state: list[tuple[Any, Tensor]] = [(None, torch.get_rng_state())]
-    devices = {t.device for t in flat if isinstance(t, Tensor) and t.is_cuda}
-    return state + [(device, torch.cuda.get_rng_state(device)) for device in devices]
-
-
-def _set_random_state(states: list[tuple[Any, Tensor]]) -> None:
-    for device, state in states:
-        if device is None:
-            torch.set_rng_state(state)
-        else:
-            torch.cuda.set_rng_state(state, device)
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor)

@@ -15,6 +15,7 @@ from ..lists import Policy
 from ..report.report import Report
 from ..report.verified import verified
 from . import calling
+from .random_state import put_back, random_state
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -66,12 +67,13 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
     """A stretch after which gradients, buffers and the random state are as they were."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
     buffers = [(module, name, b, b.detach().clone()) for module in model.modules() for name, b in module.named_buffers(recurse=False)]
+    states = random_state(parameter for parameter, _ in gradients)
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with torch.random.fork_rng(sorted({parameter.device.index for parameter, _ in gradients if parameter.is_cuda})):
-            yield
+        yield
     finally:
+        put_back(states)
         for parameter, gradient in gradients:
             parameter.grad = gradient
         with torch.no_grad():

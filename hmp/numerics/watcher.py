@@ -15,7 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..casting import each_tensor, has_values
 from ..observing import log
 from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
-from .aten import Facts, argument, facts, storage_address
+from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .distance import widened
 from .finding import Finding, find
@@ -314,6 +314,7 @@ class Watcher(TorchDispatchMode):
 def _is_finite(tensor: Tensor) -> bool:
     if tensor.dtype not in FLOATS or tensor.layout is not torch.strided or not has_values(tensor):
         return True
+    refuse_xla(tensor.device, "detect_nonfinite()")
     tensor = widened(tensor)
     # one kernel; a sum may overflow, and then each element is asked
     return cmath.isfinite(tensor.detach().sum().item()) or bool(torch.isfinite(tensor).all())

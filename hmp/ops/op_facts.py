@@ -297,6 +297,7 @@ _EVERY_DEVICE = _names(
 )
 # (device type or "*" for any, low dtypes, ops without a kernel there) (R11). Measured on CPU; for other devices, what torch's own tests
 # expect. CUDA has float16 kernels for FFTs of power-of-two length, but they return complex32, which few ops accept.
+# on Gaudi: an op without a kernel in the low dtype runs on the CPU or raises an error that names the dtype, as torch's own kernels do.
 NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
@@ -340,7 +341,8 @@ NORMS = _names(
     miopen_batch_norm _native_batch_norm_legit"""
 )
 # Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
-MIXED_NORM_KERNELS: dict[str, frozenset[str]] = {"cuda": _names("batch_norm instance_norm"), "xpu": _names("batch_norm instance_norm")}
+# on Gaudi: every norm takes a low input with float32 weights, and its result has the input's dtype.
+MIXED_NORM_KERNELS: dict[str, frozenset[str]] = dict.fromkeys(("cuda", "xpu", "xla"), _names("batch_norm instance_norm"))
 
 # R12. Fills and bounds: a finite scalar beyond the range of the tensor's dtype becomes that dtype's finite extreme.
 FILLS = _names(

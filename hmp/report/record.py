@@ -65,5 +65,6 @@ def uncompiled() -> Iterator[None]:
 
 
 def _device() -> str:
-    accelerator = torch.accelerator.current_accelerator()
+    # without asking, a torch that was built for CUDA names it where there is none
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return "cpu" if accelerator is None else accelerator.type

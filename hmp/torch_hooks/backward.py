@@ -12,7 +12,7 @@ from ..caches import weight_cache
 from ..context import UnderCapturedState, call_without_casts, state, without_casts
 from ..patching import patches
 from ..wrapping import outside
-from .torchs_functions import replace
+from .torchs_functions import replace, swap
 
 
 def install() -> None:
@@ -48,6 +48,7 @@ def install() -> None:
 
     for name in ("then", "add_done_callback"):
         patches.rebind(torch_private.Future, name, continuing(vars(torch_private.Future)[name]))
+    swap(torch_private.run_backward, _keeping_callers)
     patches.rebind(*torch_private.ENGINE, _Engine(getattr(*torch_private.ENGINE)))
     replace("torch.autograd.graph", "saved_tensors_hooks.__enter__", enter)
     # casts are off in these themselves: they join their results by ops that may be listed
@@ -55,6 +56,15 @@ def install() -> None:
         replace("torch.autograd.functional", name, of_users_function)
     for name in ("jacrev", "jacfwd"):
         replace("torch.func", name, transform)
+
+
+def _keeping_callers(run_backward: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(run_backward)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        state.keep_callers()
+        return run_backward(*args, **kwargs)
+
+    return run
 
 
 class _Engine:

@@ -15,7 +15,8 @@ from ..caches import cast_cache, mark_proof
 from ..patching import patches
 
 # The classes of captured graphs that torch may have, and their type of device; None is the one that torch.accelerator names.
-_CLASSES = (("cuda", "CUDAGraph", "cuda"), ("xpu", "XPUGraph", "xpu"), ("accelerator", "Graph", None))
+# on Gaudi: a step is captured by torch.hpu.HPUGraph.capture_begin(), which is there before convert(), and a replay writes by address.
+_CLASSES = (("cuda", "CUDAGraph", "cuda"), ("xpu", "XPUGraph", "xpu"), ("hpu", "HPUGraph", "hpu"), ("accelerator", "Graph", None))
 
 
 def install() -> None:

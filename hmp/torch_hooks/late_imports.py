@@ -16,7 +16,7 @@ from typing import Any
 from ..context import state
 from ..patching import holders, patches
 
-_ROOTS = frozenset({"torch", "torchgen", "functorch"})
+_ROOTS = frozenset({"torch", "torchgen", "functorch", "torch_xla"})
 
 
 class _Imports(threading.local):

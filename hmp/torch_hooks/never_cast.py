@@ -68,5 +68,4 @@ def codes() -> set[types.CodeType]:
 
     Not of data loading, in which a thread may wait for any time.
     """
-    found = {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}
-    return found | {torch_private.run_backward.__code__}
+    return {code for function, code in patches.swapped_functions() if not str(function.__module__).startswith("torch.utils.data")}

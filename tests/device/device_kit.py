@@ -20,18 +20,12 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+import devices_here
 import hmp
 from hmp.caches import mark_proof
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
-if DEVICE == "pretend":
-    import pretend_device
-
-    pretend_device.set_up()
-if DEVICE == "xla":
-    import torch_xla
-
-    torch_xla.device()  # before the first backward: torch makes autograd's threads then, one for each device that there is
+devices_here.set_up(DEVICE)
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
@@ -58,7 +52,7 @@ class Result:
 
 
 class Checks:
-    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one that says nothing about other devices."""
+    """The checks of one module, in order: `@check`, or `@check.on_cuda(reason)` for one of something that is CUDA's own."""
 
     def __init__(self) -> None:
         self.all: dict[str, Check] = {}
@@ -73,7 +67,7 @@ class Checks:
                 return self(function)
 
             def refuse() -> None:
-                raise NotRun(f"only on cuda: {reason}")
+                raise NotRun(f"CUDA's own: {reason}")
 
             self.all[function.__name__] = refuse
             return function
@@ -120,20 +114,28 @@ def result(name: str, function: Check) -> Result:
 def synchronize() -> None:
     """Waits for what the device still has to do."""
     if DEVICE == "xla":
-        torch_xla.sync(wait=True)
+        importlib.import_module("torch_xla").sync(wait=True)
     elif not ON_CPU:
         getattr(torch, DEVICE).synchronize()
+
+
+# What torch.distributed works with on the device, None for nothing.
+BACKEND = {"cuda": "nccl", "hpu": "hccl", "cpu": "gloo"}.get(DEVICE)
 
 
 @contextlib.contextmanager
 def one_process(leaving: float = 20.0) -> Iterator[None]:
     """A process group of this process alone. This process ends, with where its threads are, if the group takes more than so many seconds to
     leave: torch 2.7 waits for ever, and keeps Python's lock, where a thread of the group's is the last to hold a tensor."""
-    backend = "nccl" if ON_CUDA else "gloo"
+    if BACKEND is None:
+        raise NotRun(f"torch.distributed has no backend for {DEVICE}")
     if not dist.is_available() or (ON_CUDA and not dist.is_nccl_available()):
-        raise NotRun(f"this torch was built without {backend}")
+        raise NotRun(f"this torch was built without {BACKEND}")
+    # on Gaudi: importing habana_frameworks.torch.distributed.hccl gives torch.distributed the backend "hccl".
+    if DEVICE == "hpu":
+        importlib.import_module("habana_frameworks.torch.distributed.hccl")  # which brings hccl
     with tempfile.TemporaryDirectory() as folder:
-        dist.init_process_group(backend, init_method=f"file://{folder}/store", rank=0, world_size=1)
+        dist.init_process_group(BACKEND, init_method=f"file://{folder}/store", rank=0, world_size=1)
         try:
             yield
         finally:
@@ -143,6 +145,13 @@ def one_process(leaving: float = 20.0) -> Iterator[None]:
                 dist.destroy_process_group()
             finally:
                 faulthandler.cancel_dump_traceback_later()
+
+
+def seed(number: int) -> None:
+    """The device draws the same random numbers from here on."""
+    torch.manual_seed(number)
+    if DEVICE == "xla":
+        importlib.import_module("torch_xla.core.xla_model").set_rng_state(number, torch.device(DEVICE))
 
 
 def allocated() -> int:
@@ -161,7 +170,8 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 def preset() -> str:
     """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
-    return {"pretend": "torch-cuda", "xla": "torch-cpu"}.get(DEVICE, f"torch-{DEVICE}")
+    # on Gaudi: hmp.apply() takes the lists of "gaudi", and torch.autocast("hpu") has the same.
+    return {"pretend": "torch-cuda", "xla": "torch-cpu", "hpu": "gaudi"}.get(DEVICE, f"torch-{DEVICE}")
 
 
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:

@@ -16,8 +16,12 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import devices_here
+
 ROOT = Path(__file__).resolve().parents[2]
-_SLOWER_ON_THE_CPU = 3  # its products are
+# Devices whose kernels are the processor's: their products are slower.
+ON_THE_PROCESSOR = ("cpu", "pretend", "xla")
+_SLOWER = {"cpu": 3, "pretend": 6, "xla": 20}  # XLA compiles each shape of each op
 
 
 @dataclass
@@ -57,12 +61,8 @@ def environment(device: str, results: Path) -> dict[str, str]:
     """That of the processes: hmp and the helpers come from this checkout."""
     paths = [str(ROOT), *(str(ROOT / "tests" / folder) for folder in ("device", "support"))]
     own = {"HMP_TEST_DEVICE": device, "HMP_DEVICE_RESULTS": str(results), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    if device == "cpu":
-        own["CUDA_VISIBLE_DEVICES"] = ""  # "the device in use" is then the CPU for hmp too
-    if device == "xla":  # on the machine's own processor; XLA would else leave out casts to bfloat16 and back, and bits are compared
-        own |= {"PJRT_DEVICE": "CPU", "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_allow_excess_precision=false"}
     # cuBLAS may else choose another algorithm for the same product, and bits are compared
-    return {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own}
+    return {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own, **devices_here.environment(device)}
 
 
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> int | None:
@@ -200,5 +200,4 @@ PARTS: dict[str, Part] = {
 
 def limit(part: str, options: Any, left: float) -> float:
     """The seconds that a part may take: its own, of what is left of the whole."""
-    own = PARTS[part].seconds * (_SLOWER_ON_THE_CPU if options.device == "cpu" else 1)
-    return min(own, left)
+    return min(PARTS[part].seconds * _SLOWER.get(options.device, 1), left)

@@ -13,17 +13,18 @@ _LONGEST = 4000  # characters of one error
 
 
 def device_name(device: str) -> str:
-    """The device in words: "NVIDIA H200"; of a CPU its model."""
+    """The device in words: "NVIDIA H200", "GAUDI2"; of a CPU its model."""
     import torch
 
-    if device == "cuda":
-        return str(torch.cuda.get_device_name())
+    # on Gaudi: torch.hpu.get_device_name() names the chip, "GAUDI2".
+    if device in ("cuda", "hpu"):
+        return str(torch.get_device_module(device).get_device_name())
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         found = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
     except OSError:
         found = ""
-    return f"CPU: {found or platform.processor() or platform.machine()}"
+    return f"{device if device != 'cpu' else 'CPU'}: {found or platform.processor() or platform.machine()}"
 
 
 def file_name(name: str) -> str:

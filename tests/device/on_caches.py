@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, Checks, all_same, allocated, keeps_copies, same, synchronize, tensor
+from device_kit import BF16, DEVICE, F32, ON_CPU, ON_CUDA, Checks, NotRun, all_same, allocated, keeps_copies, same, synchronize, tensor
 from networks_kit import WIDTH, Net, Plain, batch, gradients, lists, loss_of, parameters
 
 check = Checks()
@@ -25,6 +25,25 @@ def _low(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """linear as hmp must compute it: the casts are written out, and torch is torch."""
     with hmp.disable_casts():
         return F.linear(x.to(BF16), weight.detach().to(BF16))
+
+
+@check
+def each_device_has_copies_of_its_own() -> None:
+    """A model that is moved to a second device and back, its weights written in between."""
+    module = getattr(torch, DEVICE, None)
+    if DEVICE == "cpu" or not hasattr(module, "device_count") or module.device_count() < 2:
+        raise NotRun(f"there is one {DEVICE}")
+    net, x = torch.nn.Linear(WIDTH, WIDTH), tensor(8, WIDTH)
+    with hmp.convert(policy=lists()), torch.no_grad():
+        for index in (0, 1, 0):
+            here = f"{DEVICE}:{index}"
+            net, x = net.to(here), x.to(here)
+            for _ in range(3):
+                net.weight.mul_(1.5)
+                for _ in range(3):
+                    got = net(x)
+                with hmp.disable_casts():
+                    same(got, F.linear(x.to(BF16), net.weight.to(BF16), net.bias.to(BF16)), here)
 
 
 @check

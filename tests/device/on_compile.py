@@ -55,9 +55,11 @@ def _converted(backend: str | None) -> list[torch.Tensor]:
 
 
 @check
-def aot_eager_has_the_bits_of_eager() -> None:
-    _compiles("aot_eager")
-    all_same(_converted("aot_eager"), _converted(None), "aot_eager")
+def eager_and_aot_eager_have_the_bits_of_uncompiled_code() -> None:
+    want = _converted(None)
+    for backend in ("eager", "aot_eager"):
+        _compiles(backend)
+        all_same(_converted(backend), want, backend)
 
 
 @check

@@ -10,11 +10,10 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import hmp
-from device_kit import DEVICE, ON_CUDA, Checks, NotRun, all_same, one_process
+from device_kit import BACKEND, DEVICE, ON_CUDA, Checks, NotRun, all_same, one_process
 from networks_kit import Net, Plain, batch, gradients, lists, loss_of, parameters
 
 check = Checks()
-BACKEND = "nccl" if ON_CUDA else "gloo"
 STEPS = 5
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, Checks, NotRun, all_same, same, tensor
+from device_kit import BF16, DEVICE, F16, F32, ON_CUDA, Checks, NotRun, all_same, preset, same, tensor
 
 check = Checks()
 
@@ -165,7 +165,7 @@ def _equal_to_autocast(dtype: torch.dtype, region: Callable[[torch.nn.Module], A
 @check
 def without_a_policy_apply_takes_the_lists_of_the_device() -> str:
     named = hmp.Policy.load("autocast")
-    for_device = hmp.Policy.load("torch-cuda" if ON_CUDA else "torch-cpu")
+    for_device = hmp.Policy.load(preset())
     assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
     assert named.dtype is for_device.dtype is (F16 if ON_CUDA else BF16)
     return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; low dtype {named.dtype}"

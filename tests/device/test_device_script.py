@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -60,7 +61,7 @@ def test_every_part_runs_on_the_cpu(tmp_path: Path) -> None:
         assert f"\n== {part}: " in printed
         assert f"\n## {part}\n" in page
     # what is not run says why
-    assert "only on cuda: kernels are captured as graphs there alone" in page
+    assert "CUDA's own: kernels are captured as graphs there alone" in page
     assert "only on an accelerator: the CPU's backward runs on the calling thread" in page
     assert "Failed:" not in page
     assert "| bytes saved for backward, hmp / torch.autocast: none above |" in page
@@ -73,7 +74,7 @@ def test_parts_run_alone_and_say_what_is_for_cuda_only(tmp_path: Path) -> None:
     assert "| threads | user Python in backward and checkpoints, on the thread of the device | 0 | 0 | 1 |" in page
     assert f"| torch | {torch.__version__} |" in page
     assert "Written by `.ci/device --device cpu --only threads,graphs`." in page
-    assert "- 9 checks, `a_replayed_forward_has_the_weights_of_now` among them: only on cuda: kernels are captured as graphs" in page
+    assert "- 9 checks, `a_replayed_forward_has_the_weights_of_now` among them: CUDA's own: kernels are captured as graphs" in page
 
 
 @NO_CUDA
@@ -83,6 +84,24 @@ def test_without_cuda_the_script_refuses(script: types.ModuleType, capsys: pytes
             script.main(arguments)
         assert raised.value.code == 2
         assert "sees no CUDA device here; --device cpu tries the script without one" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("device", "package", "said"),
+    [
+        ("hpu", "habana_frameworks", "there is no habana_frameworks here, Gaudi's bridge to torch: pip install habana-torch-plugin"),
+        ("xla", "torch_xla", "there is no torch_xla here: pip install torch==2.9.0 torch_xla==2.9.0"),
+    ],
+)
+def test_without_what_brings_the_device_the_script_says_what_is_missing(
+    script: types.ModuleType, capsys: pytest.CaptureFixture[str], device: str, package: str, said: str
+) -> None:
+    if importlib.util.find_spec(package):
+        pytest.skip(f"{package} is here")
+    with pytest.raises(SystemExit) as raised:
+        script.main(["--device", device])
+    assert raised.value.code == 2
+    assert f"--device {device}: {said}" in " ".join(capsys.readouterr().err.split())
 
 
 def test_an_unknown_part_is_refused(script: types.ModuleType, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import device_parts
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed: .ci/versions xla")
 
 
-@pytest.mark.parametrize("part", ["caches", "marks", "counts"])
+@pytest.mark.parametrize("part", ["caches", "marks", "counts", "fp8", "threads", "tools"])
 def test_hmp_on_xla(part: str) -> None:
     outcome = device_parts.checks(part)(SimpleNamespace(device="xla"), 550)
     assert not outcome.failed, outcome.checks

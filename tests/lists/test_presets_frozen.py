@@ -129,6 +129,19 @@ def test_autocast_is_the_list_of_the_device_in_use(monkeypatch: pytest.MonkeyPat
     assert hmp.Policy.load("autocast") == hmp.Policy.load(lists)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"), [("mtia", []), ("mps", ["hmp keeps no autocast lists of mps; those of CUDA, torch-cuda, stand for them here"])]
+)
+def test_autocast_is_cudas_list_on_another_accelerator_and_a_warning_where_torch_has_others_for_it(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str, said: list[str]
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
+    presets._of_another.cache_clear()
+    assert hmp.Policy.load("autocast") == hmp.Policy.load("torch-cuda") == hmp.Policy.load("autocast")
+    assert [record.getMessage() for record in caplog.records if "stand for them" in record.getMessage()] == said
+
+
 def test_autocast_takes_a_device_that_cannot_say_whether_it_is_there_for_absent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "hpu", type("device", (), {}), raising=False)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import hmp
+from hmp.numerics.aten import refuse_xla
 from hmp.numerics.shadow import Shadows
 from trap_kit import policy, same
 
@@ -342,3 +343,8 @@ def test_a_checkpointed_models_recomputation_is_compared_as_forward():
     # torch recomputes as far as backward needs it: the casts of input, weight and bias
     assert of_linear.count(("_to_copy", "forward")) == 6 and ("mm", "backward") in of_linear
     assert comparison.gradient < 0.02
+
+
+def test_tensors_on_xla_are_refused() -> None:
+    with pytest.raises(hmp.HmpError, match=r"compare\(\) cannot follow tensors on XLA .*; move the model and its batch to the CPU"):
+        refuse_xla(torch.device("xla"), "compare()")

@@ -24,6 +24,7 @@ def test_every_page_is_in_the_navigation() -> None:
     made = {
         "reference/api.md",
         "reference/cli.md",
+        "explain/gaudi.md",
         "reference/errors.md",
         "reference/habana-names.md",
         "reference/presets.md",

@@ -373,3 +373,11 @@ def test_a_users_mode_sees_the_same_calls_and_the_recording_goes_on_after_an_exc
             above = calls()
     assert alone == below == above == 3
     assert [(row.op, row.calls) for row in report.grouped("op", "op") if row.op != "ones"] == [("linear", 1), ("linear", 1), ("tanh", 1)]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_a_torch_that_was_built_for_a_device_which_is_not_there_records_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))  # as that torch says
+    with hmp.record() as report:
+        pass
+    assert report.about["device"] == "cpu"

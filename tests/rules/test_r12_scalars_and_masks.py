@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from autocast_kit import HERE
 from oracle import BF16, F16, F32, MAX, assert_identical, assert_same, outcome, saturated
 from strategies import Leaf
 
@@ -309,7 +310,7 @@ def test_r12_a_learned_bias_has_the_results_and_gradients_that_it_has_under_auto
     """T5 and Swin add one."""
     tensors = [torch.randn(1, 2, 3, 4) for _ in range(3)] + [torch.randn(1, 2, 3, 3).to(given)]
     found = []
-    for region in (torch.autocast("cpu", dtype=BF16), hmp.casts("torch-cpu")):
+    for region in (torch.autocast(HERE, dtype=BF16), hmp.casts(hmp.Policy.load("autocast").replace(dtype=BF16))):
         leaves = [t.clone().requires_grad_() for t in tensors]
         with region:
             result = F.scaled_dot_product_attention(*leaves)

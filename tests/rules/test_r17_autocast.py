@@ -11,7 +11,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from autocast_kit import BF16, F16, F32, HALF, LOW, X, is_real, muls, real_state
+from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, X, is_real, muls, real_state
 from process_kit import alone
 from thread_kit import in_thread
 from trap_kit import policy, same
@@ -26,7 +26,7 @@ def test_r17_is_autocast_enabled_says_so_where_hmp_casts():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)
                 assert getattr(torch, name)() is True, name
-        assert real_state()[:2] == ((False, BF16), (False, F16))
+        assert real_state()[:2] == OFF[:2]
 
 
 def test_r17_get_autocast_dtype_is_the_low_dtype_where_hmp_casts():
@@ -131,7 +131,7 @@ def test_r17_hmp_casts_first_and_autocast_has_the_last_word(caplog):
     mine = policy(bf16=["mul", "softmax"], fp32=["matmul"])
     a, b = torch.randn(3, 3), torch.randn(3, 3)
     expected = torch.matmul(a.to(F32).to(F16), b.to(F16))
-    with hmp.casts(mine), torch.autocast("cpu", dtype=F16):
+    with hmp.casts(mine), torch.autocast(HERE, dtype=F16):
         same(torch.matmul(a, b), expected)
         same(torch.softmax(a, 0), torch.softmax(a.to(BF16).float(), 0))
         assert muls() is BF16

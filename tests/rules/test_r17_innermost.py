@@ -17,8 +17,8 @@ from torch.nn.parallel import DataParallel
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from autocast_kit import BF16, F16, F32, real_state
-from innermost_kit import FULL, OFF, ON, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
+from autocast_kit import BF16, F16, F32, HERE, OFF, real_state
+from innermost_kit import FULL, ON, Head, X, assert_by_the_lists, autocast, closing_over, matmuls, write_lists
 from trap_kit import policy
 
 
@@ -41,11 +41,11 @@ def test_r17_a_call_of_an_applied_model_and_casts_switch_the_region_off(lists, d
 def test_r17_what_code_asks_inside_is_answered_for_the_policy():
     low = policy(bf16=["matmul"], name="low")
     with autocast(F16), hmp.casts(low):
-        assert (torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")) == (True, BF16)
-        with torch.autocast("cpu", enabled=False):
-            assert (torch.is_autocast_enabled("cpu"), matmuls()) == (False, F32)
+        assert (torch.is_autocast_enabled(HERE), torch.get_autocast_dtype(HERE)) == (True, BF16)
+        with torch.autocast(HERE, enabled=False):
+            assert (torch.is_autocast_enabled(HERE), matmuls()) == (False, F32)
         with hmp.disable_casts():
-            assert (torch.is_autocast_enabled("cpu"), matmuls()) == (False, F32)
+            assert (torch.is_autocast_enabled(HERE), matmuls()) == (False, F32)
         assert matmuls() is BF16
 
 
@@ -310,7 +310,7 @@ def test_r17_the_regions_nesting_and_its_cache_of_weights_last():
     with autocast():
         before = cast_of_the_weight()
         hmp.apply(nn.Linear(3, 3), FULL)(X)
-        with hmp.casts(policy(bf16=["linear"])), torch.autocast("cpu", enabled=False):
+        with hmp.casts(policy(bf16=["linear"])), torch.autocast(HERE, enabled=False):
             F.linear(torch.ones(1, 64), weight)
         assert cast_of_the_weight() is before
         assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (2, 1)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from autocast_kit import BF16, F16, F32, HALF, LOW, X, muls, real_state
+from autocast_kit import BF16, F16, F32, HALF, HERE, LOW, OFF, X, muls, real_state
 from hmp.context import state
 from trap_kit import same
 
@@ -37,7 +37,7 @@ def test_r17_autocast_disabled_region_acts_as_disable_casts(disabled):
             assert not hmp.casts_enabled()
         assert type(entered) is type(entered_without_hmp)
         assert hmp.casts_enabled() and muls() is BF16
-        assert real_state()[:2] == ((False, BF16), (False, F16))
+        assert real_state()[:2] == OFF[:2]
 
 
 @OLD_NAMES
@@ -159,8 +159,8 @@ def _region(change):
         "half": lambda: hmp.casts(HALF),
         "disable": hmp.disable_casts,
         "enable": hmp.enable_casts,
-        "autocast on": lambda: torch.autocast("cpu"),
-        "autocast off": lambda: torch.autocast("cpu", enabled=False),
+        "autocast on": lambda: torch.autocast(HERE),
+        "autocast off": lambda: torch.autocast(HERE, enabled=False),
         "raise": contextlib.nullcontext,
     }[change]()
 
@@ -213,11 +213,11 @@ def test_r17_any_nesting_follows_the_model(nesting, process):
             def note():
                 (enabled, dtype), _, cached = real_state()
                 found.append((muls(), enabled))
-                assert (dtype, cached) == (BF16, True)
+                assert (dtype, cached) == (OFF[0][1], True)
                 assert torch.is_autocast_enabled("cuda") is (found[-1][0] is not F32)
 
             _walk(nesting, _region, note)
     finally:
         hmp.revert()
     assert found == _model(nesting, process.dtype if process else None)
-    assert real_state() == ((False, BF16), (False, F16), True)
+    assert real_state() == OFF

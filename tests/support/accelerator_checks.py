@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,12 @@ from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from hmp import torch_private
 from hmp.context import state
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import assert_identical, flat, tensors
 from python_device import NAME, on_main_thread, set_up, to_cpu, to_device
+from seen_in_backward import Seen
 from strategies import build
 from trap_kit import policy, refused, same
 
@@ -45,20 +48,6 @@ EVERYWHERE: dict[str, Callable[[], AbstractContextManager[Any]]] = {
     "another policy": lambda: hmp.casts(OTHER),
     "nowhere": nullcontext,
 }
-
-
-class Seen:
-    """What user Python in backward finds: notes the thread, whether casts are on, and what a listed op gives."""
-
-    def __init__(self) -> None:
-        self.notes: list[tuple[bool, bool, torch.dtype]] = []
-
-    def note(self, *_: object) -> None:
-        x = torch.ones(2, 2)
-        self.notes.append((on_main_thread(), hmp.casts_enabled(), torch.matmul(x, x).dtype))
-
-    def assert_without_casts(self, times: int) -> None:
-        assert self.notes == [(False, False, WIDE)] * times, self.notes
 
 
 def noting(seen: Seen) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -110,7 +99,11 @@ def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> Non
         hmp.revert()
 
 
-@check
+# Where torch leaves the context of the thread that called backward() for autograd's threads.
+when_told = check if "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names else lambda function: function
+
+
+@when_told
 def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     found = []
 
@@ -126,14 +119,30 @@ def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
     assert found == [(True, LOW), (False, None)], found
 
 
+@when_told
+def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
+    """torch no longer tells the thread, then, where backward was called."""
+    found = []
+
+    @torch.enable_grad()
+    def hook(gradient: torch.Tensor) -> None:
+        device(2, 2, grad=True).sum().backward()
+        with hmp.enable_casts():
+            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    for region, want in ((hmp.casts("habana"), LOW), (hmp.casts(policy(bf16=["softmax"])), WIDE), (hmp.casts("habana"), LOW)):
+        x = device(2, 2, grad=True)
+        x.register_hook(hook)
+        with region:
+            (x * 1).sum().backward()
+        assert found.pop() is want
+
+
 @check
 def r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
     """torch 2.11 and others."""
-    told, state._has_in_thread = state._has_in_thread, lambda key: False
-    try:
+    with mock.patch.object(state, "_has_in_thread", return_value=False):
         r13_user_python_in_backward_may_switch_its_callers_casts_on()
-    finally:
-        state._has_in_thread = told
 
 
 @check

@@ -7,6 +7,8 @@ import torch
 from trap_kit import policy
 
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
+# the device of the tests' tensors: the CPU, unless device_tensors.py chose another
+HERE = torch.get_default_device().type
 # mul is on no list of torch.autocast: its dtype tells what hmp does, whatever torch.autocast does
 LOW = policy(bf16=["mul"], name="low")
 HALF = policy(bf16=["mul"], dtype=F16, name="half")
@@ -20,8 +22,12 @@ def muls() -> torch.dtype:
 
 def real_state() -> tuple[object, ...]:
     """torch.autocast's real state in this thread: hmp does not patch torch._C."""
-    states = [(torch._C.is_autocast_enabled(each), torch._C.get_autocast_dtype(each)) for each in ("cpu", "cuda")]
+    devices = (HERE, "xpu" if HERE == "cuda" else "cuda")
+    states = [(torch._C.is_autocast_enabled(each), torch._C.get_autocast_dtype(each)) for each in devices]
     return (*states, torch._C.is_autocast_cache_enabled())
+
+
+OFF = real_state()
 
 
 def is_real() -> bool:

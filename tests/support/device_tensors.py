@@ -15,12 +15,16 @@ from pathlib import Path
 import pytest
 import torch
 
+import devices_here
+
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
+devices_here.set_up(DEVICE)
 # before conftest.py notes what torch is like
 torch.set_default_device(DEVICE)
 
 _HOST = "it is about the CPU's memory; tests/device/on_marks.py and on_caches.py ask the same of the device"
 _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of other devices alone'
+_WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait for the device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
     "test_accelerator.py": "its device is made of Python; tests/device/on_threads.py runs its checks on this one",
@@ -33,43 +37,59 @@ NOT_ON_A_DEVICE = {
     "test_r16_a_second_conversion_wraps_nothing_twice": "it counts calls, and those of the mode that chooses the device too",
     "test_r17_checkpoint_recomputes_under_real_autocast_where_it_was_enabled": _CPU_S_AUTOCAST,
     "test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them": _CPU_S_AUTOCAST,
-    "test_r17_innermost.py": _CPU_S_AUTOCAST,
-    "test_r17_hmp_casts_first_and_autocast_has_the_last_word": _CPU_S_AUTOCAST,
-    "test_r12_a_learned_bias_has_the_results_and_gradients_that_it_has_under_autocast": _CPU_S_AUTOCAST,
-    "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "numpy reads the CPU's memory alone",
+    "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     "test_trap_catches_the_naive_caster": "it shows a mistake of another caster's, which a mode hides",
+    "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "its foreign type computes with numpy",
+    "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked[no mask]": _WAITS,
 }
-
+_LAYOUTS = "the device has strided tensors alone"
+_LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
 _KERNELS = "it is about kernels that the CPU lacks; tests/device/on_rules.py asks which the device has"
-# The same for CUDA alone.
-NOT_ON_CUDA = {
-    "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _KERNELS,
-    "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": _KERNELS,
-    "test_r11_layout_is_part_of_what_is_remembered": _KERNELS,
-    "test_r11_is_logged_once_an_op_and_counted": _KERNELS,
-    "test_r11_a_write_in_place_is_counted_once": _KERNELS,
-    "test_r11_op_without_a_low_kernel_runs_in_float32": _KERNELS,
-    "test_r1_sparse_tensors_are_cast": "plain torch has no product of sparse bfloat16 matrices on CUDA",
-    "test_r15_plumbing_computes_what_it_computes_without_hmp": "plain torch cannot average integers on CUDA (addcdiv)",
-    "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
-    **dict.fromkeys(
-        (
-            "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-F.layer_norm]",
-            "test_r1_r2_equals_casts_written_by_hand[layer_norm-F.layer_norm]",
+# By device: test → why it says nothing about that one.
+NOT_ON = {
+    "cuda": {
+        "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _KERNELS,
+        "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": _KERNELS,
+        "test_r11_layout_is_part_of_what_is_remembered": _KERNELS,
+        "test_r11_is_logged_once_an_op_and_counted": _KERNELS,
+        "test_r11_a_write_in_place_is_counted_once": _KERNELS,
+        "test_r11_op_without_a_low_kernel_runs_in_float32": _KERNELS,
+        "test_r1_sparse_tensors_are_cast": "plain torch has no product of sparse bfloat16 matrices on CUDA",
+        "test_r15_plumbing_computes_what_it_computes_without_hmp": "plain torch cannot average integers on CUDA (addcdiv)",
+        "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
+        **dict.fromkeys(
+            (
+                "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-F.layer_norm]",
+                "test_r1_r2_equals_casts_written_by_hand[layer_norm-F.layer_norm]",
+            ),
+            "CUDA's layer_norm takes no float32 weights beside a low input, so hmp casts them too (R9)",
         ),
-        "CUDA's layer_norm takes no float32 weights beside a low input, so hmp casts them too (R9)",
-    ),
+    },
+    "pretend": {
+        "test_r1_float8_and_quantized_tensors_are_never_cast": _LAYOUTS,
+        "test_r1_sparse_tensors_are_cast": _LAYOUTS,
+        "test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient": _LAYOUTS,
+        "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
+        "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
+        "test_r15_plumbing_computes_what_it_computes_without_hmp": _LAYOUTS,
+        "test_r19_the_methods_that_resize_equal_torchs_own": _LAYOUTS,
+        "test_r11_gradients_arrive_in_the_leafs_own_dtype[special.i1]": _LACKS,
+        "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
+        "test_r11_a_write_in_place_is_counted_once": _LACKS,
+        "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
+        "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",
+    },
 }
-if DEVICE == "cuda":
-    NOT_ON_A_DEVICE |= NOT_ON_CUDA
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         names = (Path(str(item.path)).name, getattr(item, "originalname", item.name), item.name)
-        reason = next((NOT_ON_A_DEVICE[name] for name in names if name in NOT_ON_A_DEVICE), None)
+        here = {name: f"not on {DEVICE}: {why}" for name, why in NOT_ON.get(DEVICE, {}).items()}
+        reasons = {name: f"only on the CPU: {why}" for name, why in NOT_ON_A_DEVICE.items()} | here
+        reason = next((reasons[name] for name in names if name in reasons), None)
         if reason is not None:
-            item.add_marker(pytest.mark.skip(reason=f"only on the CPU: {reason}"))
+            item.add_marker(pytest.mark.skip(reason=reason))
 
 
 @pytest.hookimpl(wrapper=True)

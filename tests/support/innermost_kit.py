@@ -8,17 +8,17 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from autocast_kit import BF16, F16, F32, real_state
+from autocast_kit import BF16, F32, HERE, OFF, real_state
 from trap_kit import policy
 
 # matmul is on torch.autocast's low list, so that its dtype tells who has the last word
 FULL = policy(fp32=["matmul"], name="full")
 X = torch.randn(3, 3)
-ON, OFF = ((True, BF16), (False, F16), True), ((False, BF16), (False, F16), True)
+ON = ((True, BF16), *OFF[1:])
 
 
 def autocast(dtype: torch.dtype = BF16) -> torch.autocast:
-    return torch.autocast("cpu", dtype=dtype)
+    return torch.autocast(HERE, dtype=dtype)
 
 
 def closing_over(forward):
@@ -66,7 +66,7 @@ def assert_by_the_lists(model: Head, call=None, enabled: bool = False) -> None:
     model.zero_grad()
     out = (model if call is None else call)(X)
     assert real_state()[0][0] is enabled
-    with torch.autocast("cpu", enabled=False):  # backward is called outside of regions
+    with torch.autocast(HERE, enabled=False):  # backward is called outside of regions
         out.sum().backward()
         wanted = by_hand(model)
     assert out.dtype is F32

@@ -24,6 +24,8 @@ _tree = dict(TREE)
 _REMOVED = "habana_frameworks.torch.hpex.hmp"
 
 
+# on Gaudi: the bridge is found as habana_frameworks.torch. Then nothing of compat.habana stands in for it but
+# habana_frameworks.torch.hpex.hmp, which release 1.12 removed, and a device map does nothing.
 def is_real() -> bool:
     """Whether Habana's own torch package can be imported here. Asked while the finder is not in place."""
     if "habana_frameworks.torch" in sys.modules:
