@@ -3,7 +3,8 @@
 They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
 one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
-Elsewhere: torch.compile's internals are in torch_compile/dynamo_names.py, read when torch._dynamo is imported. Private attributes of
+Elsewhere: torch.compile's internals are in torch_compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
+which one command of the command line asks, in torch_dispatcher.py. Private attributes of
 tensors and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
 """
 

@@ -136,8 +136,8 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 
 def preset() -> str:
-    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
-    return {"pretend": "torch-cuda", "xla": "torch-cpu"}.get(DEVICE, f"torch-{DEVICE}")
+    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator."""
+    return {"pretend": "torch-cuda"}.get(DEVICE, f"torch-{DEVICE}")
 
 
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:

@@ -15,8 +15,16 @@ from hmp import torch_private
 from process_kit import run_in_another_process
 
 HMP = Path(hmp.__file__).parent
-# Torch's private names, and the one place of Dynamo's; bridges to libraries and the demo, which users copy from, may read their own.
-MAY_READ = ("torch_private.py", "torch_compile/dynamo_internals.py", "torch_compile/dynamo_names.py", "compat/", "cli/demo/")
+# Torch's private names, and the places of the dispatcher's and of Dynamo's; bridges to libraries and the demo, which users copy from, may
+# read their own.
+MAY_READ = (
+    "torch_private.py",
+    "torch_dispatcher.py",
+    "torch_compile/dynamo_internals.py",
+    "torch_compile/dynamo_names.py",
+    "compat/",
+    "cli/demo/",
+)
 # What else reads private names, and which. This table may only shrink.
 EXCEPTIONS = {"torch_compile/bridge.py": {"torch._dynamo", "torch.export._trace"}}  # whose import the bridge waits for
 
