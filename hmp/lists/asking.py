@@ -77,7 +77,10 @@ def _still_so(file: Path, cast: ListName, casts: Mapping[str, ListName]) -> list
 
 def asked(device: str) -> dict[str, ListName]:
     """The public names of the ops that torch.autocast casts on a device, each with its list. HmpError where that cannot be told."""
-    overloads = operators(dispatch_key("Autocast", device))
+    try:
+        overloads = operators(dispatch_key("Autocast", device))
+    except RuntimeError as error:  # torch says which types of devices there are
+        raise HmpError(f"torch {torch.__version__} knows no device {device!r}: {str(error).splitlines()[0]}") from error
     if not overloads:
         raise HmpError(f"torch {torch.__version__} has no autocast for {device!r}; import the package that brings the device first")
     _fake(device, _F32)  # the first one computes on the CPU, which is not to be looked at

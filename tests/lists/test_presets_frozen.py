@@ -128,11 +128,12 @@ def test_the_lists_are_what_this_torch_answers_when_it_is_asked(device: str, tmp
     [
         ("habana", "'habana' is no preset that torch can be asked for; write 'torch-' and a device type, such as 'torch-cuda'"),
         ("torch-hpu", f"torch {torch.__version__} has no autocast for 'hpu'; import the package that brings the device first"),
+        ("torch-gpu", f"torch {torch.__version__} knows no device 'gpu': "),
     ],
 )
 def test_what_torch_cannot_be_asked_is_wrong_use(preset: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists", preset, "--ask", str(tmp_path / "asked")]) == 2
-    assert capsys.readouterr().err == f"hmp lists: {why}\n"
+    assert capsys.readouterr().err.startswith(f"hmp lists: {why}")
     assert not (tmp_path / "asked").exists()
 
 
