@@ -59,8 +59,8 @@ def results_of(ops: list[Op], device: str, dtypes: tuple[torch.dtype, ...]) -> I
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtypes", [(F32,), (BF16,), (F32, BF16)], ids=str)
 def test_r1_r2_listed_ops_at_every_site(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
-    if device == "cuda" and torch.version.cuda and not torch.cuda.is_available() and TORCH < (2, 9):
-        pytest.skip("torch 2.7 built for CUDA asks the driver which convolution a fake tensor has, and there is none")
+    if device == "cuda" and torch.version.cuda and not torch.cuda.is_available() and TORCH < (2, 11):
+        pytest.skip("torch 2.7 and 2.9 built for CUDA ask the driver which convolution a fake tensor has, and there is none")
     with hmp.casts("habana"):
         for ops, dtype in ((BF16_LIST, BF16), (FP32_LIST, F32)):
             for name, results in results_of(ops, device, dtypes):
@@ -176,8 +176,8 @@ NO_KERNEL: dict[str, tuple[Callable[[torch.Tensor], Any], set[str]]] = {
     "linalg.eigh": (lambda x: torch.linalg.eigh(x)[0], set(EVERY)),
     "Tensor.logdet": (lambda x: x.logdet(), set(EVERY)),
     "svd": (lambda x: torch.linalg.svd(x)[1], set(EVERY)),
-    # torch 2.7's meta kernel asks for values
-    **({"quantile": (lambda x: x.quantile(0.5), set(EVERY))} if TORCH >= (2, 9) else {}),
+    # until torch 2.11 it asks for values, which fake tensors have not
+    **({"quantile": (lambda x: x.quantile(0.5), set(EVERY))} if TORCH >= (2, 13) else {}),
     "special.bessel_j0": (lambda x: torch.special.bessel_j0(x), set(EVERY)),
     "avg_pool3d": (lambda x: F.avg_pool3d(x.reshape(1, 1, 4, 4), (1, 2, 2)), {"cpu"}),
     "histc": (lambda x: torch.histc(x), {"cuda"}),
