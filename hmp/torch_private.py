@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# The releases of torch that hmp was tested with; docs/pages/evidence/tested-versions.md says which tests ran with each.
-RELEASES_RUN = ("2.7.0", "2.13.0", "2.15.0")
+# The releases of torch that all default tests were run with: docs/releases/versions.json.
+RELEASES_RUN = ("2.7.1", "2.14.1", "2.15.0")
 
 
 def release(text: str) -> tuple[int, ...]:
