@@ -25,6 +25,14 @@ if TYPE_CHECKING:
     from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
     from .tune import tune
 
+if not getattr(sys, "_is_gil_enabled", lambda: True)():
+    from .errors import HmpError
+
+    raise HmpError(
+        "hmp needs Python's global interpreter lock, which this free-threaded Python runs without, and was not tried without it: start it "
+        "with PYTHON_GIL=1 in the environment, or as python -X gil=1, or take a Python that is not free-threaded"
+    )
+
 __all__ = [
     "Handle",
     "HmpError",

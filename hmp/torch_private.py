@@ -3,7 +3,8 @@
 They are read once, when hmp is imported and before it patches anything, so these are torch's own functions. Where torch lacks a required
 one, `import hmp` raises an HmpError that names it; an optional one has a fallback. Modules that torch imports late are not imported here.
 
-Elsewhere: torch.compile's internals are in torch_compile/dynamo_names.py, read when torch._dynamo is imported. Private attributes of
+Elsewhere: torch.compile's internals are in torch_compile/dynamo_names.py, read when torch._dynamo is imported, and those of the dispatcher,
+which one command of the command line asks, in torch_dispatcher.py. Private attributes of
 tensors and modules (`_version`, `_base`) are read where they are needed; the end of this file checks that torch has them.
 """
 
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 Tensor = torch.Tensor
 
-# The releases of torch that hmp was tested with; docs/pages/evidence/tested-versions.md says which tests ran with each.
-RELEASES_RUN = ("2.7.0", "2.13.0", "2.15.0")
+# The releases of torch that all default tests were run with: docs/releases/versions.json.
+RELEASES_RUN = ("2.7.1", "2.14.1", "2.15.0")
 
 
 def release(text: str) -> tuple[int, ...]:

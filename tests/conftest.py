@@ -98,6 +98,14 @@ def an_unknown_dynamo_is_no_surprise() -> None:
         warnings.filterwarnings("ignore", r"hmp does not know the torch\.compile", RuntimeWarning)
 
 
+@pytest.fixture(autouse=True)
+def torch_knows_its_default_device() -> Iterator[None]:
+    """Until torch 2.9, set_default_device(None) leaves a state in which get_default_device() raises, which transformers calls."""
+    yield
+    if torch.__version__ < (2, 10) and vars(torch._GLOBAL_DEVICE_CONTEXT).get("device_context", "") is None:
+        del torch._GLOBAL_DEVICE_CONTEXT.device_context
+
+
 @pytest.fixture
 def torch_differences() -> Callable[[], list[str]]:
     """What of torch is not as it was before hmp touched it; a test that calls hmp.revert() asks in its own body."""

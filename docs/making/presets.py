@@ -7,7 +7,9 @@ import hmp
 
 def page() -> str:
     """A row for each name on any preset's list, a column for each preset."""
-    policies = {name: hmp.Policy.load(name) for name in hmp.policies()}
+    named = {name: hmp.Policy.load(name) for name in hmp.policies()}
+    policies = {name: policy for name, policy in named.items() if "@" not in name or policy.name == name}
+    same = "\n".join(f"| `{name}` | `{policy.name}` |" for name, policy in named.items() if "@" in name and policy.name != name)
     columns: dict[str, dict[str, str]] = {}
     for name, policy in policies.items():
         columns[name] = {op: cast for cast in reversed(policy.lists) for op in getattr(policy, cast)}
@@ -24,12 +26,19 @@ def page() -> str:
     rows = "\n".join(f"| `{op}` | " + " | ".join(held.get(op, "") for held in columns.values()) + " |" for op in ops)
     return f"""# What each preset holds
 
-Which to take: [Choosing a preset](../start/choosing-a-preset.md). `autocast`, `torch-cpu` and `torch-cuda` follow the torch that is
-installed; here it is the one that this site was built with. `hmp lists NAME` prints one, `hmp diff A B` compares two.
+Which to take: [Choosing a preset](../start/choosing-a-preset.md). `autocast`, `torch-cpu`, `torch-cuda` and `torch-xla` follow the
+torch that is installed; here it is the one that this site was built with. `hmp lists NAME` prints one, `hmp diff A B` compares two.
 
 | preset | low dtype | low (bf16) | fp32 | promote | fp8 | saved |
 |---|---|---|---|---|---|---|
 {short}
+
+torch was asked what it casts, release by release (`hmp lists PRESET --ask FOLDER`). Equal lists are kept once, under the name of one of
+their releases:
+
+| name | has the lists of |
+|---|---|
+{same}
 
 ## Op by op
 

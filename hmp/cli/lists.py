@@ -1,4 +1,4 @@
-"""``hmp lists [POLICY]``: the presets that there are, or the lists of one policy."""
+"""``hmp lists [POLICY]``: the presets that there are, the lists of one policy, or those of the installed torch's autocast."""
 
 from __future__ import annotations
 
@@ -16,17 +16,24 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
     parser = subparsers.add_parser(
         "lists",
-        example="hmp lists\nhmp lists habana",
+        example="hmp lists\nhmp lists habana\nhmp lists torch-cuda --ask my_lists",
         help="show the presets, or the lists of one policy",
-        description="Prints a line for each preset, with its low dtype and the lengths of its lists; with a policy, its lists.",
+        description="Prints a line for each preset, with its low dtype and the lengths of its lists; with a policy, its lists. With --ask "
+        "writes into a folder what the installed torch's own autocast casts on a device, which torch itself is asked.",
     )
     parser.add_argument("policy", metavar="POLICY", nargs="?", help="a preset's name or a folder of list files")
+    parser.add_argument("--ask", metavar="FOLDER", help="of torch-DEVICE, such as torch-cuda: write the installed torch's lists there")
     add_json(parser)
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Return 0, or 2 if the policy cannot be read."""
+    """Return 0, or 2 if the policy cannot be read or asked for."""
+    if options.ask is not None:
+        from ..lists import asking
+
+        print(hmp.Policy.load(asking.write(options.policy or "", options.ask)))
+        return 0
     if options.policy is None:
         if give_json(options.json, {"policies": {name: hmp.Policy.load(name).to_dict() for name in hmp.policies()}}):
             _presets()

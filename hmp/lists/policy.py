@@ -115,7 +115,7 @@ class Policy:
         """
         if not isinstance(policy, (str, os.PathLike)):
             kind = type(policy).__name__
-            raise HmpError(f"Policy.load() takes a preset's name ({', '.join(policies())}) or a folder, not an object of type {kind}")
+            raise HmpError(f"Policy.load() takes a preset's name ({presets.names()}) or a folder, not an object of type {kind}")
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not folder.is_dir():
             raise OpListError(presets.unknown(str(policy)))
@@ -389,4 +389,4 @@ def as_policy(policy: Policy | str | Path) -> Policy:
         return _named(meaning(policy)) or Policy.load(policy)  # "autocast" means another one once "hpu" is a device
     if isinstance(policy, os.PathLike):
         return Policy.load(policy)
-    raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({', '.join(policies())}) or a folder")
+    raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({presets.names()}) or a folder")

@@ -17,6 +17,7 @@ from torch import nn
 import hmp
 from benchmark_kit import LINEAR, ONCE, Training, nothing
 from hmp.benchmark.result import StepError
+from hmp.lists import presets
 from hmp.patching import patches
 
 # -- failures
@@ -152,7 +153,7 @@ def never() -> None:
         ),
         (
             {"policies": ["fp32"]},
-            f"'fp32' is no policy; presets are {', '.join(hmp.policies())}, or name a folder of list files; "
+            f"'fp32' is no policy; presets are {presets.names()}, or name a folder of list files; "
             "'float32' is torch without casts, 'autocast' is torch.autocast",
         ),
         ({"seconds": 0}, "seconds=0 is no time; give a positive number"),

@@ -11,6 +11,7 @@ from torch.nn.utils import parametrizations, parametrize
 
 import hmp
 from cast_cache_kit import LOW, X, assert_caches_change_nothing, caches, each, grads, look, loss, net, params
+from hmp import torch_private
 from trap_kit import policy
 
 nn = torch.nn
@@ -254,6 +255,11 @@ def test_a_class_of_the_users_sees_no_more_calls_for_data_than_without_hmp():
 
 @pytest.mark.parametrize("trains", [True, False])
 def test_a_sparse_weight_is_cast_at_each_use(trains):
+    if trains and torch_private.saved_tensors_hooks is None:
+        pytest.skip(
+            "this torch does not tell whether saved-tensor hooks are in force: an op that saved tensors and then found no kernel "
+            "is not run again, and it has none for bfloat16 in compressed rows"
+        )
     dense = torch.eye(16) * torch.arange(16.0)
     want = dense @ X.t()
     with caches(True), warnings.catch_warnings():

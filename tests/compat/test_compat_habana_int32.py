@@ -48,12 +48,12 @@ FORMS: dict[str, Form] = {
     "index_select": lambda x, i: torch.index_select(x.detach().to_sparse(), 0, i).to_dense() * x,
     "searchsorted": lambda x, i: torch.searchsorted(x.detach()[0], x.detach()[1], sorter=i) * x,
     "gather": lambda x, i: torch.gather(x, 1, i[None]) + x.gather(0, index=i[None]),
-    "scatter": lambda x, i: torch.scatter(x, 1, i[None], 2.0) * x.scatter(0, i[None], x),
+    "scatter": lambda x, i: torch.scatter(x, 1, i[None], 2.0) * x.scatter(0, i[None], x[:1]),
     "scatter_": lambda x, i: x.clone().scatter_(1, i[:, None], 1.0),
-    "scatter_add": lambda x, i: torch.scatter_add(x, 1, i[None], x),
-    "scatter_add_": lambda x, i: x.clone().scatter_add_(1, i[None], x),
-    "scatter_reduce": lambda x, i: torch.scatter_reduce(x, 1, i[None], x, "amax"),
-    "scatter_reduce_": lambda x, i: x.clone().scatter_reduce_(1, i[None], x, "sum"),
+    "scatter_add": lambda x, i: torch.scatter_add(x, 1, i[None], x[:1]),
+    "scatter_add_": lambda x, i: x.clone().scatter_add_(1, i[None], x[:1]),
+    "scatter_reduce": lambda x, i: torch.scatter_reduce(x, 1, i[None], x[:1], "amax"),
+    "scatter_reduce_": lambda x, i: x.clone().scatter_reduce_(1, i[None], x[:1], "sum"),
 }
 IN_FORCE = [op for wide in int32.in_force() for op in wide.ops if sites_of(op)]
 POLICIES = [None, "habana", "habana-o2"]

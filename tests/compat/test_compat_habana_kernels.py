@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import hmp
 from hmp.compat import habana
+from hmp.torch_private import TORCH
 
 LOW = torch.bfloat16
 
@@ -72,8 +73,10 @@ def test_adagrad_is_torchs(options: dict[str, float]) -> None:
     for kind in (torch.optim.Adagrad, FusedAdagrad):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
-        optimizer = kind(model[0].parameters(), lr=0.1, **options)
-        optimizer.add_param_group({"params": [*model[2].parameters()]})
+        later = [*model[2].parameters()] if TORCH >= (2, 13) else []  # until torch 2.11 a group that is added later has no sum: KeyError
+        optimizer = kind(model[0].parameters() if later else model.parameters(), lr=0.1, **options)
+        if later:
+            optimizer.add_param_group({"params": later})
         for _ in range(5):
             optimizer.zero_grad()
             functional.mse_loss(model(torch.randn(6, 4)), torch.randn(6, 2)).backward()

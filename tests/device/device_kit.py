@@ -29,7 +29,7 @@ devices_here.set_up(DEVICE)
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
-PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "compile", "tools")
+PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "lists", "compile", "tools")
 
 # what the checks of `threads` import beside torch; the others need torch alone
 OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")
@@ -169,9 +169,9 @@ def tensor(*shape: int, seed: int = 0, dtype: torch.dtype = F32, grad: bool = Fa
 
 
 def preset() -> str:
-    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator, and XLA no preset yet."""
+    """The preset with torch.autocast's lists of the device: the pretend device has those of an accelerator."""
     # on Gaudi: hmp.apply() takes the lists of "gaudi", and torch.autocast("hpu") has the same.
-    return {"pretend": "torch-cuda", "xla": "torch-cpu", "hpu": "gaudi"}.get(DEVICE, f"torch-{DEVICE}")
+    return {"pretend": "torch-cuda", "hpu": "gaudi"}.get(DEVICE, f"torch-{DEVICE}")
 
 
 def policy(bf16: str = "", fp32: str = "", promote: str = "", dtype: torch.dtype = BF16) -> hmp.Policy:

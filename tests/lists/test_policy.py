@@ -51,7 +51,7 @@ def test_torch_cpu_holds_the_lists_of_torch_autocast_on_cpu() -> None:
 def test_an_unknown_preset_is_an_error_that_says_what_there_is() -> None:
     with pytest.raises(
         hmp.OpListError,
-        match=r"'torch-cpu@1\.0' is no policy; did you mean 'torch-cpu@2\.7' or .*\? presets are apex-o1, autocast, .*torch-cuda@2\.13",
+        match=r"'torch-cpu@1\.0' is no policy; did you mean 'torch-cpu@2\.\d+' or .*\? presets are apex-o1, .*torch-cuda, .*hmp lists",
     ):
         hmp.Policy.load("torch-cpu@1.0")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import hmp
+from hmp.cli import main
 from hmp.lists import presets
 
 RELEASE = ".".join(torch.__version__.split(".")[:2])
@@ -113,19 +115,46 @@ def test_every_preset_loads_whatever_release_its_names_are_from(caplog: pytest.L
 
 
 @kept_here
-def test_the_names_without_a_folder_stand_for_this_torchs_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    for device in ("cpu", "cuda"):
-        assert hmp.Policy.load(f"torch-{device}") == hmp.Policy.load(f"torch-{device}@{RELEASE}")
-        assert hmp.Policy.load(f"torch-{device}").name == f"torch-{device}@{RELEASE}"
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_lists_are_what_this_torch_answers_when_it_is_asked(device: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists", f"torch-{device}", "--ask", str(tmp_path / "asked")]) == 0
+    asked, kept = hmp.Policy.load(tmp_path / "asked"), hmp.Policy.load(f"torch-{device}")
+    assert capsys.readouterr().out == f"{asked}\n"
+    assert asked.replace(name=kept.name) == kept == hmp.Policy.load(f"torch-{device}@{RELEASE}")
 
 
 @pytest.mark.parametrize(
-    ("available", "lists"), [((), "torch-cpu"), (("cuda",), "torch-cuda"), (("xpu",), "torch-cuda"), (("hpu",), "gaudi")], ids=str
+    ("preset", "why"),
+    [
+        ("habana", "'habana' is no preset that torch can be asked for; write 'torch-' and a device type, such as 'torch-cuda'"),
+        ("torch-hpu", f"torch {torch.__version__} has no autocast for 'hpu'; import the package that brings the device first"),
+        ("torch-gpu", f"torch {torch.__version__} knows no device 'gpu': "),
+    ],
+)
+def test_what_torch_cannot_be_asked_is_wrong_use(preset: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["lists", preset, "--ask", str(tmp_path / "asked")]) == 2
+    assert capsys.readouterr().err.startswith(f"hmp lists: {why}")
+    assert not (tmp_path / "asked").exists()
+
+
+def test_releases_with_equal_lists_share_a_folder_and_each_folder_is_named_by_one_of_its_own() -> None:
+    folders = {path.name for path in presets.home().iterdir() if "@" in path.name}
+    assert folders == {hmp.Policy.load(name).name for name in hmp.policies() if "@" in name}
+    assert all(hmp.Policy.load(name).name == name for name in folders)
+    assert len({hmp.Policy.load(name).fingerprint for name in folders}) == len(folders)
+
+
+@pytest.mark.parametrize(
+    ("available", "lists"),
+    [((), "torch-cpu"), (("cuda",), "torch-cuda"), (("xpu",), "torch-cuda"), (("hpu",), "gaudi"), (("xla",), "torch-xla")],
+    ids=str,
 )
 def test_autocast_is_the_list_of_the_device_in_use(monkeypatch: pytest.MonkeyPatch, available: tuple[str, ...], lists: str) -> None:
     for kind in ("cuda", "xpu", "hpu"):
         module: Any = type("device", (), {"is_available": staticmethod(lambda kind=kind: kind in available)})
         monkeypatch.setattr(torch, kind, module, raising=False)
+    if "xla" in available:
+        monkeypatch.setitem(sys.modules, "torch_xla", type("package", (), {"__version__": "2.9.0"}))
     assert hmp.Policy.load("autocast") == hmp.Policy.load(lists)
 
 
@@ -153,20 +182,22 @@ def test_autocast_takes_a_device_that_cannot_say_whether_it_is_there_for_absent(
     [
         ("2.13.0+cpu", "2.13", False),
         ("2.7.1", "2.7", False),
-        ("2.14.0", "2.13", True),
+        ("2.11.0+cu130", "2.7", False),
+        ("2.14.1", "2.15", False),
         ("2.99.0a0+git1", "2.15", True),
         ("2.4.0", "2.7", True),
     ],
 )
-def test_a_torch_without_lists_of_its_own_has_those_of_the_nearest_older_release_and_a_warning(
+def test_a_torch_whose_lists_are_not_known_has_those_of_the_nearest_older_release_and_a_warning(
     version: str, release: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert FROZEN == ["2.13", "2.15", "2.7"], "change the versions above with the lists that are kept"
+    assert [f"2.{minor}" for minor in range(7, 16)] == FROZEN, "change the versions above with the lists that are kept"
     presets._frozen.cache_clear()
     monkeypatch.setattr(torch, "__version__", version)
     with caplog.at_level(logging.WARNING, logger="hmp"):
         assert hmp.Policy.load("torch-cpu").name == f"torch-cpu@{release}"
         hmp.Policy.load("torch-cpu")
     said = [r.getMessage() for r in caplog.records if "torch-cpu stands for" in r.getMessage()]
-    assert said == ([f"hmp keeps no autocast lists of torch {version}; torch-cpu stands for torch-cpu@{release} here"] if warned else [])
+    why = f"hmp keeps no autocast lists of torch {version}; torch-cpu stands for torch-cpu@{release} here."
+    assert said == ([f"{why} This torch's own: hmp lists torch-cpu --ask FOLDER"] if warned else [])
     presets._frozen.cache_clear()

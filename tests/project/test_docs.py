@@ -10,6 +10,7 @@ import pytest
 
 import doc_blocks
 from hmp import cli
+from hmp.torch_private import TORCH
 from making import command_line
 
 PAGES = doc_blocks.ROOT / "docs" / "pages"
@@ -42,6 +43,8 @@ def test_the_pages_hold_blocks_of_known_languages() -> None:
 @pytest.mark.sampled(12)
 @pytest.mark.parametrize(("page", "block"), CASES)
 def test_every_block_runs(page: Path, block: str, tmp_path: Path) -> None:
+    if "torch.export.export(model, (x,))" in block and TORCH < (2, 9):
+        pytest.skip("torch.export of torch 2.7 is strict unless told otherwise, which hmp refuses there: tested-versions.md")
     if "from recipe import" in block:
         assert cli.main(["init", str(tmp_path / "recipe.py")]) == 0
     doc_blocks.run(block, tmp_path)

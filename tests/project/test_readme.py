@@ -20,7 +20,6 @@ import hmp
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = ROOT / "docs" / "pages"
-TESTED = (PAGES / "evidence" / "tested-versions.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 TABLE_START = re.compile(r"^ *─+ *$", re.MULTILINE)
 
@@ -137,14 +136,6 @@ def test_every_rule_and_every_preset_has_a_line() -> None:
     section = presets.partition("| preset |")[2].partition("\n\n")[0]
     shown = {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.@-]+)`", line.split("|")[1])}
     assert shown == set(hmp.policies()), "each preset has a row in docs/pages/start/choosing-a-preset.md, and each row is a preset's"
-
-
-def test_metadata_claims_the_pythons_and_the_oldest_torch_that_were_run() -> None:
-    rows = re.findall(r"^\| (\d+\.\d+)\.\d+ \| (3\.\d+) \|", TESTED, re.MULTILINE)
-    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert {python for _, python in rows} == set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project))
-    (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
-    assert min((torch for torch, _ in rows), key=lambda release: tuple(map(int, release.split(".")))) == oldest
 
 
 def test_mul_on_the_default_list_does_what_is_said() -> None:

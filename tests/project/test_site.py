@@ -58,7 +58,8 @@ def test_the_table_of_presets_is_what_they_hold() -> None:
     page = presets.page()
     (head,) = re.findall(r"^\| op \|.*$", page, re.MULTILINE)
     names = re.findall(r"`([\w@.-]+)`", head)
-    assert names == list(hmp.policies())
+    assert names == [name for name in hmp.policies() if "@" not in name or hmp.Policy.load(name).name == name]
+    assert "| `torch-cpu@2.9` | `torch-cpu@2.7` |" in page
     for op, name, held in [("mul", "habana", "bf16"), ("mul", "autocast", ""), ("softmax", "habana", "fp32"), ("linear", "bert", "bf16")]:
         (row,) = re.findall(rf"^\| `{op}` \|(.*)\|$", page, re.MULTILINE)
         assert row.split("|")[names.index(name)].strip() == held

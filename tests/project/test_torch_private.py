@@ -203,11 +203,6 @@ def test_each_required_name_is_missed() -> None:
     assert int(refused) == int(required) - len(fixed) > 40
 
 
-def test_the_releases_of_the_error_are_those_that_were_run() -> None:
-    table = (HMP.parent / "docs" / "pages" / "evidence" / "tested-versions.md").read_text(encoding="utf-8")
-    assert set(torch_private.RELEASES_RUN) == set(re.findall(r"^\| (\d+\.\d+\.\d+) \|", table, re.MULTILINE))
-
-
 # --- what may be missing --------------------------------------------------------------------------------------------------
 
 _USED = """

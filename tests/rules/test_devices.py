@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 import hmp
 from fake_devices import DEVICES, Trace, fake_tensors
+from hmp.torch_private import TORCH
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import BF16, F16, F32, castable, flat
 from strategies import Leaf
@@ -58,6 +59,8 @@ def results_of(ops: list[Op], device: str, dtypes: tuple[torch.dtype, ...]) -> I
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtypes", [(F32,), (BF16,), (F32, BF16)], ids=str)
 def test_r1_r2_listed_ops_at_every_site(device: str, dtypes: tuple[torch.dtype, ...]) -> None:
+    if device == "cuda" and torch.version.cuda and not torch.cuda.is_available() and TORCH < (2, 11):
+        pytest.skip("torch 2.7 and 2.9 built for CUDA ask the driver which convolution a fake tensor has, and there is none")
     with hmp.casts("habana"):
         for ops, dtype in ((BF16_LIST, BF16), (FP32_LIST, F32)):
             for name, results in results_of(ops, device, dtypes):
@@ -173,7 +176,8 @@ NO_KERNEL: dict[str, tuple[Callable[[torch.Tensor], Any], set[str]]] = {
     "linalg.eigh": (lambda x: torch.linalg.eigh(x)[0], set(EVERY)),
     "Tensor.logdet": (lambda x: x.logdet(), set(EVERY)),
     "svd": (lambda x: torch.linalg.svd(x)[1], set(EVERY)),
-    "quantile": (lambda x: x.quantile(0.5), set(EVERY)),
+    # until torch 2.11 it asks for values, which fake tensors have not
+    **({"quantile": (lambda x: x.quantile(0.5), set(EVERY))} if TORCH >= (2, 13) else {}),
     "special.bessel_j0": (lambda x: torch.special.bessel_j0(x), set(EVERY)),
     "avg_pool3d": (lambda x: F.avg_pool3d(x.reshape(1, 1, 4, 4), (1, 2, 2)), {"cpu"}),
     "histc": (lambda x: torch.histc(x), {"cuda"}),
@@ -255,9 +259,11 @@ def test_every_preset_casts_on_every_device_what_it_casts_on_the_cpu(name: str) 
 
 
 def test_rules_hold_on_the_meta_device() -> None:
+    # before torch 2.13 computed there by Python code of torch's, whose products and sums are cast
+    in_python = {"binary_cross_entropy_with_logits"} if TORCH < (2, 13) else set()
     with hmp.casts("habana"):
         for ops, dtype in ((BF16_LIST, BF16), (FP32_LIST, F32)):
-            for name, results in results_of(ops, "meta", (F32, BF16)):
+            for name, results in results_of([op for op in ops if op.name not in in_python], "meta", (F32, BF16)):
                 assert {r.dtype for r in results} == {dtype}, name
         x, low = on("meta", 3, 3), on("meta", 3, 3, dtype=BF16)
         assert low.mul_(x) is low and low.dtype is BF16

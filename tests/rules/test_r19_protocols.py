@@ -17,6 +17,7 @@ from torch import overrides
 from torch.overrides import TorchFunctionMode
 
 import hmp
+from hmp.torch_private import TORCH
 from trap_kit import policy, same
 
 LOW, WIDE = torch.bfloat16, torch.float32
@@ -196,7 +197,8 @@ def test_r19_torchs_own_subclasses_know_what_they_are_handed() -> None:
     attended = F.scaled_dot_product_attention(q, q, q, attn_mask=torch.ones(4, 4).tril().bool())
     total = masked.sum()
     with hmp.convert(policy=policy(fp32=["scaled_dot_product_attention", "conv2d", "sum", "add"])):
-        same(F.scaled_dot_product_attention(q, q, q, attn_mask=causal_lower_right(4, 4)), attended)
+        if TORCH >= (2, 9):  # torch 2.7's bias refuses every question but attention, that for its dtype too
+            same(F.scaled_dot_product_attention(q, q, q, attn_mask=causal_lower_right(4, 4)), attended)
         expanded = ExpandedWeight(weight.requires_grad_(), 3, "sum")
         F.conv2d(images, expanded).sum().backward()
         same(masked.sum().get_data(), total.get_data())

@@ -59,7 +59,8 @@ class Leaf:
         return self._tensor(values)
 
     def _tensor(self, values: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(values, np.float32)).to(torch.get_default_device(), self.dtype)
+        # not torch.get_default_device(), which torch 2.7 and 2.9 cannot answer after set_default_device(None)
+        return torch.from_numpy(np.asarray(values, np.float32)).to(torch.empty(0).device, self.dtype)
 
 
 def build(tree: Any) -> Any:

@@ -1,0 +1,77 @@
+"""The lists of torch.autocast on the device are what torch answers when it is asked, and give over op_db the dtypes of torch.autocast.
+
+XLA is lazy: dtypes are known, and nothing is computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from typing import Any
+
+import torch
+
+import hmp
+from device_kit import BF16, DEVICE, Checks, NotRun, preset
+from hmp.cli import main
+from preset_sweep import MIXTURES, OPS, mixed, outcome, samples, spellings, title
+
+check = Checks()
+
+# Ops of op_db that have another dtype.
+DIFFERING = {
+    "the first input decides a mixture (R7); autocast promotes": "addmv",
+    "a tensor without elements widens no other one (R3); autocast counts it": "cat",
+    "torch.ops is left to torch": "torch.ops.aten._safe_softmax.default",
+    "XLA has no kernel in bfloat16, and the op runs in float32 (R11); autocast leaves it to a kernel of the CPU's": """lu_solve
+        nn.functional.pdist linalg.det linalg.cholesky linalg.cholesky_ex linalg.cond linalg.eigh linalg.eigvalsh linalg.ldl_factor
+        linalg.ldl_factor_ex linalg.slogdet linalg.solve linalg.solve_ex linalg.svdvals""",
+}
+
+
+@check
+def the_lists_are_what_torch_answers() -> str:
+    if preset() != f"torch-{DEVICE}" or preset() not in hmp.policies():
+        raise NotRun(f"hmp keeps no lists of torch.autocast({DEVICE!r})")
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as said:
+        assert main(["lists", preset(), "--ask", folder]) == 0
+        kept = hmp.Policy.load(preset())
+        assert hmp.Policy.load(folder).replace(name=kept.name) == kept
+    assert kept == hmp.Policy.load("autocast")
+    return said.getvalue()
+
+
+def _dtypes(results: Any) -> Any:
+    return type(results) if isinstance(results, Exception) else [t.dtype for t in results if isinstance(t, torch.Tensor)]
+
+
+def _there(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.detach().clone().to(dtype).to(DEVICE)
+
+
+@check
+def op_db_has_autocasts_dtypes() -> str:
+    if DEVICE != "xla":
+        raise NotRun("the tests of the presets for the CPU and for CUDA ask that")
+    policy = hmp.Policy.load(preset())
+    calls = [(info, next(spellings(info))[1]) for info in OPS]  # while nothing is patched
+    compared, found = 0, {}
+    for info, call in calls:
+        for sample in samples(info, first=6, most=3):
+            for mixture in MIXTURES:
+                try:
+                    arguments, again = (mixed(sample, mixture, BF16, _there) for _ in range(2))
+                except NotImplementedError:  # sparse tensors
+                    continue
+                want = outcome(call, arguments, torch.autocast(DEVICE, dtype=BF16)) if arguments is not None else None
+                if want is None or again is None or isinstance(want, Exception):
+                    continue
+                compared += 1
+                got = _dtypes(outcome(call, again, hmp.casts(policy)))
+                if got != _dtypes(want):
+                    found.setdefault(title(info), f"{title(info)}, {mixture}: {got}, autocast gives {_dtypes(want)}")
+    named = {op for ops in DIFFERING.values() for op in ops.split()}
+    assert found.keys() == named, "\n".join(line for op, line in found.items() if op not in named) or f"no longer: {named - found.keys()}"
+    assert compared > 4000
+    return f"{compared} calls, {len(named)} ops differ"

@@ -1,0 +1,53 @@
+"""What is said of releases is what `.ci/versions` noted of its runs; a Python that hmp was not made for is refused."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hmp import torch_private
+from making import versions
+
+ROOT = Path(__file__).resolve().parents[2]
+WHOLE = [run for run in versions.results() if run["tests"] == versions.DEFAULT]
+
+
+def test_the_tables_are_those_of_the_runs() -> None:
+    page = versions.PAGE.read_text(encoding="utf-8")
+    assert page == versions.with_tables(page), "python docs/making/versions.py writes them, which .ci/versions calls"
+    assert versions.runs_table() in page and versions.features_table() in page
+
+
+def test_the_error_of_another_torch_names_the_releases_whose_tests_were_run() -> None:
+    assert set(torch_private.RELEASES_RUN) == {run["torch"].partition("+")[0] for run in WHOLE}
+
+
+def test_the_classifiers_are_the_pythons_that_all_default_tests_were_run_with() -> None:
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    run_with = {".".join(run["python"].split(".")[:2]) for run in WHOLE if not run["python"].endswith("t")}
+    assert set(re.findall(r'"Programming Language :: Python :: (3\.\d+)"', project)) == run_with
+    (oldest,) = re.findall(r'"torch>=([\d.]+)"', project)
+    assert min(torch_private.release(run["torch"]) for run in WHOLE) == torch_private.release(oldest)
+
+
+@pytest.mark.parametrize(
+    ("log", "wanted"),
+    [
+        ("== 1 failed, 3180 passed, 9 skipped, 1 xfailed, 67 warnings in 1719.79s (0:28:39) ==\n", (3180, 1, 9, 1)),
+        ("2 passed, 15 warnings, 2 errors in 83.13s (0:01:23)\n", (2, 2, 0, 0)),
+        ("the machine was switched off\n", (0, 1, 0, 0)),
+    ],
+)
+def test_the_counts_are_those_of_pytests_last_line(log: str, wanted: tuple[int, ...]) -> None:
+    assert tuple(versions.counts("...F [ 3%]\n" + log).values()) == wanted
+
+
+def test_a_python_without_its_lock_is_refused_by_name() -> None:
+    code = "import sys; sys._is_gil_enabled = lambda: False; import hmp"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "hmp.errors.HmpError: hmp needs Python's global interpreter lock" in done.stderr and "PYTHON_GIL=1" in done.stderr
