@@ -41,10 +41,10 @@ _counters: list[Callable[[Tensor], Tensor]] = []
 def counting(keep: Callable[[Tensor], Tensor], watcher: Watcher) -> Iterator[None]:
     """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
     other hooks around an op would prevent."""
+    push_saved_tensors_hooks(keep, _as_it_is)
     _counters.append(keep)
     watchers.append(watcher)
     try:
-        push_saved_tensors_hooks(keep, _as_it_is)
         yield
     finally:
         pop_saved_tensors_hooks()
