@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -122,7 +123,7 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
     if saved_tensors_hooks is None:
         return "this torch does not say whose hooks for saved tensors are in force"
     hooks = saved_tensors_hooks(True)
-    if hooks is not None and not watching.is_counter(hooks[0]):
+    if hooks is not None and hooks[0] not in _counters:
         return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"
@@ -160,3 +161,26 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
         return result
 
     return kept
+
+
+_counters: list[Callable[[Tensor], Tensor]] = []
+
+
+@contextlib.contextmanager
+def counting(keep: Callable[[Tensor], Tensor], watcher: watching.Watcher) -> Iterator[None]:
+    """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
+    other hooks around an op would prevent."""
+    push_saved_tensors_hooks(keep, _as_it_is)
+    _counters.append(keep)
+    watching.watchers.append(watcher)
+    try:
+        yield
+    finally:
+        pop_saved_tensors_hooks()
+        _counters.remove(keep)
+        _pack_unheld()
+        watching.watchers.remove(watcher)
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor

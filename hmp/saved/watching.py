@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import torch
 
-from ..torch_private import pop_saved_tensors_hooks, push_saved_tensors_hooks
 from .formats import Format, Tensor, pack, unpack
 
 now = time.perf_counter
@@ -34,31 +31,6 @@ class Watcher(Protocol):
 
 watchers: list[Watcher] = []
 About = list[tuple[Watcher, Any]]
-_counters: list[Callable[[Tensor], Tensor]] = []
-
-
-@contextlib.contextmanager
-def counting(keep: Callable[[Tensor], Tensor], watcher: Watcher) -> Iterator[None]:
-    """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
-    other hooks around an op would prevent."""
-    _counters.append(keep)
-    watchers.append(watcher)
-    try:
-        push_saved_tensors_hooks(keep, _as_it_is)
-        yield
-    finally:
-        pop_saved_tensors_hooks()
-        watchers.remove(watcher)
-        _counters.remove(keep)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor
-
-
-def is_counter(hook: object) -> bool:
-    """Whether a pack hook is one of counting()'s."""
-    return hook in _counters
 
 
 def kept(op: str, tensor: Tensor, nbytes: int, left: int) -> About:
