@@ -193,3 +193,15 @@ def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
         kept, _ = bytes_of(lambda: (norm(x * 2), F.gelu(torch.ones(8)))[0])
     # a byte a number and four for each 128, and two statistics of each row as they are
     assert kept == 8192 * 64 * 33 // 32 + 2 * 8192 * 4
+
+
+@pytest.mark.slow
+def test_r22_compiled_and_exported_code_keeps_what_the_compiler_keeps(fresh_compiler: None) -> None:
+    model, x = mlp(), torch.randn(64, 64)
+    exact = grads(model, x)
+    with hmp.convert(policy=PACKED):
+        assert same(grads(model, x, None, torch.compile(model, backend="eager")), exact)
+        assert hmp.fallbacks() == {"linear: not packed, torch.compile": 2, "gelu: not packed, torch.compile": 1}
+        torch.export.export(model, (x,), strict=True)
+        exported = torch.export.export(model, (x,), strict=False).module()
+        assert torch.equal(exported(x), model(x))
