@@ -87,7 +87,11 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
     ids = _resolve(entry)
     if entry.cast == "fp8" and not PRODUCTS.keys() >= set(ids):
         raise OpListError(f"{entry.text!r} is no product; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
-    if entry.cast == "saved":
+    if entry.cast == "saved" and ids != (EVERY_OP,):
+        if any(not sites_of(op) for op in ids):
+            raise OpListError(
+                f"{entry.name!r} is a function of yours; name the ops that it calls, which are packed each", entry.path, entry.line
+            )
         why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
         if why:
             raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)
