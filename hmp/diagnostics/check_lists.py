@@ -224,7 +224,7 @@ def _kept_packed(entry: ListEntry, policy: Policy, listed: Listed) -> tuple[Leve
         return "ok", f"every op that keeps numbers for backward which can be packed ({sum(listed.saves(op) is not None for op in KEEPS)})"
     told = explain(entry.name, policy)
     ops = spelling.resolve(entry)
-    is_known = not sites.sites_of(ops[0]) or any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
+    is_known = any(not KEEPS.isdisjoint(sites.ancestry(op)) for op in ops)
     return ("ok", told.saved) if is_known else ("note", "keeps no numbers for backward that could be packed, as far as is known")
 
 

@@ -89,7 +89,11 @@ def resolve(entry: ListEntry) -> tuple[str, ...]:
         in_place = all(op.removesuffix("_") in PRODUCTS for op in ids)
         what = "writes into its input, whose dtype it keeps (R5)" if in_place else "is no product"
         raise OpListError(f"{entry.text!r} {what}; the FP8 list may hold {', '.join(PRODUCTS)}", entry.path, entry.line)
-    if entry.cast == "saved":
+    if entry.cast == "saved" and ids != (EVERY_OP,):
+        if any(not sites_of(op) for op in ids):
+            raise OpListError(
+                f"{entry.name!r} is a function of yours; name the ops that it calls, which are packed each", entry.path, entry.line
+            )
         why = next(filter(None, (why_never(sites.ancestry(op)) for op in ids)), "")
         if why:
             raise OpListError(f"{entry.name!r} is no op whose tensors for backward can be packed: {why}", entry.path, entry.line)

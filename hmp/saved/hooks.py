@@ -23,7 +23,7 @@ from ..torch_private import (
 from . import watching
 from .copies import is_of_weight, weight_of
 from .formats import FORMATS, LEAST, Format, Tensor
-from .kept import Exact, Kept, Recast, keep, look_of, pack_unheld
+from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld
 from .packable import is_statistic, why_not
 
 Op = Callable[..., Any]
@@ -100,6 +100,9 @@ def _tensor_of(kept: Exact | Kept | Recast) -> Tensor:
 
 
 def _pack_unheld() -> None:
+    """Packs memory that nothing else holds, where nobody watches torch's calls."""
+    if not any_pending() or dispatch_modes() or not in_plain_autograd():
+        return
     if not function_modes():
         pack_unheld()
         return
@@ -139,6 +142,11 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
     """
     form = FORMATS[recipe]
 
+    def in_compiled_code(*args: Any, **kwargs: Any) -> Any:
+        if _grad_enabled():
+            count(name, "torch.compile")
+        return op(*args, **kwargs)
+
     def kept(*args: Any, **kwargs: Any) -> Any:
         # not asked of a trace, which would note the question
         small = trace_here() is None and not _any_large(args) and not (kwargs and _any_large(kwargs.values()))
@@ -146,7 +154,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             result = op(*args, **kwargs)
             _pack_unheld()
             return result
-        refusal = "torch.compile" if in_graph else _refusal(name, args)
+        refusal = _refusal(name, args)
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)
@@ -160,7 +168,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
         _pack_unheld()
         return result
 
-    return kept
+    return in_compiled_code if in_graph else kept
 
 
 _counters: list[Callable[[Tensor], Tensor]] = []

@@ -260,10 +260,13 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
         return memory.keep(tensor, op)
 
 
+def any_pending() -> bool:
+    """Whether there is memory that is not packed yet."""
+    return bool(_pending)
+
+
 def pack_unheld() -> None:
     """Packs memory that nothing but the graph holds any more, beginning with what was not looked at for the longest time."""
-    if not _pending:
-        return
     with _lock:
         held = 0
         for _ in range(len(_pending)):

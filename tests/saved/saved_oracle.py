@@ -129,7 +129,7 @@ def storages() -> dict[int, int]:
     gc.collect()
     found = {}
     for each in gc.get_objects():
-        if issubclass(type(each), Tensor) and each.layout is torch.strided and not each.is_meta:
+        if type(each) in (Tensor, torch.nn.Parameter) and each.layout is torch.strided and not each.is_meta:
             storage = each.untyped_storage()
             found[storage.data_ptr()] = storage.nbytes()
     return found

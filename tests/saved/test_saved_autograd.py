@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
@@ -193,3 +194,26 @@ def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
         kept, _ = bytes_of(lambda: (norm(x * 2), F.gelu(torch.ones(8)))[0])
     # a byte a number and four for each 128, and two statistics of each row as they are
     assert kept == 8192 * 64 * 33 // 32 + 2 * 8192 * 4
+
+
+def test_r22_what_waits_is_packed_where_that_is_nobodys_business() -> None:
+    x = torch.randn(64, 128, requires_grad=True)
+    expected = torch.ops.aten.gelu_backward(torch.ones(64, 128), saved_oracle.quantised(x * 2, "fp8")) * 2
+    for mode in (torch.inference_mode, FakeTensorMode):
+        with hmp.casts(PACKED):
+            y = F.gelu(x * 2)
+            with mode():
+                F.gelu(torch.ones(8))
+        assert torch.equal(torch.autograd.grad(y.sum(), x)[0], expected)
+
+
+@pytest.mark.slow
+def test_r22_compiled_and_exported_code_keeps_what_the_compiler_keeps(fresh_compiler: None) -> None:
+    model, x = mlp(), torch.randn(64, 64)
+    exact = grads(model, x)
+    with hmp.convert(policy=PACKED):
+        assert same(grads(model, x, None, torch.compile(model, backend="eager")), exact)
+        assert hmp.fallbacks() == {"linear: not packed, torch.compile": 2, "gelu: not packed, torch.compile": 1}
+        torch.export.export(model, (x,), strict=True)
+        exported = torch.export.export(model, (x,), strict=False).module()
+        assert torch.equal(exported(x), model(x))

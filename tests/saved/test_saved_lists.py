@@ -70,6 +70,10 @@ def test_r22_what_cannot_be_packed_is_an_error_that_says_why_and_nothing_kept_a_
     assert found == {"gelu": "ok", "add": "note", "sqrt_": "error", "linalg.solve": "error", "amax": "error", "*": "ok"}
     with pytest.raises(hmp.OpListError, match="'log' is no op whose tensors for backward can be packed: its backward divides by what it"):
         hmp.Policy(saved={"log"})
+    with pytest.raises(
+        hmp.OpListError, match=r"'torch\.nn\.utils\.parametrize\.cached' is a function of yours; name the ops that it calls"
+    ):
+        hmp.Policy(saved={"torch.nn.utils.parametrize.cached"})
     assert not [op for op in KEEPS if why_never((op,))]
     assert "packed as int8 (R22), by '*' on the saved list" in str(hmp.explain("gelu", "saved8"))
 
