@@ -126,8 +126,7 @@ class Attention(torch.autograd.Function):
 
 
 def storages() -> dict[int, int]:
-    """Address and bytes of the memory of every tensor that a Python object refers to."""
-    gc.collect()
+    """Address and bytes of the memory of every tensor that Python's collector looks at."""
     found = {}
     for each in gc.get_objects():
         if type(each) in (Tensor, torch.nn.Parameter) and each.layout is torch.strided and not each.is_meta:
@@ -140,7 +139,12 @@ def storages() -> dict[int, int]:
 def bytes_of(forward: Callable[[], Any]) -> tuple[int, Any]:
     """What is alive behind `forward()` that was not before it, its result apart: in bytes of memory, each once."""
     before = storages()
-    result = forward()
-    after = storages()
+    gc.freeze()  # what there is, a million objects, need not be gone through again
+    try:
+        result = forward()
+        gc.collect()
+        after = storages()
+    finally:
+        gc.unfreeze()
     mine = {each.untyped_storage().data_ptr() for each in (result if isinstance(result, (list, tuple)) else (result,))}
     return sum(nbytes for address, nbytes in after.items() if address not in before and address not in mine), result
