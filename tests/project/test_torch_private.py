@@ -161,7 +161,8 @@ def test_a_torch_without_a_required_name_is_refused_when_the_first_name_is_asked
     assert said.splitlines() == [
         "hmp.errors HmpError",
         "hmp cannot work with torch 9.1.0: torch._C._len_torch_dispatch_stack, which torch does not promise and hmp needs, is missing. "
-        "hmp was run with torch 2.7.0, 2.13.0 and 2.15.0: install one of these, or a newer hmp",
+        f"hmp was run with torch {', '.join(torch_private.RELEASES_RUN[:-1])} and {torch_private.RELEASES_RUN[-1]}: install one of these, "
+        "or a newer hmp",
     ]
 
 
