@@ -18,7 +18,7 @@ _matmul, _pad, _select, _stack = torch.matmul, torch.constant_pad_nd, torch.sele
 _ones, _transpose = torch.ones, torch.transpose
 _contiguous, _expand, _reshape, _permute, _view = Tensor.contiguous, Tensor.expand, torch.reshape, torch.permute, Tensor.view
 
-_FP8_FROM, _BLOCKS_FROM = (8, 9), (10, 0)  # compute capabilities of NVIDIA's GPUs
+_BLOCKS_FROM = (10, 0)  # the compute capability from which NVIDIA's GPUs take scales of blocks
 # AMD's chips with these formats. gfx942 has others of its own (e4m3fnuz, with a largest number of 240 instead of 448), and is emulated.
 _AMD = ("gfx950", "gfx1200", "gfx1201")
 _KERNEL_INNER = 16
@@ -34,7 +34,7 @@ def kernel_for(device: torch.device, recipe: Recipe) -> str:
     if torch.version.hip:
         real = recipe.scaling != "block" and found.gcnArchName.split(":")[0] in _AMD
     else:
-        real = (found.major, found.minor) >= (_BLOCKS_FROM if recipe.scaling == "block" else _FP8_FROM)
+        real = (found.major, found.minor) >= (_BLOCKS_FROM if recipe.scaling == "block" else on_gpu.FP8_FROM)
     return "real" if real else "emulate"
 
 
