@@ -166,23 +166,23 @@ def each_writer(look: Callable[[str, Writer], None]) -> str:
     return f"{len(WRITERS)} writers"
 
 
+def _written_between_uses(name: str, writer: Writer) -> None:
+    """A weight is used thrice, written, used, three times over."""
+    x, weight = tensor(8, WIDTH), torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
+    for number in range(3):
+        with torch.no_grad():
+            for _ in range(3):
+                F.linear(x, weight)
+        with hmp.disable_casts():
+            writer(weight, float(number + 2))
+        _compare(x, weight, f"{name}, write {number}")
+
+
 @check
 def every_write_is_seen_by_the_next_use_without_a_gradient() -> str:
-    """The weight is used thrice, written, used: as plain torch with the cast written out."""
-    x = tensor(8, WIDTH)
-
-    def look(name: str, writer: Writer) -> None:
-        weight = torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
-        for number in range(3):
-            with torch.no_grad():
-                for _ in range(3):
-                    F.linear(x, weight)
-            with hmp.disable_casts():
-                writer(weight, float(number + 2))
-            _compare(x, weight, f"{name}, write {number}")
-
+    """As plain torch with the cast written out."""
     with hmp.convert(policy=lists()):
-        said = each_writer(look)
+        said = each_writer(_written_between_uses)
         assert (hmp.cache_info().hits > 0) is keeps_copies(), hmp.cache_info()
     return said
 
@@ -264,15 +264,8 @@ def a_write_after_a_use_copies_no_memory() -> str:
 @check.on_cuda("graphs")
 def a_write_by_a_graph_s_replay_is_seen_by_the_next_use() -> str:
     """The last of hmp's: from the first capture on no memory of the device is marked."""
-    x, weight = tensor(8, WIDTH), torch.nn.Parameter(tensor(WIDTH, WIDTH, seed=1))
     with hmp.convert(policy=lists()):
-        for number in range(3):
-            with torch.no_grad():
-                for _ in range(3):
-                    F.linear(x, weight)
-            with hmp.disable_casts():
-                _by_a_graph(weight, float(number + 2))
-            _compare(x, weight, f"write {number}")
+        _written_between_uses("in a graph", _by_a_graph)
         refused = hmp.cache_info().refused
     assert "captured graph" in refused, refused
     return f"refused: {refused}"

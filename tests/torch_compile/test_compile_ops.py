@@ -153,18 +153,19 @@ def test_compiled_functions_that_are_one_node_of_the_graph_are_cast_inside(backe
     same_results(run(X, Y), (X @ Y, X @ Y))
 
 
-class Widened(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x @ y
+def product_forward(ctx, x, y):
+    ctx.save_for_backward(x, y)
+    return x @ y
 
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, grad):
-        x, y = ctx.saved_tensors
-        return grad @ y.t(), x.t() @ grad
+
+def product_backward(ctx, grad):
+    x, y = ctx.saved_tensors
+    return grad @ y.t(), x.t() @ grad
+
+
+class Widened(torch.autograd.Function):
+    forward = staticmethod(torch.amp.custom_fwd(product_forward, device_type="cpu", cast_inputs=torch.float32))
+    backward = staticmethod(torch.amp.custom_bwd(product_backward, device_type="cpu"))
 
 
 @EACH_BACKEND
@@ -178,17 +179,8 @@ def test_compiled_islands_of_custom_fwd_are_float32(backend):
 
 
 class Product(torch.autograd.Function):
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu")
-    def forward(ctx, x, y):
-        ctx.save_for_backward(x, y)
-        return x @ y
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, grad):
-        x, y = ctx.saved_tensors
-        return grad @ y.t(), x.t() @ grad
+    forward = staticmethod(torch.amp.custom_fwd(product_forward, device_type="cpu"))
+    backward = staticmethod(torch.amp.custom_bwd(product_backward, device_type="cpu"))
 
 
 @EACH_BACKEND
