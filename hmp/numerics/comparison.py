@@ -12,6 +12,7 @@ from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, writ
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
+from .tokens import TokenDistance
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Comparison:
     share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model` is the
     model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
     place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it.
+    `tokens` is how far the log-probabilities of the chosen tokens are from float32's, None for an output without logits.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class Comparison:
     hmp: str = ""
     torch: str = ""
     in_low: Comparison | None = None
+    tokens: TokenDistance | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -101,6 +104,7 @@ class Comparison:
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
+            "tokens": None if self.tokens is None else asdict(self.tokens),
             "in_low": None if self.in_low is None else self.in_low.to_dict(),
         }
 
@@ -118,8 +122,12 @@ class Comparison:
     def __str__(self) -> str:
         low = self.in_low
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
+        if self.tokens is not None:
+            lines.append(f"  log-probabilities: {self.tokens}")
         if low is not None:
             lines.append(f"  with the low dtype in the place of FP8: {low._ends()}")
+            if low.tokens is not None:
+                lines.append(f"  log-probabilities then: {low.tokens}")
         for title, groups, in_low in (
             ("op", self.by_op(), None if low is None else low.by_op()),
             ("module", self.by_module(), None if low is None else low.by_module()),
