@@ -159,6 +159,16 @@ tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._p
 tree_unflatten: Callable[[Any, Any], Any] = _required("torch.utils._pytree.tree_unflatten")
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 
+# --- processes -------------------------------------------------------------------------------------------------------------
+
+
+def default_store() -> Any:
+    """The store that the processes of the default group share; None where there is no group, one process, or a group without a store."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
+        return None
+    return _required("torch.distributed.distributed_c10d._get_default_store")()
+
+
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 
 # TensorBase's: a subclass that overrides untyped_storage() is not asked.

@@ -21,6 +21,7 @@ import hmp
 
 from ..context import without_casts
 from ..lists import as_policy
+from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
 from ..report.verified import check_kinds, verified
@@ -310,7 +311,7 @@ class TokenErrors(_Callbacks):  # type: ignore[misc]  # its bases are known when
         watch, self._watch = self._watch, None
         if watch is None:
             return
-        self.latest = beside_float32(watch.stop(), trainer.precision_plugin.forward_context())
+        self.latest = of_all_ranks(beside_float32(watch.stop(), trainer.precision_plugin.forward_context()))
         if self.latest is not None:
             _log(trainer, self.latest.metrics())
 

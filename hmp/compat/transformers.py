@@ -18,6 +18,7 @@ from .. import HmpError, Policy
 from ..extras import needed
 from ..formatting import versioned
 from ..lists import as_policy
+from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
 from ..report.verified import check_kinds, verified
@@ -186,7 +187,7 @@ class TokenErrors(TrainerCallback):
             call = watch.stop()
             # by which the Trainer scales the loss of a batch that is one of several in a step
             given = {name: value for name, value in call.kwargs.items() if name != "num_items_in_batch"}
-            self.latest = beside_float32(call._replace(kwargs=given), contextlib.nullcontext())
+            self.latest = of_all_ranks(beside_float32(call._replace(kwargs=given), contextlib.nullcontext()))
             if self.latest is not None:
                 to_log = control.should_log
                 self._trainer.log(self.latest.metrics())

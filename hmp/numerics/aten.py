@@ -91,8 +91,15 @@ def refuse_xla(device: torch.device, call: str) -> None:
         raise HmpError(f"{call} cannot follow tensors on XLA from one op to the next; move the model and its batch to the CPU for this")
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The tensor, of a DTensor the part that this process has: what ops below autograd are called with."""
+    found: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return found
+
+
 def storage_address(tensor: Tensor) -> int:
-    """Where the tensor's memory begins, 0 where it has none of its own."""
+    """Where the tensor's memory begins, of a DTensor that of this rank's part; 0 where it has none of its own."""
+    tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     return address_of(storage_of(tensor))

@@ -20,12 +20,13 @@ from ..lists import DEFAULT, Policy, as_policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from . import calling
-from .aten import refuse_xla, storage_address
+from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import LARGE, Distance, as_real, distance
 from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
+from .spread import farthest
 from .tokens import distance_of_tokens, named_arguments
 
 Tensor = torch.Tensor
@@ -50,6 +51,9 @@ def compare(
     that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch
     and the random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled.
 
+    A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch; all return the
+    comparison of the one whose output is farthest from float32, which is its `rank`.
+
     Raises HmpError for what is no module, a scripted module, a loss that is no scalar, and inside another compare().
     """
     _check(model, loss)
@@ -58,8 +62,8 @@ def compare(
     low = low_in_place_of_fp8(chosen)
     # modules to which a policy is applied would follow that one again
     if low is None or any(applied_policy(module) is not None for module in model.modules()):
-        return found
-    return replace(found, in_low=_compared(model, batch, low, loss))
+        return farthest(model, found)
+    return farthest(model, replace(found, in_low=_compared(model, batch, low, loss)))
 
 
 def low_in_place_of_fp8(policy: Policy) -> Policy | None:
@@ -86,13 +90,14 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         if value is not None:
             value.backward()
         with disable_casts(), without_torch_dispatch(), torch.no_grad():
-            output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
+            outputs = map(local, each_tensor((output,)))
+            output_error = _total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
             tokens = distance_of_tokens(output, named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
             if value is not None:
-                loss_value = float(value)
-                loss_error = distance(value, shadows.reference(value)).relative
-                grads = (p.grad for p in model.parameters())
-                gradient_error = _total((g, shadows.reference(g)) for g in grads if g is not None)
+                loss_value = float(local(value))
+                loss_error = distance(local(value), shadows.reference(local(value))).relative
+                grads = [local(p.grad) for p in model.parameters() if p.grad is not None]
+                gradient_error = _total((grad, shadows.reference(grad)) for grad in grads)
     rows = statistics.rows()
     notes = () if model.training else ("the model is in eval mode: dropout is off, and batch norm uses its running statistics",)
     return Comparison(
@@ -109,6 +114,7 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         device=_device(model),
         in_low=None,
         tokens=tokens,
+        rank=None,
         **provenance(),
     )
 
@@ -217,7 +223,7 @@ def _values(tensor: Tensor) -> Tensor:
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     """The model's and the batch's tensors by the memory that they stand in."""
-    by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
+    by_storage = {storage_address(t): local(t) for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
     by_storage.pop(0, None)
     return by_storage
 

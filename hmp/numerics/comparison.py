@@ -68,6 +68,7 @@ class Comparison:
     model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
     place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it.
     `tokens` is how far the log-probabilities of the chosen tokens are from float32's, None for an output without logits.
+    `rank` is the process that this is the comparison of, None where it was alone.
     """
 
     policy: str
@@ -86,6 +87,7 @@ class Comparison:
     torch: str = ""
     in_low: Comparison | None = None
     tokens: TokenDistance | None = None
+    rank: int | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -100,7 +102,7 @@ class Comparison:
         return {
             "schema_version": SCHEMA_VERSION,
             **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
-            **{name: getattr(self, name) for name in ("model", "device", "date", "hmp", "torch")},
+            **{name: getattr(self, name) for name in ("model", "device", "date", "hmp", "torch", "rank")},
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],

@@ -59,7 +59,7 @@ class Finding:
     `op` is the name that lists spell, or the ATen op's; `made` is "NaN", "Inf" or "NaN and Inf"; `node` is the autograd node in
     backward, "" in forward, and the place is that of the forward op or of the user's own backward code. `rule` is what hmp did with
     the op, `remedy` what to try; for data `source` says what it came in with. `overwritten` inputs were written in place by the op: what
-    they held is gone, so they are not among `inputs`.
+    they held is gone, so they are not among `inputs`. `rank` is the process that found it, None where there is one alone.
     """
 
     kind: Kind
@@ -77,8 +77,13 @@ class Finding:
     remedy: str
     source: str = ""
     overwritten: int = 0
+    rank: int | None = None
 
     def __str__(self) -> str:
+        said = self._said()
+        return said if self.rank is None else f"rank {self.rank}: {said}"
+
+    def _said(self) -> str:
         where = f"{f'in {self.module}, ' if self.module else ''}{self.file}:{self.line}"
         spelled = f"`{self.op}`" + (f" ({self.aten})" if self.aten != self.op else "")
         if self.kind == "op":

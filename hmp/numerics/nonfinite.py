@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any, Literal
+from dataclasses import replace
+from typing import Any, Literal, NoReturn
 
 from ..errors import HmpError, NonFiniteError
 from ..observing import log
 from .attribution import Attribution
 from .finding import Finding
+from .ranks import Ranks, rank_of_several
 from .watcher import Watcher
 
 
@@ -27,6 +29,10 @@ def detect_nonfinite(on_find: Literal["raise", "log"] = "raise") -> contextlib.A
     in a parameter is reported as what it is when an op first computes with it. A NaN that is made of written infinities alone is a
     warning. Inf in bmm is the finding, not the NaN that softmax makes of it.
 
+    With several processes each watches its own ops, and a finding has its `rank`. All enter the region, and all raise the one that was
+    first where the next step ends, or the region: until then the process that found it takes part in what all do together. A step ends
+    where the optimizer steps that stepped first in the region.
+
     Ops of other threads than the one that entered, and those inside a kernel, are not seen; compiled models run uncompiled. Each op's
     results are read once, and on a GPU waited for.
     """
@@ -39,20 +45,29 @@ def detect_nonfinite(on_find: Literal["raise", "log"] = "raise") -> contextlib.A
 def _region(on_find: str) -> Iterator[Findings]:
     findings = Findings()
     said: set[Any] = set()
+    ranks = Ranks()
 
-    def report(finding: Finding, later: bool = False) -> None:
+    def stop(finding: Finding) -> NoReturn:
+        raise NonFiniteError(str(finding), finding)
+
+    def report(finding: Finding) -> None:
         key = (finding.kind, finding.op, finding.aten, finding.direction, finding.module, finding.file, finding.line, finding.source)
         if key in said:
             return
         said.add(key)
+        rank = rank_of_several()
+        finding = replace(finding, rank=rank)
         findings.append(finding)
-        if on_find == "raise":
-            raise NonFiniteError(str(finding), finding)
-        log.error("%s", finding)
+        if on_find == "log":
+            log.error("%s", finding)
+        elif rank is None:
+            stop(finding)
+        elif len(findings) == 1:
+            ranks.publish(finding)
 
     attribution = Attribution(call_ended=lambda result: watcher.call_ended(result))
     watcher = Watcher(attribution, report)
-    with attribution.watch():
+    with ranks.watch(stop) if on_find == "raise" else contextlib.nullcontext(), attribution.watch():
         with watcher:
             yield findings
         # only where nothing was raised

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor
 from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten
+from . import collectives
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
@@ -42,6 +43,7 @@ class Shadows(TorchDispatchMode):
         self._references = WeakTensorKeyDictionary()
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
+        self._received = WeakTensorKeyDictionary()  # what collectives wrote
         self._node: Any = None
         self._guarded = guarded  # storage → tensor: what must be as before when all is over
         self.saved: list[tuple[Tensor, Tensor]] = []
@@ -71,7 +73,9 @@ class Shadows(TorchDispatchMode):
             self._node = node
             self._inside.clear()
         flat, spec = tree_flatten((args, kwargs))
-        if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat):
+        if collectives.is_collective(func):
+            return self._communicate(func, args, kwargs, flat, spec)
+        if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
             return func(*args, **kwargs)
         written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
         for tensor in written:
@@ -92,6 +96,31 @@ class Shadows(TorchDispatchMode):
         again = functools.partial(_again, func, spec, state)
         self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any, flat: list[Any], spec: Any) -> Any:
+        """A collective's own result. All processes do it once more with their references, so that one has what came of the others'."""
+        written = collectives.written(func, args)
+        if collectives.is_point_to_point(func):
+            for tensor in written:
+                self._references.pop(tensor, None)  # it stands for itself when its values are there
+            return collectives.run(func, args, kwargs)
+        for tensor in written:
+            self._before_write(tensor)
+        references = [self._stand_in(_wide_dtype(a), self._reference_of, {id(t) for t in written}) for a in flat]
+        out = collectives.run(func, args, kwargs)
+        again_args, again_kwargs = tree_unflatten(references, spec)
+        again = collectives.run(func, again_args, again_kwargs)
+        for tensor, reference in zip(_tensors(out), _tensors(again), strict=True):
+            if _has_reference(tensor):
+                self._references[tensor] = reference
+        self._received.update(dict.fromkeys(written, True))
+        return out
+
+    def _is_received(self, known: Facts, args: Any) -> bool:
+        """Whether the op writes the result of a collective that is there: those of gloo write it at each wait."""
+        if known.name != "copy_" or args[0] not in self._received or args[1] in self._references:
+            return False
+        return torch.equal(args[0], args[1])
 
     def _keep(  # noqa: PLR0913
         self, func: Any, known: Facts, call: Call, out: Any, written: list[Tensor], again: Any, references: Any, exact: Any, wide: Any

@@ -15,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ..casting import each_tensor, has_values
 from ..observing import log
 from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
+from . import collectives
 from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .distance import widened
@@ -34,11 +35,13 @@ _SCALER = "grad_scaler.py"
 @dataclass(frozen=True)
 class Origin:
     """Where the NaN or Inf in some memory comes from: written by the user, unwritten memory, a finding that was reported, waits for the
-    GradScaler, is not yet known to matter or is still inside what made it, or what came in from outside."""
+    GradScaler, is not yet known to matter or is still inside what made it, or what came in from outside. `received` is memory that a
+    collective wrote."""
 
     kind: Literal["written", "unwritten", "reported", "waiting", "pending", "inside", "outside"]
     finding: Finding | None = None
     source: str = ""
+    received: bool = False
 
 
 @dataclass(eq=False)
@@ -81,10 +84,14 @@ class Watcher(TorchDispatchMode):
         if unit is not self._unit:
             self._unit_ended()
             self._unit = unit
+        if collectives.is_collective(func):
+            return self._communicate(func, args, kwargs)
         if known.is_view:
             out = func(*args, **kwargs)
             self._follow_integers(known, tree_leaves((args, kwargs)), out)
             return out
+        if known.name == "copy_" and self._is_received(args[0]) and self._origin(args[1]) is None:
+            return func(*args, **kwargs)  # a collective of gloo's writes its result at each wait
         written = list(each_tensor(argument(args, kwargs, at) for at in known.writes))
         positions = [at for at in known.writes if not isinstance(at, str)] if known.reads_written else []
         read = list(each_tensor(argument(args, kwargs, at) for at in positions))
@@ -97,7 +104,7 @@ class Watcher(TorchDispatchMode):
             return out
         if known.name == "_amp_foreach_non_finite_check_and_unscale_":
             return out
-        if known.unwritten:
+        if known.unwritten or (known.name == "all_gather_copy_in" and all(map(_is_finite, args[0]))):  # FSDP's: what is to be gathered
             for tensor in each_tensor((out,)):
                 self._mark(tensor, Origin("unwritten"))
             return out
@@ -110,6 +117,16 @@ class Watcher(TorchDispatchMode):
         if odd:
             unread = {id(t) for t in written} - {id(t) for t in read}
             self._look(call, known, args, kwargs, leaves, unread, odd_before, odd)
+        return out
+
+    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """A collective's own result. What came from other ranks is theirs to find; what this one sent comes back to it."""
+        sent = [self._origin(t) for t in each_tensor((args, kwargs)) if not _is_finite(t)]
+        origin = next((each for each in sent if each is not None and each.finding is not None), Origin("unwritten"))
+        out = collectives.run(func, args, kwargs)
+        self._mark_all([*collectives.written(func, args), *each_tensor((out,))], replace(origin, received=True))
+        for each in self._held:
+            each.in_place |= each.finding is origin.finding
         return out
 
     def _look(
@@ -280,6 +297,10 @@ class Watcher(TorchDispatchMode):
             return None
         found = self._origins.get(storage_of(tensor)._cdata)
         return None if found is None else found[1]
+
+    def _is_received(self, tensor: Tensor) -> bool:
+        origin = self._origin(tensor)
+        return origin is not None and origin.received
 
     def _follow_integers(self, known: Facts, leaves: list[Any], out: Any) -> None:
         tensors = [t for t in leaves if isinstance(t, Tensor)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -101,6 +102,33 @@ def test_every_engine_of_torch_has_the_losses_of_autocast(tmp_path: Path) -> Non
 @pytest.mark.parametrize("engines", [["zero 0", "zero 1", "zero 2", "zero 2, more"], ["zero 3"]], ids=" ".join)
 def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path) -> None:
     check_engines(tmp_path, engines)
+
+
+@pytest.mark.slow
+def test_two_ranks_are_compared_and_watched_as_one(tmp_path: Path) -> None:
+    ranks = launched(tmp_path, "numerics.py", ["ddp", "fsdp2"], seconds=120)
+    for mode in ("ddp", "fsdp2"):
+        told = [each[mode]["compared"]["told"] for each in ranks]
+        alone = [each[mode]["compared"]["alone"]["output"] for each in ranks]
+        assert told[0] == told[1]  # one answer, of the rank that is farthest
+        assert told[0]["rank"] == alone.index(max(alone))
+        output, gradient = ranks[0][mode]["compared"]["by hand"][told[0]["rank"]]
+        assert told[0]["output"] == max(alone) == pytest.approx(output, rel=1e-3)
+        assert told[0]["gradient"] == pytest.approx(gradient, rel=1e-2)
+        says = rf"of rank {told[0]['rank']} of 2, whose output is farthest from float32: 0\.\d+ on rank 0, 0\.\d+ on rank 1"
+        assert re.fullmatch(says, ranks[0][mode]["compared"]["says"])
+
+        logged = [each[mode]["logged"] for each in ranks]
+        (tokens, mean, most), (_, other_mean, other_most) = logged[0]["mine"], logged[1]["mine"]
+        assert logged[0]["every"] == logged[1]["every"] == [2 * tokens, pytest.approx((mean + other_mean) / 2), max(most, other_most)]
+
+        watched = [each[mode]["watched"] for each in ranks]
+        assert watched[0] == watched[1]
+        for case, (rank, op, begins, done) in watched[0].items():
+            nothing = case.startswith("nowhere")
+            op_there = "" if nothing else "div" if case.startswith("forward") else "log"
+            assert (rank, op, begins) == ((None, "", "") if nothing else (1, op_there, "rank 1: ")), (mode, case)
+            assert done == (6 if nothing else 3), (mode, case)
 
 
 @pytest.mark.slow

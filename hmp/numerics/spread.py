@@ -1,0 +1,57 @@
+"""What was measured on each rank as one answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from ..torch_private import default_store
+from .comparison import Comparison
+from .tokens import TokenDistance
+
+
+def farthest(model: torch.nn.Module, found: Comparison) -> Comparison:
+    """The comparison of the rank whose output is farthest from float32, the same on every rank; that of this process where no other
+    computes the model with it."""
+    if default_store() is None or not _is_spread(model):
+        return found
+    every: list[Comparison] = _gathered(found)
+    errors = [-1.0 if each.output is None else each.output for each in every]
+    rank = errors.index(max(errors))
+    others = ", ".join(f"{error:.2g} on rank {at}" for at, error in enumerate(errors))
+    note = f"of rank {rank} of {len(every)}, whose output is farthest from float32: {others}"
+    return replace(every[rank], rank=rank, notes=(*every[rank].notes, note))
+
+
+def of_all_ranks(found: TokenDistance | None) -> TokenDistance | None:
+    """The distance of the tokens of all ranks, which all ask; None where none has a token."""
+    if default_store() is None:
+        return found
+    parts = [each for each in _gathered(found) if each is not None]
+    if not parts:
+        return None
+    tokens = sum(each.tokens for each in parts)
+
+    def mean(name: str) -> float:
+        return float(sum(getattr(each, name) * each.tokens for each in parts) / tokens)
+
+    means = {name: mean(name) for name in ("logprob", "reference", "error_mean", "bias", "kl_mean")}
+    most = {name: max(getattr(each, name) for each in parts) for name in ("error_max", "kl_max")}
+    return TokenDistance(of=parts[0].of, tokens=tokens, **means, **most)
+
+
+def _is_spread(model: torch.nn.Module) -> bool:
+    """Whether every process computes its part of the model."""
+    ranks = torch.distributed.get_world_size()
+    wrapped = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    meshes = [parameter.device_mesh for parameter in model.parameters() if hasattr(parameter, "device_mesh")]  # DTensors
+    return any(module.process_group.size() == ranks for module in wrapped) or any(mesh.size() == ranks for mesh in meshes)
+
+
+def _gathered(mine: Any) -> list[Any]:
+    every: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(every, mine)
+    return every
