@@ -56,22 +56,18 @@ class Ranks:
                 self._steps += 1
 
         hook = register_optimizer_step_pre_hook(step)
+        error: BaseException | None = None
         try:
             yield
-        except Exception as error:
-            found = None
-            with contextlib.suppress(torch.distributed.DistError):  # the store's process may have ended
-                self._leave(waits=False)
-                found = self._first()
-            if found is not None and not isinstance(error, NonFiniteError):
-                stop(found[1])  # a collective that another rank has left, an assertion on what is NaN
+        except BaseException as raised:
+            error = raised
             raise
         finally:
             hook.remove()
-        self._leave(waits=True)
-        found = self._first()
-        if found is not None:
-            stop(found[1])
+            # of a collective that another rank has left, or an assertion on what is NaN; an interrupt is the user's
+            found = self._ended(waits=error is None) if error is None or isinstance(error, (Exception, SystemExit)) else None
+            if found is not None and not isinstance(error, NonFiniteError):
+                stop(found)
 
     def publish(self, finding: Finding) -> None:
         """Tells the other ranks, unless one of them was first."""
@@ -99,8 +95,16 @@ class Ranks:
             store.add(f"{self._key}/entered", 1)
         return store
 
+    def _ended(self, waits: bool) -> Finding | None:
+        """The finding that was first, once all ranks have left the region: what they find after the last collective is a finding of all."""
+        try:
+            self._leave(waits)
+            found = self._first()
+        except torch.distributed.DistError:  # the process with the store has ended
+            return self._published
+        return None if found is None else found[1]
+
     def _leave(self, waits: bool) -> None:
-        """Waits for those in the region: what they find after the last collective is a finding of all."""
         store = default_store()
         if store is None or not self._key:
             return
