@@ -92,9 +92,9 @@ def refuse_xla(device: torch.device, call: str) -> None:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The tensor, of a DTensor the part that this process has: what ops below autograd are called with."""
+    """The tensor, of a DTensor the part that this process has, waited for or not: what ops below autograd are called with."""
     found: Tensor = getattr(tensor, "_local_tensor", tensor)
-    return found
+    return getattr(found, "elem", found)
 
 
 def storage_address(tensor: Tensor) -> int:

@@ -66,6 +66,10 @@ class Shadows(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The op's own result, once it was computed three times."""
         kwargs = kwargs or {}
+        if any(each.__module__.startswith("torch.distributed.") for each in types):
+            return NotImplemented  # a DTensor calls ops on this process's part of it
+        if any(each.__name__ == "FakeTensor" for each in types):
+            return func(*args, **kwargs)  # and asks for shapes
         known = facts(func)
         call = self._attribution.call(known.name)
         node = None if call.node is None else (call.node._sequence_nr(), call.node.name())

@@ -107,6 +107,8 @@ def test_deepspeed_has_the_losses_of_autocast(engines: list[str], tmp_path: Path
 @pytest.mark.slow
 def test_two_ranks_are_compared_and_watched_as_one(tmp_path: Path) -> None:
     ranks = launched(tmp_path, "numerics.py", ["ddp", "fsdp2"], seconds=120)
+    output, by_hand = ranks[0]["tensor parallel"]
+    assert output == pytest.approx(by_hand, rel=1e-2)
     for mode in ("ddp", "fsdp2"):
         told = [each[mode]["compared"]["told"] for each in ranks]
         alone = [each[mode]["compared"]["alone"]["output"] for each in ranks]

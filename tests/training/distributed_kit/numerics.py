@@ -64,6 +64,17 @@ def by_hand(rank: int, is_sharded: bool) -> tuple[float, float]:
     return error(run(rank, True)[:1], run(rank, False)[:1]), error(mean(True), mean(False))
 
 
+def parallel() -> list[float]:
+    """The error of a tensor parallel model's output, and by hand: that of its own result from one process's in float32."""
+    x, _ = batch(0)
+    model = MODES["tensor parallel"](net()).model
+    found = hmp.compare(model, x, POLICY)
+    assert found.output is not None
+    with torch.no_grad(), hmp.casts(POLICY):
+        got = model(x).float()
+    return [found.output, error([got], [net()(x).detach()])]
+
+
 def compared(mode: str) -> dict[str, Any]:
     """What compare() says on this rank, in both runs, and what it should."""
     rank = dist.get_rank()
@@ -139,7 +150,7 @@ def main(output: str, seconds: str, modes: str) -> None:
     faulthandler.dump_traceback_later(float(seconds), exit=True)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
-    found = {
+    found: dict[str, Any] = {
         mode: {
             "compared": compared(mode),
             "logged": logged(mode),
@@ -151,6 +162,7 @@ def main(output: str, seconds: str, modes: str) -> None:
         }
         for mode in modes.split(";")
     }
+    found["tensor parallel"] = parallel()
     with hmp.detect_nonfinite("log") as findings:  # a region of one rank alone waits for nobody
         if dist.get_rank() == 0:
             with hmp.detect_nonfinite():
