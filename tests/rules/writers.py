@@ -197,8 +197,8 @@ class OneProcess:
 
 def _by_group(collective: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> Writer:
     def write(tensor: torch.Tensor, value: float) -> None:
-        # both are held until the group is gone: a thread of gloo's that is the last to hold a tensor wants the GIL to drop it, and torch 2.7
-        # waits for that thread with the GIL taken
+        # both are held until the group is gone: a thread of gloo's that is the last to hold a tensor wants the GIL to drop it, and
+        # torch 2.7 waits for that thread with the GIL taken
         alias = tensor.detach()
         values = torch.full_like(alias, value)
         with OneProcess():

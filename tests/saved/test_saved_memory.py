@@ -12,7 +12,9 @@ from torch import nn
 
 import hmp
 from hmp.benchmark.saved_bytes import SavedBytes
-from saved_oracle import bytes_of
+from saved_oracle import bytes_of, packs
+
+pytestmark = packs
 
 Tensor = torch.Tensor
 PACKED = hmp.Policy("packed", saved=frozenset({"linear", "gelu", "mul", "relu", "softmax"}))
