@@ -44,6 +44,7 @@ def expanded(x: Tensor) -> Any:
     return x[:64].add(1).unsqueeze(0).expand(4, -1, -1) * 1.5 + F.gelu(x[:64].add(1).unsqueeze(0).expand(4, -1, -1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("forward", "numbers"),
     [
