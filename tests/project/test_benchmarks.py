@@ -139,6 +139,8 @@ def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
     def forward() -> torch.Tensor:
         return torch.nn.functional.gelu(sums())
 
+    with hmp.casts("saved8"):
+        forward()  # which makes memory that packing uses again
     numbers, loss = 8 * 1024, 4 + 4  # and the sum that gelu keeps
     assert alive.bytes_alive(forward, [weight, x]) == 4 * numbers + loss
     with hmp.casts(hmp.Policy("packed", saved={"gelu"}, saved_recipe="int8")):
