@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
+from ..report.record import uncompiled
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from . import calling
@@ -24,6 +25,7 @@ from .aten import refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import LARGE, Distance, as_real, distance
+from .packing import packing_of
 from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 
@@ -38,6 +40,7 @@ def compare(
     """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
 
     A policy with an FP8 list is compared twice, the second time with the low dtype in the place of FP8: FP8 beside bfloat16 beside float32.
+    One with a saved list runs two more times, packed and not: what is compared with float32 packs nothing.
 
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
@@ -54,11 +57,23 @@ def compare(
     _check(model, loss)
     chosen = _choose(model, policy)
     found = _compared(model, batch, chosen, loss)
+    if found.gradient is not None and chosen.entries("saved"):
+        found = replace(found, packing=packing_of(lambda: _gradients(model, batch, chosen, loss), chosen.saved_recipe))
     low = low_in_place_of_fp8(chosen)
     # modules to which a policy is applied would follow that one again
     if low is None or any(applied_policy(module) is not None for module in model.modules()):
         return found
     return replace(found, in_low=_compared(model, batch, low, loss))
+
+
+def _gradients(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None) -> dict[str, Tensor]:
+    """The parameters' gradients of one step under the policy, by name; everything is as before afterwards."""
+    written = [(t, t.detach().clone()) for t in (*model.buffers(), *each_tensor((batch,)))]
+    with _as_before(model, batch, written), uncompiled(), calling.region(model, chosen):
+        value, _ = _loss_of(model, calling.call(model, batch), loss)
+        if value is not None:
+            value.backward()
+        return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
 def low_in_place_of_fp8(policy: Policy) -> Policy | None:
@@ -79,7 +94,7 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen), shadows:
+    with _as_before(model, batch, shadows.saved), attribution.watch(), calling.region(model, chosen), shadows:
         output = calling.call(model, batch)
         value, source = _loss_of(model, output, loss)
         if value is not None:
@@ -106,6 +121,7 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         model=model._get_name(),
         device=_device(model),
         in_low=None,
+        packing=None,
         **provenance(),
     )
 
@@ -220,8 +236,9 @@ def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
 
 
 @contextmanager
-def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator[None]:
-    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were."""
+def _as_before(model: torch.nn.Module, batch: Any, written: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were: what was `written` has its values
+    beside it by then."""
     leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
     gradients = [(t, t.grad) for t in leaves]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -236,7 +253,7 @@ def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator
             module._buffers.clear()
             module._buffers.update(found)
         with torch.no_grad(), without_torch_dispatch():
-            for tensor, values in shadows.saved:
+            for tensor, values in written:
                 tensor.copy_(values)
         for tensor, gradient in gradients:
             tensor.grad = gradient

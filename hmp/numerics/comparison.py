@@ -12,6 +12,7 @@ from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, writ
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
+from .packing import Packing
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,8 @@ class Comparison:
     independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
     share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model` is the
     model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
-    place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it.
+    place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it. `packing` is what the
+    policy's saved list does to the gradients, None without such a list or without backward: nothing else here has it.
     """
 
     policy: str
@@ -83,6 +85,7 @@ class Comparison:
     hmp: str = ""
     torch: str = ""
     in_low: Comparison | None = None
+    packing: Packing | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -102,6 +105,7 @@ class Comparison:
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
             "in_low": None if self.in_low is None else self.in_low.to_dict(),
+            "packing": None if self.packing is None else asdict(self.packing),
         }
 
     def to_json(self, path: str | Path) -> Path:
@@ -120,6 +124,8 @@ class Comparison:
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
         if low is not None:
             lines.append(f"  with the low dtype in the place of FP8: {low._ends()}")
+        if self.packing is not None:
+            lines.append(f"  {self.packing}")
         for title, groups, in_low in (
             ("op", self.by_op(), None if low is None else low.by_op()),
             ("module", self.by_module(), None if low is None else low.by_module()),

@@ -42,6 +42,7 @@ def comparison_page(comparison: Comparison) -> str:
         advices=advices,
         worst=_worst_ops(rows),
         jumps=_jumps(ordered),
+        packing=comparison.packing,
         table=sorted(rows, key=_own, reverse=True)[:TABLE_ROWS],
     )
 
