@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,21 @@ from ..session import applied_policy, casts
 
 def call(model: torch.nn.Module, batch: Any) -> Any:
     """What the model returns for a batch: a mapping as keywords, a tuple or list as positional arguments, anything else as the only one."""
+    args, kwargs = arguments(batch)
+    return model(*args, **kwargs)
+
+
+def arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    """The positional and the keyword arguments that a batch is."""
     if isinstance(batch, Mapping):
-        return model(**batch)
-    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+        return (), batch
+    return batch if isinstance(batch, (tuple, list)) else (batch,), {}
+
+
+def own_loss(output: Any) -> torch.Tensor | None:
+    """The scalar that a model's output has as its loss."""
+    found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
 
 
 def asked_policy(model: torch.nn.Module, policy: Policy | str | Path) -> Policy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from .distance import LARGE, Distance, as_real, distance
 from .packing import packing_of
 from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
+from .tokens import distance_of_tokens, named_arguments
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
@@ -101,6 +102,7 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
             value.backward()
         with disable_casts(), without_torch_dispatch(), torch.no_grad():
             output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
+            tokens = distance_of_tokens(output, named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
             if value is not None:
                 loss_value = float(value)
                 loss_error = distance(value, shadows.reference(value)).relative
@@ -122,6 +124,7 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         device=_device(model),
         in_low=None,
         packing=None,
+        tokens=tokens,
         **provenance(),
     )
 
@@ -156,8 +159,8 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
         if not isinstance(value, Tensor) or value.numel() != 1:
             raise HmpError(f"loss(output) is {type(value).__name__}{_shape(value)}; return a tensor with one element")
     else:
-        found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if not isinstance(found, Tensor) or found.numel() != 1:
+        found = calling.own_loss(output)
+        if found is None:
             return None, "forward only: no loss was given, and the output has none"
         value, source = found, "forward and backward of the output's own loss"
     if not torch.is_grad_enabled():

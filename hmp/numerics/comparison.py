@@ -13,6 +13,7 @@ from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
 from .packing import Packing
+from .tokens import TokenDistance
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Comparison:
     model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
     place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it. `packing` is what the
     policy's saved list does to the gradients, None without such a list or without backward: nothing else here has it.
+    `tokens` is how far the log-probabilities of the chosen tokens are from float32's, None for an output without logits.
     """
 
     policy: str
@@ -86,6 +88,7 @@ class Comparison:
     torch: str = ""
     in_low: Comparison | None = None
     packing: Packing | None = None
+    tokens: TokenDistance | None = None
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -104,6 +107,7 @@ class Comparison:
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
+            "tokens": None if self.tokens is None else asdict(self.tokens),
             "in_low": None if self.in_low is None else self.in_low.to_dict(),
             "packing": None if self.packing is None else asdict(self.packing),
         }
@@ -122,8 +126,12 @@ class Comparison:
     def __str__(self) -> str:
         low = self.in_low
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
+        if self.tokens is not None:
+            lines.append(f"  log-probabilities: {self.tokens}")
         if low is not None:
             lines.append(f"  with the low dtype in the place of FP8: {low._ends()}")
+            if low.tokens is not None:
+                lines.append(f"  log-probabilities then: {low.tokens}")
         if self.packing is not None:
             lines.append(f"  {self.packing}")
         for title, groups, in_low in (

@@ -1,0 +1,187 @@
+"""TokenErrors logs what casts do to a training step's tokens, and training goes on as if it were not there."""
+
+from __future__ import annotations
+
+import csv
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from transformers import Trainer, TrainingArguments
+
+import hmp
+from hmp.compat.transformers import HMPCallback, TokenErrors
+from hmp.numerics.tokens import TokenDistance
+from hmp.numerics.twice import CallWithLogits, beside_float32
+from optimum_kit import ON_CPU, losses, settings
+
+METRICS = ["hmp/logprob_error_mean", "hmp/logprob_error_max", "hmp/logprob_bias", "hmp/kl"]
+
+
+@pytest.fixture(autouse=True)
+def reverted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
+    yield
+    hmp.revert()
+
+
+def figures(low: Tensor, wide: Tensor, targets: Tensor) -> list[float]:
+    """The metrics of log-probabilities of classes, one row for each target."""
+    low, wide = low.double().log_softmax(-1), wide.double().log_softmax(-1)
+    errors = (low - wide)[range(len(targets)), targets]
+    kl = F.kl_div(low, wide, reduction="batchmean", log_target=True)
+    return [float(errors.abs().mean()), float(errors.abs().max()), float(errors.mean()), float(kl)]
+
+
+def llama() -> Any:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=99, attention_dropout=0.2, **sizes))
+
+
+def texts() -> list[dict[str, Tensor]]:
+    rows = torch.randint(0, 99, (4, 8), generator=torch.Generator().manual_seed(1))
+    return [{"input_ids": row, "labels": row.where(torch.arange(8) > 1, -100)} for row in rows]
+
+
+def trained(folder: Path, every: int | None, **arguments: Any) -> tuple[Trainer, TokenErrors | None]:
+    made = TrainingArguments(str(folder), **ON_CPU, **settings(learning_rate=1e-2, **arguments))
+    trainer = Trainer(llama(), made, train_dataset=texts(), callbacks=[HMPCallback("habana")])
+    metric = None if every is None else TokenErrors(trainer, every)
+    if metric is not None:
+        trainer.add_callback(metric)
+    trainer.train()
+    return trainer, metric
+
+
+def test_a_trainer_logs_them_and_trains_as_without_them(tmp_path: Path) -> None:
+    (without, _), (trainer, metric) = trained(tmp_path / "without", None), trained(tmp_path / "with", 3)
+    logged = [entry for entry in trainer.state.log_history if METRICS[0] in entry]
+    assert [entry["step"] for entry in logged] == [1, 4]
+    assert losses(trainer) == losses(without) and len(losses(trainer)) == 4  # dropout draws what it drew, too
+    assert all(torch.equal(*pair) for pair in zip(trainer.model.parameters(), without.model.parameters(), strict=True))
+    assert trainer.model.training
+    batch = {name: torch.stack([each[name] for each in texts()]) for name in ("input_ids", "labels")}
+    model = trainer.model.eval()
+    with torch.no_grad():
+        low = model(**batch).logits[:, 1:-1].flatten(0, 1)
+        with hmp.disable_casts():
+            wide = model(**batch).logits[:, 1:-1].flatten(0, 1)
+    assert [logged[-1][name] for name in METRICS] == pytest.approx(figures(low, wide, batch["labels"][:, 2:].flatten()), rel=1e-4)
+    assert metric is not None and metric.latest is not None
+    assert (metric.latest.tokens, metric.latest.of) == (24, "labels, shifted by one as in the model's loss")
+
+
+def test_what_it_cannot_measure_under_is_an_error(tmp_path: Path) -> None:
+    message = r"TokenErrors calls the model in float32, which bf16=True puts out of reach: leave it off, and cast by HMPCallback"
+    with pytest.raises(hmp.HmpError, match=message):
+        trained(tmp_path, 3, bf16=True)
+
+
+class Classifier(nn.Module):
+    """All that draws, counts and averages in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5))
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def test_a_call_is_made_twice_and_leaves_no_trace() -> None:
+    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    model.body[1].eval()  # frozen by the user
+    watch = CallWithLogits(model.modules(), (x, y))
+    F.cross_entropy(model(x), y).backward()
+    before = [each.clone() for each in (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())]
+    call = watch.stop()
+    assert call.module is model and not any(module._forward_hooks for module in model.modules())
+    with hmp.casts("habana"):
+        found = beside_float32(call, hmp.casts("torch-cpu"))
+    after = (*model.state_dict().values(), *(p.grad for p in model.parameters()), torch.get_rng_state())
+    assert all(torch.equal(*pair) for pair in zip(before, after, strict=True))
+    assert [module.training for module in model.modules()] == [True, True, True, False, True, True]
+    model.eval()
+    with torch.no_grad():
+        wide = model(x)
+        hidden = model.body[1](F.linear(x.bfloat16(), model.body[0].weight.bfloat16(), model.body[0].bias.bfloat16()))
+        low = F.linear(hidden.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
+    assert isinstance(found, TokenDistance)
+    assert list(found.metrics().values()) == pytest.approx(figures(low, wide, y), rel=1e-4)
+
+
+def test_calls_that_say_nothing_of_float32_are_errors() -> None:
+    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    watch = CallWithLogits(model.modules(), (x,))
+    model(x)
+    with pytest.raises(hmp.HmpError, match="no module was called whose output has logits"):
+        watch.stop()
+    watch = CallWithLogits(model.modules(), (x, y))
+    model.head(model.body(x))
+    with pytest.raises(hmp.HmpError, match="the logits are those of Linear, which is called with what other modules computed"):
+        watch.stop()
+    watch = CallWithLogits(model.modules(), (x, y))
+    model.bfloat16()(x.bfloat16())
+    with pytest.raises(hmp.HmpError, match=r"`body\.0\.weight` is bfloat16, so nothing runs in float32 to compare with"):
+        beside_float32(watch.stop(), hmp.casts("habana"))
+
+
+def test_a_compiled_model_is_watched_from_outside(fresh_compiler: None) -> None:
+    model, x, y = Classifier(), torch.randn(6, 8), torch.tensor([0, 1, 2, 3, 0, 1])
+    graphs: list[Any] = []
+    compiled = torch.compile(model, backend=lambda graph, inputs: graphs.append(graph) or graph)
+    watch = CallWithLogits(nn.ModuleList([compiled]).modules(), (x, y))
+    compiled(x)
+    assert watch.stop().module is compiled and len(graphs) == 1
+    assert beside_float32(watch.stop(), hmp.casts("habana")) is not None
+
+
+def test_lightnings_loggers_get_them_and_it_trains_as_without_them(tmp_path: Path) -> None:
+    kit = pytest.importorskip("lightning_kit")
+    home = "lightning.pytorch"
+    pytorch = kit.HOMES[home]
+    from hmp.compat.lightning import TokenErrors as Callback
+
+    class Body(pytorch.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.losses = Classifier(), []
+
+        def training_step(self, batch: Any, index: int) -> Tensor:
+            x, y = batch
+            loss = F.cross_entropy(self.net(x), y)
+            self.losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def fit(callbacks: list[Any], **more: Any) -> Any:
+        model = Body()
+        data = torch.utils.data.TensorDataset(torch.randn(24, 8), torch.arange(24) % 4)
+        run = kit.trainer(home, kit.plugin("torch-cpu"), callbacks=callbacks, max_epochs=2, accumulate_grad_batches=2, **more)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run.fit(model, torch.utils.data.DataLoader(data, batch_size=4))
+        return model
+
+    metric = Callback(every=2)
+    without, model = fit([]), fit([metric], logger=pytorch.loggers.CSVLogger(tmp_path, name="", version=""))
+    assert model.losses == without.losses and len(model.losses) == 12
+    assert all(torch.equal(*pair) for pair in zip(model.state_dict().values(), without.state_dict().values(), strict=True))
+    with (tmp_path / "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row[METRICS[0]]]
+    assert [row["step"] for row in rows] == ["0", "2", "4"]  # optimizer steps that were done
+    assert metric.latest is not None and [float(rows[-1][name]) for name in METRICS] == list(metric.latest.metrics().values())
+    assert metric.latest.tokens == 4 and metric.latest.error_mean > 0
+    with pytest.raises(hmp.HmpError, match="TokenErrors logs to the trainer's logger, and there is none"):
+        fit([Callback()])

@@ -1,0 +1,146 @@
+"""compare() says what a policy does to the tokens' log-probabilities: against plain torch with explicit casts, in float64."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+
+import hmp
+from hmp.numerics import tokens
+from hmp.numerics.tokens import Chosen, token_distance
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 99, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64
+}  # fmt: skip
+LINEAR = hmp.Policy("linear", bf16=frozenset({"linear"}))
+SHIFTED = "labels, shifted by one as in the model's loss"
+
+
+class Bigrams(nn.Module):
+    """A language model that knows the last token. Its loss shifts the labels, or scales them into something that is no mean."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.table, self.head, self.scale = nn.Embedding(64, 16), nn.Linear(16, 64), scale
+        nn.init.normal_(self.head.weight)
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None) -> dict[str, Tensor]:
+        logits = self.head(self.table(input_ids))
+        if labels is None:
+            return {"logits": logits}
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"logits": logits, "loss": loss * self.scale}
+
+
+def ids(rows: int = 3, places: int = 9) -> Tensor:
+    return torch.randint(1, 64, (rows, places), generator=torch.Generator().manual_seed(1))
+
+
+def test_the_figures_are_those_of_explicit_casts_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokens, "_CHUNK", 4 * 64)  # several chunks, the last one smaller
+    model, labels = Bigrams(), ids()
+    labels[0, :4] = -100
+    with torch.no_grad():
+        found = hmp.compare(model, (ids(), labels), LINEAR).tokens
+        hidden = model.table(ids())
+        wide = F.linear(hidden, model.head.weight, model.head.bias).double().log_softmax(-1)
+        low = F.linear(hidden.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16()).double().log_softmax(-1)
+    pairs = [(row, place, int(labels[row, place + 1])) for row in range(3) for place in range(8) if labels[row, place + 1] >= 0]
+    errors = torch.stack([(low - wide)[pair] for pair in pairs])
+    divergences = torch.stack([F.kl_div(low[row, place], wide[row, place], reduction="sum", log_target=True) for row, place, _ in pairs])
+    assert found is not None
+    assert (found.of, found.tokens) == (SHIFTED, len(pairs))
+    assert found.logprob == pytest.approx(float(torch.stack([low[pair] for pair in pairs]).mean()))
+    assert found.reference == pytest.approx(float(torch.stack([wide[pair] for pair in pairs]).mean()))
+    expected = (errors.abs().mean(), errors.abs().max(), errors.mean(), divergences.mean(), divergences.max())
+    assert (found.error_mean, found.error_max, found.bias, found.kl_mean, found.kl_max) == pytest.approx(list(map(float, expected)))
+    assert found.error_mean > 1e-3 and 0 < found.kl_mean < found.error_mean  # low precision shows
+
+
+def causal() -> Any:
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+
+
+def masked() -> Any:
+    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
+
+
+def seq2seq() -> Any:
+    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=99, decoder_start_token_id=0, **sizes))
+
+
+@pytest.mark.parametrize(("make", "of"), [(causal, SHIFTED), (masked, "labels"), (seq2seq, "labels")])
+def test_the_tokens_are_those_of_the_models_own_loss_without_padding(make: Any, of: str) -> None:
+    torch.manual_seed(0)
+    model = make().eval()
+    mask, labels = torch.ones(3, 9, dtype=torch.int64), ids()
+    mask[1, 6:], mask[2, :2], labels[0, :4] = 0, 0, -100
+    batch = {"input_ids": ids(), "attention_mask": mask, "labels": labels}
+    counted = labels.clone()
+    if make is not seq2seq:  # whose mask is the encoder's
+        counted[mask == 0] = -100
+    if make is causal:
+        counted[2, 2] = -100  # what a padding token predicts
+    with torch.no_grad():
+        found = hmp.compare(model, batch, LINEAR).tokens
+        loss = float(model(**(batch | {"labels": counted})).loss)
+    assert found is not None
+    assert (found.of, found.tokens) == (of, int((counted if make is not causal else counted[:, 1:]).ge(0).sum()))
+    assert found.reference == pytest.approx(-loss, rel=1e-5)
+
+
+def test_without_labels_that_the_loss_is_made_of_float32s_likeliest_tokens_count() -> None:
+    with torch.no_grad():
+        alone, scaled = hmp.compare(Bigrams(), ids(), LINEAR).tokens, hmp.compare(Bigrams(scale=2.0), (ids(), ids()), LINEAR).tokens
+        likeliest = Bigrams()(ids())["logits"].double().log_softmax(-1).amax(-1).mean()
+    assert alone is not None and scaled is not None
+    assert (alone.of, alone.tokens) == ("tokens that float32 holds likeliest", 27)
+    assert alone.reference == scaled.reference == pytest.approx(float(likeliest))
+    assert scaled.of == f"{alone.of}: the loss is not the mean of the labels' log-probabilities, shifted or not"
+
+
+class Classes(nn.Linear):
+    """A plain module: its output is a tensor, and what it is called with holds the labels."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -> None:
+    with torch.no_grad():
+        found = hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 1])}, LINEAR)
+        assert found.tokens is not None and (found.tokens.of, found.tokens.tokens) == ("labels of a class", 4)
+        assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.randn(4, 3)}, LINEAR).tokens is None
+        assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 8), LINEAR).tokens is None
+
+
+def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:
+    reference = torch.tensor([[0.0, 1.0, -math.inf], [2.0, 1.0, 0.0]])
+    chosen = Chosen(torch.tensor([1, 0]), torch.tensor([True, True]), "labels")
+    same = token_distance(reference.bfloat16(), reference, chosen)
+    assert same is not None and (same.error_max, same.bias, same.kl_max) == (0, 0, 0)
+    broken = token_distance(torch.tensor([[0.0, 1.0, -math.inf], [math.nan, 1.0, 0.0]]), reference, chosen)
+    assert broken is not None and (broken.error_max, broken.bias, broken.kl_max) == (math.inf, -math.inf, math.inf)
+    assert token_distance(reference, reference, chosen._replace(where=torch.tensor([False, False]))) is None
+
+
+def test_the_table_the_page_and_json_have_them(tmp_path: Any) -> None:
+    with torch.no_grad():
+        found = hmp.compare(Bigrams(), (ids(), ids()), hmp.Policy("eight", fp8=frozenset({"linear"})))
+    assert found.tokens is not None and found.in_low is not None and found.in_low.tokens is not None
+    assert found.in_low.tokens.error_mean < found.tokens.error_mean
+    table = str(found).splitlines()
+    assert table[2] == f"  log-probabilities: {found.tokens}" and table[4] == f"  log-probabilities then: {found.in_low.tokens}"
+    assert f"(nats; 24 {SHIFTED})" in table[2]
+    assert found.to_dict()["tokens"]["kl_mean"] == found.tokens.kl_mean
+    pytest.importorskip("jinja2", reason="pages need the extra report")
+    page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<dt>KL divergence from float32</dt>" in page and "24 labels, shifted by one" in page
