@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -23,7 +22,7 @@ from . import calling
 from .aten import refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
-from .distance import LARGE, Distance, as_real, distance
+from .distance import Distance, distance, total
 from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 
@@ -85,12 +84,12 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         if value is not None:
             value.backward()
         with disable_casts(), without_torch_dispatch(), torch.no_grad():
-            output_error = _total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
+            output_error = total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
             if value is not None:
                 loss_value = float(value)
                 loss_error = distance(value, shadows.reference(value)).relative
                 grads = (p.grad for p in model.parameters())
-                gradient_error = _total((g, shadows.reference(g)) for g in grads if g is not None)
+                gradient_error = total((g, shadows.reference(g)) for g in grads if g is not None)
     rows = statistics.rows()
     notes = () if model.training else ("the model is in eval mode: dropout is off, and batch norm uses its running statistics",)
     return Comparison(
@@ -190,26 +189,6 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
             shares[row.op] = shares.get(row.op, 0.0) + row.share
     worth = {op: share for op, share in shares.items() if share >= LEAST_SHARE}
     return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _total(pairs: Any) -> float | None:
-    """The relative distance of all tensors as one vector."""
-    error = norm = 0.0
-    found = False
-    for got, reference in pairs:
-        found = True
-        got, reference = _values(got), _values(reference)
-        wanted = reference.to(torch.float64)
-        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < LARGE]))
-        relative = distance(got, reference).relative
-        error += (relative * size) ** 2 if size else 0.0
-        norm += size**2
-    return math.sqrt(error / norm) if norm else 0.0 if found else None
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """The tensor's real numbers: of a sparse one those that it holds, which the reference holds at the same places."""
-    return as_real(tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor)
 
 
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
