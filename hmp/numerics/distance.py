@@ -32,7 +32,7 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
-    error, size, reference = _error_and_size(got, reference)
+    error, size, reference = error_and_size(got, reference)
     if not math.isfinite(error):
         return Distance(math.inf, math.inf)
     if error == 0.0:
@@ -46,24 +46,25 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
     found = False
     for got, reference in pairs:
         found = True
-        error, size, _ = _error_and_size(_held(got), _held(reference))
+        error, size, _ = error_and_size(_held(got), _held(reference))
         if size:
             errors += error**2 if math.isfinite(error) else math.inf
             sizes += size**2
     return math.sqrt(errors / sizes) if sizes else 0.0 if found else None
 
 
-def _error_and_size(got: torch.Tensor, reference: torch.Tensor) -> tuple[float, float, torch.Tensor]:
-    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements."""
+def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Tensor | None = None) -> tuple[float, float, torch.Tensor]:
+    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||."""
     got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)
+    other = reference if beside is None else beside.to(dtype)
     size = _norm(reference)
     if not size < LARGE:  # NaN too
         known = reference.abs() < LARGE
-        got, reference = got[known], reference[known]
+        got, other, reference = got[known], other[known], reference[known]
         size = _norm(reference)
-    return _norm(got - reference), size, reference
+    return _norm(got - other), size, reference
 
 
 def _power_below(tensor: torch.Tensor) -> torch.Tensor:

@@ -16,11 +16,13 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor
-from ..torch_private import TorchDispatchMode
+from ..context import disable_casts
+from ..torch_private import TorchDispatchMode, without_torch_dispatch, without_torch_function
 from .aten import Facts, argument, facts, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
 from .random_state import States, put_back, random_state
+from .values import Key, Values
 
 Tensor = torch.Tensor
 # FP8 data without its rounding is what its scale gives the values back from.
@@ -35,12 +37,13 @@ Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
 class Shadows(TorchDispatchMode):
     """The mode. `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance
     from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
-    that of the op that it is a part of."""
+    that of the op that it is a part of. `values` gets what calls and modules return, and what the ops of backward make."""
 
-    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor]) -> None:
+    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor], values: Values | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._seen = seen
+        self._values = values
         self._references = WeakTensorKeyDictionary()
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
@@ -57,11 +60,26 @@ class Shadows(TorchDispatchMode):
         found: Tensor | None = self._references.get(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
-    def ended(self, result: Any) -> None:
+    def ended(self, op: str, result: Any) -> None:
         """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
         self._inside.clear()
         for tensor in _tensors(result):
             self._casts.pop(tensor, None)
+        self._returned(("forward", op, self._attribution.modules.path), result)
+
+    def call_ended(self, op: str, result: Any) -> None:
+        """A call of a torch function ended with `result`; within an op of hmp's it is that one's affair."""
+        if self._attribution.ops.outermost is None:
+            self._returned(("forward", op, self._attribution.modules.path), result)
+
+    def left(self, path: str, output: Any) -> None:
+        """The module of that path returned `output`."""
+        self._returned(("module", path), output)
+
+    def _returned(self, key: Key, result: Any) -> None:
+        if self._values is not None and result is not None:
+            with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
+                self._values.add_all(key, result, self.reference)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The op's own result, once it was computed three times."""
@@ -141,6 +159,8 @@ class Shadows(TorchDispatchMode):
             else:
                 own = accumulated if in_float32 is reference else distance(tensor, in_float32)
             self._seen(call, known.name, tensor.dtype, own, accumulated, is_part)
+            if self._values is not None and call.direction == "backward" and known.name not in _CASTS:  # which depend on the policy
+                self._values.add(("backward", call.owner.op, call.owner.place.module, known.name), tensor, reference)
 
     def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
         sources = [t for t in wide if isinstance(t, Tensor)]
