@@ -154,9 +154,7 @@ if not TYPE_CHECKING:
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
-# Nested lists, tuples and dicts as one flat list, and back.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
-tree_unflatten: Callable[[Any, Any], Any] = _required("torch.utils._pytree.tree_unflatten")
+# Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def _region(on_find: str) -> Iterator[Findings]:
             raise NonFiniteError(str(finding), finding)
         log.error("%s", finding)
 
-    attribution = Attribution(call_ended=lambda result: watcher.call_ended(result))
+    attribution = Attribution(call_ended=lambda _, result: watcher.call_ended(result))
     watcher = Watcher(attribution, report)
     with attribution.watch():
         with watcher:
