@@ -1,6 +1,6 @@
 """`python -m benchmarks`: what hmp costs, measured in turns with torch.autocast, plain torch and a hand-written wrapper.
 
-Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. About six minutes on two cores;
+Prints a table of targets and results, and writes RESULTS.md, results.json and the figures. About ten minutes on two cores;
 --full takes about an hour, --smallest a minute or two and measures nothing of worth.
 """
 
@@ -36,8 +36,9 @@ PARTS = (
     "compiled",
     "recording",
     "fp8",
+    "saved",
 )
-WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8")
+WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8", "saved")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -93,6 +94,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             compiled_rounds=count,
             warm_rounds=count,
             recording_rounds=count,
+            saved_rounds=count,
         )
     return found
 
@@ -117,7 +119,22 @@ def said(options: argparse.Namespace, *among: str) -> str:
 
 def measure(options: argparse.Namespace) -> list[Found]:
     """Every part that was asked for, each told on stderr when it begins."""
-    from .cost import caches, calls, compiled, depth, gradients, in_fp8, interleaved, memory, optimizers, recording, reused, startup, steps
+    from .cost import (
+        caches,
+        calls,
+        compiled,
+        depth,
+        gradients,
+        in_fp8,
+        interleaved,
+        memory,
+        optimizers,
+        recording,
+        reused,
+        saved,
+        startup,
+        steps,
+    )
 
     much = chosen_scale(options)
     names, hint = available(options.models)
@@ -139,6 +156,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "compiled": lambda: compiled.run(*much.compiled, much.compiled_rounds, much.warm_rounds, much.seconds),
         "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),
         "fp8": lambda: in_fp8.run(much.rounds["medium"], device),
+        "saved": lambda: saved.run(list(much.saved_widths), much.saved_rounds),
     }
     found = []
     for name, run in parts.items():

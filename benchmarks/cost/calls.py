@@ -225,6 +225,26 @@ def recorded(rounds: int, calls: int) -> dict[str, Estimate]:
     return {name: paired_difference(sides["recorded"], sides["plain"]) for name, sides in found.items()}
 
 
+def unlisted(rounds: int, calls: int) -> dict[str, Estimate]:
+    """Nanoseconds that a saved list adds to a call of `linear` with a gradient: one that names another op, and one that names it, where
+    nothing is large enough to be packed."""
+    x, w = torch.randn(8, 8).to(LOW), torch.randn(8, 8).to(LOW).requires_grad_()
+    lists = {"no list": frozenset(), "on no list": frozenset({"gelu"}), "listed, nothing to pack": frozenset({"linear"})}
+    policies = {side: hmp.Policy.load(POLICY).replace(saved=ops) for side, ops in lists.items()}
+
+    def linear(calls: range) -> None:
+        for _ in calls:
+            F.linear(x, w)
+
+    found: dict[str, list[float]] = {side: [] for side in policies}
+    with one_thread(), no_garbage_collection():
+        for number in range(rounds):
+            for side in rotated(list(policies), number):
+                with converted(policies[side]):
+                    found[side].append(_nanoseconds(linear, calls))
+    return {side: paired_difference(found[side], found["no list"]) for side in policies if side != "no list"}
+
+
 def _region() -> torch.autocast:
     return torch.autocast("cpu", dtype=LOW)
 
@@ -277,6 +297,8 @@ def run(rounds: int, calls: int) -> Found:
     found.rows.append(Row("call with int64 under a device map, time added", "-", figures, None))
     figures = ", ".join(f"{name} {added.text(0)} ns" for name, added in recorded(rounds, calls).items())
     found.rows.append(Row("call under hmp.record(), time added", "-", figures, None))
+    figures = ", ".join(f"linear {side} {added.text(0)} ns" for side, added in unlisted(rounds, calls).items())
+    found.rows.append(Row("call under a saved list, time added", "0 for an op on no list", figures, None))
     same = untouched()
     found.rows.append(Row("after revert()", "the same objects", "the same objects" if same else "other objects", same))
     if not same:

@@ -33,6 +33,8 @@ class Scale:
     compiled_rounds: int
     warm_rounds: int
     recording_rounds: int
+    saved_widths: tuple[int, ...]
+    saved_rounds: int
 
 
 SMALLEST = Scale(
@@ -58,6 +60,8 @@ SMALLEST = Scale(
     compiled_rounds=1,
     warm_rounds=1,
     recording_rounds=1,
+    saved_widths=(32,),
+    saved_rounds=1,
 )
 QUICK = Scale(
     call_rounds=25,
@@ -82,6 +86,8 @@ QUICK = Scale(
     compiled_rounds=15,
     warm_rounds=7,
     recording_rounds=3,
+    saved_widths=(256, 512),
+    saved_rounds=3,
 )
 FULL = Scale(
     call_rounds=41,
@@ -106,4 +112,6 @@ FULL = Scale(
     compiled_rounds=31,
     warm_rounds=21,
     recording_rounds=11,
+    saved_widths=(256, 512),
+    saved_rounds=9,
 )

@@ -35,7 +35,27 @@ def draw(found: list[Found], folder: Path) -> list[Path]:
         drawn.append(_depth(samples["depth"]["points"], folder / "depth.png"))
     if over := samples.get("reused", {}).get("errors over steps"):
         drawn.append(_errors(over, folder / "reused.png"))
+    if curves := samples.get("saved", {}).get("curves"):
+        drawn.append(_kept(curves, folder / "saved.png"))
     return drawn
+
+
+def _kept(curves: dict[str, dict[str, list[tuple[float, float]]]], path: Path) -> Path:
+    """A panel for each model: time of a step over what it keeps for backward, with one block after another under checkpoint."""
+    import matplotlib.pyplot as plt
+
+    looks = {"autocast": ("torch.autocast", _COLOURS["autocast"], "o-"), "saved8": ("saved8", _COLOURS["hmp"], "s-")}
+    figure, panels = plt.subplots(1, len(curves), figsize=(9, 3.8), layout="constrained", sharey=True, squeeze=False)
+    for axes, (model, sides) in zip(panels[0], curves.items(), strict=True):
+        for side, points in sides.items():
+            label, colour, style = looks[side]
+            axes.plot(*zip(*points, strict=True), style, label=label, color=colour)
+            for blocks in (1, len(points) - 1):
+                axes.annotate(str(blocks), points[blocks], (4, 4), textcoords="offset points", fontsize=8, color=colour)
+        axes.set(xlabel="bytes kept for backward, torch.autocast = 1", title=model, xlim=(0, 1.05))
+    panels[0][0].set_ylabel("time of a step, torch.autocast = 1")
+    panels[0][-1].legend(frameon=False, fontsize=9, title="numbers: blocks under checkpoint", title_fontsize=8)
+    return _save(figure, path)
 
 
 def _steps(trained: dict[str, dict[str, list[float]]], path: Path) -> Path:

@@ -46,11 +46,20 @@ def _exported(strict: bool) -> Tried:
     return exported
 
 
+def _packed(model: torch.nn.Module, x: torch.Tensor) -> str:
+    try:
+        hmp.apply(model, "saved8")
+    except hmp.HmpError:
+        return "an error that says so"
+    return _said(model(x))
+
+
 _TRIED: dict[str, Tried] = {
     "casts": _eager,
     "casts in compiled models": _compiled,
     "export": _exported(strict=False),
     "strict export": _exported(strict=True),
+    "packing what ops keep for backward": _packed,
 }
 
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "releases" / "versions.json"
 PAGE = ROOT / "docs" / "pages" / "evidence" / "tested-versions.md"
 DEFAULT = "default"
-FEATURES = ("casts", "casts in compiled models", "export", "strict export")
+FEATURES = ("casts", "casts in compiled models", "export", "strict export", "packing what ops keep for backward")
 _COUNTED = ("passed", "failed", "skipped", "xfailed")
 _COLUMNS = ("torch", "python", "tests", *_COUNTED, "date", "commit")
 
@@ -39,7 +39,7 @@ def runs_table() -> str:
 def features_table() -> str:
     """A row for each feature, a column for each release of torch."""
     by_release = {each["torch"].partition("+")[0]: each["features"] for each in results()}
-    rows = [[feature, *(its[feature] for its in by_release.values())] for feature in FEATURES]
+    rows = [[feature, *(its.get(feature, "not tried") for its in by_release.values())] for feature in FEATURES]
     return _table([["torch", *by_release], *rows])
 
 

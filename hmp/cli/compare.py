@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
 
 import hmp
 
@@ -21,11 +20,18 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         example="hmp compare recipe.py --policy autocast --html comparison.html",
         help="compare every op of your model with float32",
         description="Runs forward and backward of a recipe's first batch under a policy and prints, by op and by module, the error of "
-        "each op alone and of all that came before. A recipe is a Python file that defines model(), batches() and loss(model, batch). "
+        "each op alone and of all that came before; under several policies, each beside float32 and beside the first. "
+        "A recipe is a Python file that defines model(), batches() and loss(model, batch). "
         "Exit status 0 done, 1 if the step failed, 2 for wrong use.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="a Python file")
-    parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
+    parser.add_argument(
+        "--policy",
+        default="autocast",
+        metavar="NAMES",
+        help="presets or folders of list files, with commas between them (default autocast)",
+    )
+    parser.add_argument("--against", metavar="NAME", help="another policy, the last one to stand beside the first")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write a page")
@@ -36,28 +42,22 @@ def run(options: argparse.Namespace) -> int:
     """Return 0, 1 if the step failed, 2 if recipe, policy or files cannot be used."""
     import torch
 
-    from ..numerics.compare import low_in_place_of_fp8
+    from ..numerics.compare import compare_under
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
     check_folder(options.html)
     check_page(options.html, "--html ")
     torch.manual_seed(options.seed)
-    policy = hmp.Policy.load(options.policy)
+    names = [*options.policy.split(","), *([options.against] if options.against is not None else [])]
+    policies = [hmp.Policy.load(name) for name in names]
     found = recipe.load(options.recipe, "compare")
     step = found.make_step()
     assert step.model is not None  # a recipe for compare has one
-    low = low_in_place_of_fp8(policy) if policy.scoped else None
-    if policy.scoped:  # its lines name the modules of the recipe's model; what the loss computes outside follows the others
-        hmp.apply(step.model, policy)
-        policy = policy.unscoped
     try:
-        model, batch = LossAsModel(step.model, found.loss), (step.batches[0],)
-        result = hmp.compare(model, batch, policy, loss=lambda loss: loss)
-        if low is not None:
-            hmp.remove(step.model)
-            hmp.apply(step.model, low)
-            result = replace(result, in_low=hmp.compare(model, batch, low.unscoped, loss=lambda loss: loss))
+        model = LossAsModel(step.model, found.loss)
+        # scoped lines name the modules of the recipe's model; what the loss computes outside follows the others
+        result = compare_under(model, (step.batches[0],), policies, lambda loss: loss, scopes=step.model)
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1

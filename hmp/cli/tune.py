@@ -53,7 +53,12 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         metavar="A,B,...",
         help="fp8,bf16,fp32 also moves products to FP8, as much of their work as the tolerance allows (default bf16,fp32)",
     )
-    parser.add_argument("--objective", choices=("time", "memory"), default="time", help="what is made small (default time)")
+    parser.add_argument(
+        "--objective",
+        choices=("time", "memory", "bytes"),
+        default="time",
+        help="what is made small: a step's time, what it keeps for backward, or that with packing (default time)",
+    )
     parser.add_argument(
         "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
     )

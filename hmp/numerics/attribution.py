@@ -50,9 +50,9 @@ class Call(NamedTuple):
 
 
 class OpsInProgress:
-    """An observer that knows which of hmp's ops is in progress in each thread; `ended` hears of the results of the outermost ones."""
+    """An observer that knows which of hmp's ops is in progress in each thread; `ended` hears of the outermost ones' names and results."""
 
-    def __init__(self, ended: Callable[[Any], None] | None = None) -> None:
+    def __init__(self, ended: Callable[[str, Any], None] | None = None) -> None:
         self._threads = threading.local()
         self._ended = ended
 
@@ -85,9 +85,9 @@ class OpsInProgress:
             finally:
                 stack.pop()
                 if not stack and self._ended is not None:
-                    self._ended(None)
+                    self._ended(rule.op, None)
             if not stack and self._ended is not None:
-                self._ended(result)
+                self._ended(rule.op, result)
             return result
 
         return observed
@@ -99,10 +99,15 @@ class Attribution:
     A forward op is told to its backward by autograd's sequence number: the first ATen op after a node was made is that node's.
     """
 
-    def __init__(self, ended: Callable[[Any], None] | None = None, call_ended: Callable[[Any], None] = lambda result: None) -> None:
+    def __init__(
+        self,
+        ended: Callable[[str, Any], None] | None = None,
+        call_ended: Callable[[str, Any], None] = lambda op, result: None,
+        left: Callable[[str, Any], None] | None = None,
+    ) -> None:
         self.ops = OpsInProgress(ended)
         self.calls = WholeCalls(call_ended)
-        self.modules = Modules()
+        self.modules = Modules(left)
         self._by_sequence: OrderedDict[int, Owner] = OrderedDict()
         self._owners: dict[Owner, Owner] = {}  # one object for each: most calls come from the same places
 

@@ -42,6 +42,7 @@ def asked_policy(model: torch.nn.Module, policy: Policy | str | Path) -> Policy:
     return chosen
 
 
-def region(model: torch.nn.Module, chosen: Policy) -> Any:
-    """What the run is in: an applied model knows its scoped lines itself, and the loss that is outside of it follows the others."""
-    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)
+def region(model: torch.nn.Module, chosen: Policy, scopes: torch.nn.Module) -> Any:
+    """What the run is in, with scoped lines for the modules of `scopes`: an applied model knows them itself, and the loss that is outside
+    of it follows the others."""
+    return casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=scopes)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import torch
 
@@ -15,31 +14,70 @@ from ..caches import clear_cache
 from ..casting import each_tensor
 from ..context import current_state, disable_casts
 from ..errors import HmpError
-from ..formatting import dtype_name, provenance
+from ..formatting import count, dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
+from ..report.record import uncompiled
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch
 from . import calling
 from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
-from .distance import LARGE, Distance, as_real, distance
+from .distance import Distance, distance, total
+from .packing import packing_of
 from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
+from .side_by_side import SideBySide, side_by_side
 from .spread import farthest
 from .tokens import distance_of_tokens, named_arguments
+from .values import OF_WHOLES, Values
 
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
+Several = list[Any] | tuple[Any, ...]  # policies
 LEAST_SHARE = 0.005  # an op with less of the error is not worth a line in a list
 
 
+@overload
 def compare(
-    model: torch.nn.Module, batch: Any, policy: Policy | str | Path | None = None, *, loss: Callable[[Any], Tensor] | None = None
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Policy | str | Path | None = None,
+    *,
+    against: None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> Comparison: ...
+@overload
+def compare(
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Policy | str | Path | None = None,
+    *,
+    against: Policy | str | Path,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> SideBySide: ...
+@overload
+def compare(
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Several,
+    *,
+    against: Policy | str | Path | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> SideBySide: ...
+def compare(
+    model: torch.nn.Module,
+    batch: Any,
+    policy: Policy | str | Path | Several | None = None,
+    *,
+    against: Policy | str | Path | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
 ) -> Comparison:
     """How far each op of the model's forward and backward under `policy` is from float32: alone, and with all that came before.
 
-    A policy with an FP8 list is compared twice, the second time with the low dtype in the place of FP8: FP8 beside bfloat16 beside float32.
+    With `against`, or with a list of policies, there is a run under each of them, and the result is a SideBySide: each policy beside
+    float32, and the others beside the first. So it is for one policy with an FP8 list, whose second run has the low dtype in the place of
+    FP8: FP8 beside bfloat16 beside float32. One with a saved list runs two more times, packed and not: what is compared packs nothing.
 
     `batch` is what the model is called with: a mapping as keywords, a tuple or list as positional arguments, anything else as the
     only one. `loss(output)` makes a scalar of what the model returns; without it the output's `.loss` or `["loss"]` is taken, and where
@@ -47,23 +85,66 @@ def compare(
     "autocast", or what hmp.apply() gave the model; it is in force for the loss too.
 
     Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
-    float32 on what float32 made of them. Random draws are the same in all three. Memory: two float32 copies for each tensor
-    that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model. Weights, buffers, gradients, the batch
-    and the random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled.
+    float32 on what float32 made of them. Random draws are the same in all three, and under each policy. Memory: two float32 copies for
+    each tensor that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model; beside other policies
+    also up to 1,024 elements of each op's and module's result, and 65,536 of each output and gradient. Weights, buffers, gradients,
+    the batch and the random state are as before when it returns. Only ops that this thread runs are seen; a compiled model runs uncompiled.
 
     A model that several processes compute together, under DDP or FSDP2, is compared by all of them, each on its batch; all return the
     comparison of the one whose output is farthest from float32, which is its `rank`.
 
-    Raises HmpError for what is no module, a scripted module, a loss that is no scalar, and inside another compare().
+    Raises HmpError for what is no module, a scripted module, a loss that is no scalar, the same policy twice, and inside another compare().
     """
     _check(model, loss)
-    chosen = _choose(model, policy)
-    found = _compared(model, batch, chosen, loss)
-    low = low_in_place_of_fp8(chosen)
+    asked = list(policy) if isinstance(policy, (list, tuple)) else [policy]
+    chosen = [_choose(model, each) for each in (asked if against is None else [*asked, against])]
+    if isinstance(policy, (list, tuple)) and len(chosen) < 2:
+        raise HmpError(f"a list of {count(len(chosen), 'policy')} leaves nothing to compare; give two or more, or one without a list")
+    return compare_under(model, batch, chosen, loss)
+
+
+def compare_under(
+    model: torch.nn.Module,
+    batch: Any,
+    policies: Sequence[Policy],
+    loss: Callable[[Any], Tensor] | None,
+    scopes: torch.nn.Module | None = None,
+) -> Comparison:
+    """The comparison under each policy, a SideBySide of more than one. `scopes` is the model whose modules scoped lines speak of,
+    where it is not `model` itself but inside of it."""
+    low = low_in_place_of_fp8(policies[0]) if len(policies) == 1 else None
     # modules to which a policy is applied would follow that one again
-    if low is None or any(applied_policy(module) is not None for module in model.modules()):
-        return farthest(model, found)
-    return farthest(model, replace(found, in_low=_compared(model, batch, low, loss)))
+    if low is not None and not any(applied_policy(module) is not None for module in model.modules()):
+        policies = [*policies, low]
+    policies = _told_apart(policies)
+    values: list[Values | None] = [None]
+    if len(policies) > 1:
+        first = Values()
+        values = [first, *(Values(first) for _ in policies[1:])]
+    found = [
+        _with_packing(_compared(model, batch, each, loss, scopes or model, beside), model, batch, each, loss, scopes or model)
+        for each, beside in zip(policies, values, strict=True)
+    ]
+    whole = found[0] if len(found) == 1 else side_by_side(found, [each for each in values[1:] if each is not None])
+    return farthest(model, whole)
+
+
+def _with_packing(
+    found: Comparison, model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None, scopes: torch.nn.Module
+) -> Comparison:
+    """The comparison, with what the policy's saved list does to the gradients."""
+    if found.gradient is None or not chosen.entries("saved"):
+        return found
+
+    def gradients() -> dict[str, Tensor]:
+        written = [(t, t.detach().clone()) for t in (*model.buffers(), *each_tensor((batch,)))]
+        with _as_before(model, batch, written), uncompiled(), calling.region(model, chosen, scopes):
+            value, _ = _loss_of(model, calling.call(model, batch), loss)
+            if value is not None:
+                value.backward()
+            return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+    return replace(found, packing=packing_of(gradients, chosen.saved_recipe))
 
 
 def low_in_place_of_fp8(policy: Policy) -> Policy | None:
@@ -76,28 +157,51 @@ def low_in_place_of_fp8(policy: Policy) -> Policy | None:
     return policy.replace(fp8=frozenset(), bf16=low, scoped=others, name=f"{policy.name} without FP8")
 
 
-def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None) -> Comparison:
+def _told_apart(policies: Sequence[Policy]) -> list[Policy]:
+    """The policies, those of one name with their low dtype or their number in it. HmpError where two of them are the same."""
+    for at, one in enumerate(policies):
+        for other in policies[:at]:
+            if one == other:
+                raise HmpError(
+                    f"policies {other.name!r} and {one.name!r} are the same, and nothing would be between them; leave one out, "
+                    f"or change a list or the low dtype: policy.replace(dtype=torch.float16)"
+                )
+    names = [policy.name for policy in policies]
+    names = [f"{policy.name} ({dtype_name(policy.dtype)})" if names.count(policy.name) > 1 else policy.name for policy in policies]
+    names = [f"{name} ({at})" if names.count(name) > 1 else name for at, name in enumerate(names, 1)]
+    return [policy.replace(name=name) for policy, name in zip(policies, names, strict=True)]
+
+
+def _compared(
+    model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None, scopes: torch.nn.Module, values: Values | None
+) -> Comparison:
     statistics = Statistics()
-    attribution = Attribution(lambda result: shadows.ended(result))
-    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch))
+    attribution = Attribution(
+        lambda op, result: shadows.ended(op, result),
+        lambda op, result: shadows.call_ended(op, result),
+        lambda path, output: shadows.left(path, output),
+    )
+    shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch), values)
     output_error = gradient_error = loss_error = loss_value = None
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen), shadows:
+    with _as_before(model, batch, shadows.saved), attribution.watch(), calling.region(model, chosen, scopes), shadows:
         output = calling.call(model, batch)
         value, source = _loss_of(model, output, loss)
         if value is not None:
             value.backward()
         with disable_casts(), without_torch_dispatch(), torch.no_grad():
             outputs = map(local, each_tensor((output,)))
-            output_error = _total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
+            output_error = total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
             tokens = distance_of_tokens(output, named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
             if value is not None:
                 loss_value = float(local(value))
                 loss_error = distance(local(value), shadows.reference(local(value))).relative
                 grads = [local(p.grad) for p in model.parameters() if p.grad is not None]
-                gradient_error = _total((grad, shadows.reference(grad)) for grad in grads)
+                gradient_error = total((grad, shadows.reference(grad)) for grad in grads)
+            if values is not None:
+                _keep_whole(values, shadows, model, output, value)
     rows = statistics.rows()
     notes = () if model.training else ("the model is in eval mode: dropout is off, and batch norm uses its running statistics",)
     return Comparison(
@@ -112,11 +216,21 @@ def _compared(model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable
         notes=notes,
         model=model._get_name(),
         device=_device(model),
-        in_low=None,
+        squares=statistics.squares,
         tokens=tokens,
+        packing=None,
         rank=None,
         **provenance(),
     )
+
+
+def _keep_whole(values: Values, shadows: Shadows, model: torch.nn.Module, output: Any, loss: Tensor | None) -> None:
+    """Keeps the ends of a run and of its float32 run, which are to be those of the other runs' too."""
+    gradients = {} if loss is None else {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    for key, tensors in ((("output",), output), (("loss",), loss), *((("gradient", name), grad) for name, grad in gradients.items())):
+        values.add_all(key, tensors, shadows.reference, OF_WHOLES)
+        of_float32 = [shadows.reference(t) for t in map(local, each_tensor((tensors,))) if t.is_floating_point() or t.is_complex()]
+        values.add_all((f"float32's {key[0]}", *key[1:]), of_float32, lambda reference: reference, OF_WHOLES)
 
 
 def _device(model: torch.nn.Module) -> str:
@@ -201,26 +315,6 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _total(pairs: Any) -> float | None:
-    """The relative distance of all tensors as one vector."""
-    error = norm = 0.0
-    found = False
-    for got, reference in pairs:
-        found = True
-        got, reference = _values(got), _values(reference)
-        wanted = reference.to(torch.float64)
-        size = float(torch.linalg.vector_norm(wanted[wanted.abs() < LARGE]))
-        relative = distance(got, reference).relative
-        error += (relative * size) ** 2 if size else 0.0
-        norm += size**2
-    return math.sqrt(error / norm) if norm else 0.0 if found else None
-
-
-def _values(tensor: Tensor) -> Tensor:
-    """The tensor's real numbers: of a sparse one those that it holds, which the reference holds at the same places."""
-    return as_real(tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor)
-
-
 def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     """The model's and the batch's tensors by the memory that they stand in."""
     by_storage = {storage_address(t): local(t) for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
@@ -229,8 +323,9 @@ def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
 
 
 @contextmanager
-def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator[None]:
-    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were."""
+def _as_before(model: torch.nn.Module, batch: Any, written: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
+    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were: what was `written` has its values
+    beside it by then."""
     leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
     gradients = [(t, t.grad) for t in leaves]
     buffers = [(module, dict(module._buffers)) for module in model.modules()]
@@ -245,7 +340,7 @@ def _as_before(model: torch.nn.Module, batch: Any, shadows: Shadows) -> Iterator
             module._buffers.clear()
             module._buffers.update(found)
         with torch.no_grad(), without_torch_dispatch():
-            for tensor, values in shadows.saved:
+            for tensor, values in written:
                 tensor.copy_(values)
         for tensor, gradient in gradients:
             tensor.grad = gradient

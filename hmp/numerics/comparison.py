@@ -12,7 +12,10 @@ from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, writ
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
+from .packing import Packing
 from .tokens import TokenDistance
+
+TABLE_ROWS = 20
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,11 @@ class Comparison:
     `rows` are in the order of the isolated error, the largest first. `output`, `loss` and `gradient` are the accumulated relative
     errors of the model's output, of the loss and of all parameters' gradients as one vector; None for what was not computed.
     `loss_source` says what the loss was. A row's `share` is its part of the sum over all calls of the squared isolated errors:
-    independent roundings add up in squares. `advice` holds (op, share) of the ops that are not in float32 already, the largest
-    share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model` is the
-    model's class, `date` when it was compared, `hmp` and `torch` are versions. `in_low` is the same comparison with the low dtype in the
-    place of FP8, None for a policy without an FP8 list, and where a policy is applied to the model or a module of it.
-    `tokens` is how far the log-probabilities of the chosen tokens are from float32's, None for an output without logits.
+    independent roundings add up in squares; `squares` is that sum. `advice` holds (op, share) of the ops that are not in float32 already,
+    the largest share first, those with half a percent or more: what to move to the FP32 list first, or to take off the FP8 list. `model`
+    is the model's class, `date` when it was compared, `hmp` and `torch` are versions. `packing` is what the policy's saved list does to
+    the gradients, None without such a list or without backward: nothing else here has it. `tokens` is how far the log-probabilities of
+    the chosen tokens are from float32's, None for an output without logits.
     `rank` is the process that this is the comparison of, None where it was alone.
     """
 
@@ -85,7 +88,8 @@ class Comparison:
     date: str = ""
     hmp: str = ""
     torch: str = ""
-    in_low: Comparison | None = None
+    squares: float = 0.0
+    packing: Packing | None = None
     tokens: TokenDistance | None = None
     rank: int | None = None
 
@@ -101,13 +105,13 @@ class Comparison:
         """The comparison as plain JSON values."""
         return {
             "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source")},
+            **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source", "squares")},
             **{name: getattr(self, name) for name in ("model", "device", "date", "hmp", "torch", "rank")},
             "advice": [{"op": op, "share": share} for op, share in self.advice],
             "notes": list(self.notes),
             "rows": [asdict(row) for row in self.rows],
             "tokens": None if self.tokens is None else asdict(self.tokens),
-            "in_low": None if self.in_low is None else self.in_low.to_dict(),
+            "packing": None if self.packing is None else asdict(self.packing),
         }
 
     def to_json(self, path: str | Path) -> Path:
@@ -122,29 +126,23 @@ class Comparison:
         return in_notebook(str(self))
 
     def __str__(self) -> str:
-        low = self.in_low
         lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
-        if self.tokens is not None:
-            lines.append(f"  log-probabilities: {self.tokens}")
-        if low is not None:
-            lines.append(f"  with the low dtype in the place of FP8: {low._ends()}")
-            if low.tokens is not None:
-                lines.append(f"  log-probabilities then: {low.tokens}")
-        for title, groups, in_low in (
-            ("op", self.by_op(), None if low is None else low.by_op()),
-            ("module", self.by_module(), None if low is None else low.by_module()),
-        ):
-            lines += ["", *(f"  {line}" for line in aligned(_table(title, groups[:20], in_low)))]
-            if len(groups) > 20:
-                lines.append(f"  and {len(groups) - 20} with less: the page and .by_{title}() have them all")
-        lines.append("")
-        lines += self._first_changes() or [self._why_nothing()]
-        return "\n".join([*lines, *self.notes])
+        lines += [f"  {said}" for said in self.said_of_tokens_and_packing()]
+        for title, groups in (("op", self.by_op()), ("module", self.by_module())):
+            lines += ["", *(f"  {line}" for line in aligned(_table(title, groups[:TABLE_ROWS])))]
+            if len(groups) > TABLE_ROWS:
+                lines.append(f"  and {len(groups) - TABLE_ROWS} with less: the page and .by_{title}() have them all")
+        return "\n".join([*lines, "", *self.first_changes(), *self.notes])
+
+    def said_of_tokens_and_packing(self) -> list[str]:
+        """A line of the tokens' log-probabilities and one of what packing does, where there is something to say."""
+        tokens = [] if self.tokens is None else [f"log-probabilities: {self.tokens}"]
+        return tokens if self.packing is None else [*tokens, str(self.packing)]
 
     def _ends(self) -> str:
         """The errors of the whole that are known."""
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
-        return ", ".join(f"{name} {_short(value)}" for name, value in ends if value is not None)
+        return ", ".join(f"{name} {short(value)}" for name, value in ends if value is not None)
 
     def _why_nothing(self) -> str:
         """Why no change to the lists is advised."""
@@ -153,15 +151,15 @@ class Comparison:
             return "no op rounds: there is nothing to move to the FP32 list"
         return f"nothing to move to the FP32 list: no list changes what rounds most, {most.name} ({most.share:.0%})"
 
-    def _first_changes(self) -> list[str]:
-        """What to change first, a line for each list: an op on the FP8 list may not be on the FP32 list too."""
+    def first_changes(self) -> list[str]:
+        """What to change first, a line for each list, or why nothing: an op on the FP8 list may not be on the FP32 list too."""
         in_fp8 = {row.op for row in self.rows if row.listed == "fp8"}
         found = []
         for change, is_of in (("take off the FP8 list", True), ("move to the FP32 list", False)):
             ops = ", ".join(f"{op} ({share:.0%})" for op, share in self.advice[:5] if (op in in_fp8) is is_of)
             if ops:
                 found.append(f"to {change} first: {ops}")
-        return found
+        return found or [self._why_nothing()]
 
 
 class Statistics:
@@ -180,9 +178,14 @@ class Statistics:
         if own is not None:
             sums.isolated.append(own, 0.0 if is_part else 1.0)
 
+    @property
+    def squares(self) -> float:
+        """The sum over all calls of the squared isolated errors."""
+        return sum(sums.isolated.squares for sums in self._rows.values())
+
     def rows(self) -> tuple[Row, ...]:
         """The rows, the largest isolated error first."""
-        total = sum(sums.isolated.squares for sums in self._rows.values())
+        total = self.squares
         rows = [sums.row(key, total, order) for order, (key, sums) in enumerate(self._rows.items())]
         return tuple(sorted(rows, key=lambda row: (-(row.isolated or 0.0), -row.accumulated, row.op, row.aten, row.module)))
 
@@ -244,23 +247,18 @@ def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
     return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
 
 
-def _table(title: str, groups: list[Group], in_low: list[Group] | None) -> list[tuple[str, ...]]:
-    """A table of str(). `in_low`, the groups with the low dtype in the place of FP8, has a column for their isolated errors."""
+def _table(title: str, groups: list[Group]) -> list[tuple[str, ...]]:
     lines: list[tuple[str, ...]] = [(title, "calls", "isolated", "ulps", "accumulated", "ulps", "share")]
     for g in groups:
-        numbers = (_most(g.isolated, 1), _most(g.isolated_ulps, 256), _most(g.accumulated, 1), _most(g.accumulated_ulps, 256))
+        numbers = (at_most(g.isolated, 1), at_most(g.isolated_ulps, 256), at_most(g.accumulated, 1), at_most(g.accumulated_ulps, 256))
         lines.append((g.name, str(g.calls), *numbers, f"{g.share:.1%}"))
-    if in_low is None:
-        return lines
-    isolated = {g.name: g.isolated for g in in_low}
-    beside = ["without FP8", *(_most(isolated.get(g.name, 0.0), 1) for g in groups)]
-    return [(*line[:3], error, *line[3:]) for line, error in zip(lines, beside, strict=True)]
+    return lines
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
 
 
-def _most(value: float, limit: int) -> str:
+def at_most(value: float, limit: int) -> str:
     """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
-    return _short(value) if value <= limit else f">{limit}"
+    return short(value) if value <= limit else f">{limit}"

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import torch
 
 # Beyond this a value stands for an infinity (a mask), and would hide every other one in a norm.
 LARGE = 2.0**100
-_SMALLEST = -125  # the exponent, as frexp has it, of bfloat16's smallest normal number
+# A block's sum of squares is off by a few units of float32 at most; with norms from here on, no square that counts is subnormal.
+_BLOCK, _LEAST_BY_BLOCKS = 512, 1e-10
+_SMALLEST = 2.0**-126  # bfloat16's smallest normal number
+# The integers of the same size, and the bits of the exponent in them.
+_EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int64, 0x7FF0000000000000)}
 
 
 class Distance(NamedTuple):
@@ -23,25 +28,49 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """The distance over all elements, summed in float64; masked elements, infinite or beyond 2**100 in both, do not count.
+    """The distance over all elements; masked elements, infinite or beyond 2**100 in both, do not count.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
-    got, reference = as_real(widened(got)), as_real(reference)
-    dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
-    got, reference = got.detach().to(dtype), reference.detach().to(dtype)
-    known = reference.abs() < LARGE  # false for NaN
-    if not bool(known.all()):
-        got, reference = got[known], reference[known]
-    error = _norm(got - reference)
+    error, size, reference = error_and_size(got, reference)
     if not math.isfinite(error):
         return Distance(math.inf, math.inf)
     if error == 0.0:
         return Distance(0.0, 0.0)
-    _, exponent = torch.frexp(reference)
-    exponent = torch.where(reference == 0, _SMALLEST, exponent).clamp(min=_SMALLEST)
-    spacing = torch.ldexp(torch.ones_like(reference), exponent - 8)
-    return Distance(_ratio(error, _norm(reference)), _ratio(error, _norm(spacing)))
+    return Distance(_ratio(error, size), _ratio(error, 2.0**-7 * _norm(_power_below(reference))))
+
+
+def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
+    """The relative distance of all tensors as one vector, None for no tensor; each counts by the size of its reference."""
+    errors = sizes = 0.0
+    found = False
+    for got, reference in pairs:
+        found = True
+        error, size, _ = error_and_size(_held(got), _held(reference))
+        if size:
+            errors += error**2 if math.isfinite(error) else math.inf
+            sizes += size**2
+    return math.sqrt(errors / sizes) if sizes else 0.0 if found else None
+
+
+def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Tensor | None = None) -> tuple[float, float, torch.Tensor]:
+    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||."""
+    got, reference = as_real(widened(got)), as_real(reference)
+    dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
+    got, reference = got.detach().to(dtype), reference.detach().to(dtype)
+    other = reference if beside is None else beside.to(dtype)
+    size = _norm(reference)
+    if not size < LARGE:  # NaN too
+        known = reference.abs() < LARGE
+        got, other, reference = got[known], other[known], reference[known]
+        size = _norm(reference)
+    return _norm(got - other), size, reference
+
+
+def _power_below(tensor: torch.Tensor) -> torch.Tensor:
+    """2 ** floor(log2 |v|) of each element, at least bfloat16's smallest normal number: what is left without sign and mantissa."""
+    integer, exponent = _EXPONENT[tensor.dtype]
+    return (tensor.view(integer) & exponent).view(tensor.dtype).clamp_(min=_SMALLEST)
 
 
 def widened(tensor: torch.Tensor) -> torch.Tensor:
@@ -54,8 +83,19 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
+def _held(tensor: torch.Tensor) -> torch.Tensor:
+    """Of a sparse tensor the values that it holds, which the reference holds at the same places; another tensor itself."""
+    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
+
+
 def _norm(tensor: torch.Tensor) -> float:
-    return float(torch.linalg.vector_norm(tensor, dtype=torch.float64))
+    """Summed in float64; in float32 within blocks, three times as fast, where that rounds no more than float32 does."""
+    norm = torch.linalg.vector_norm
+    if tensor.dtype is torch.float32 and tensor.numel() % _BLOCK == 0 and tensor.is_contiguous():
+        found = float(norm(norm(tensor.view(-1, _BLOCK), dim=1), dtype=torch.float64))
+        if _LEAST_BY_BLOCKS < found < math.inf:
+            return found
+    return float(norm(tensor, dtype=torch.float64))
 
 
 def _ratio(error: float, norm: float) -> float:

@@ -1,10 +1,10 @@
-"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table."""
+"""The page of a comparison with float32: error by depth, what to try in the lists, the ops with most error, and a table; under several
+policies first what is between them."""
 
 from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,6 +13,8 @@ from ..formatting import share
 from ..lists import can_be_listed
 from ..report.page import charts, render
 from .comparison import Comparison, Row
+from .page_curves import median, side_by_side_figure
+from .side_by_side import SideBySide, times
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
@@ -29,19 +31,29 @@ def comparison_page(comparison: Comparison) -> str:
     low = next((row.dtype for row in rows if row.dtype in HALF_ULP), "bfloat16")
     ordered = sorted(rows, key=lambda row: row.order)
     advices = _advices(comparison)
+    beside = comparison if isinstance(comparison, SideBySide) else None
+
+    def others(end: str) -> list[tuple[str, float | None, float | None]]:
+        pairs = zip(beside.others, beside.apart, strict=True) if beside is not None else ()
+        return [(other.policy, getattr(other, end), getattr(apart, end)) for other, apart in pairs]
+
     return render(
         "comparison.html.j2",
-        title=f"{comparison.policy} against float32",
-        verdict=_verdict(comparison, low, advices),
+        title=f"{comparison.policy} against float32" if beside is None else f"{_and(beside.policies)} beside float32",
+        verdict=_verdict(comparison, low, advices) if beside is None else f"{beside.verdict()}.",
         made=vars(comparison),
         comparison=comparison,
-        ends=[(name, getattr(comparison, name), getattr(comparison.in_low, name, None)) for name in _ENDS],
+        ends=[(name, getattr(comparison, name), others(name)) for name in _ENDS],
+        beside=beside,
+        curves=[(direction, figure) for direction in _DIRECTIONS if beside and (figure := side_by_side_figure(beside, direction))],
+        times=times,
         low=low,
         half_ulp=HALF_ULP.get(low),
         figures=[(direction, figure) for direction in _DIRECTIONS if (figure := _figure(ordered, low, direction))],
         advices=advices,
         worst=_worst_ops(rows),
         jumps=_jumps(ordered),
+        packing=comparison.packing,
         table=sorted(rows, key=_own, reverse=True)[:TABLE_ROWS],
     )
 
@@ -60,7 +72,7 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
     if accumulated:
         titles = [f"{_named(row)}: {row.accumulated:.2g} accumulated" for row in rows if row.accumulated]
         lines.append(charts.Line("accumulated", "--casts", accumulated, 2.0, titles))
-        lines.append(charts.Line("its median", "--casts", _median(accumulated), 0.0))
+        lines.append(charts.Line("its median", "--casts", median(accumulated), 0.0))
     for dtype in sorted({row.dtype for row in rows}):
         own = [(at, min(row.isolated, 1.0)) for at, row in enumerate(rows, 1) if row.isolated and row.dtype == dtype]
         if own:
@@ -99,11 +111,6 @@ def _and(names: Sequence[str]) -> str:
 
 def _percent(value: float) -> str:
     return "0 %" if value == 0 else f"{100 * value:.2g} %" if 1e-6 <= value < 1 else "under 0.0001 %" if value < 1 else "100 % or more"
-
-
-def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
-    """The points with the median of their neighbours: by-products such as a norm's statistics err more than what goes on."""
-    return [(x, statistics.median(y for _, y in points[max(at - around, 0) : at + around + 1])) for at, (x, _) in enumerate(points)]
 
 
 def _advices(comparison: Comparison) -> list[dict[str, Any]]:

@@ -7,6 +7,8 @@ decide as they do without it. Beside each of these tensors, for as long as it li
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,12 +16,14 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor
-from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten
+from ..context import disable_casts
+from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten, without_torch_dispatch, without_torch_function
 from . import collectives
-from .aten import Facts, argument, facts, storage_address
+from .aten import Facts, argument, facts, local, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
 from .random_state import States, put_back, random_state
+from .values import Key, Values
 
 Tensor = torch.Tensor
 # FP8 data without its rounding is what its scale gives the values back from.
@@ -34,12 +38,13 @@ Seen = Callable[[Call, str, torch.dtype, Distance | None, Distance, bool], None]
 class Shadows(TorchDispatchMode):
     """The mode. `seen` is told of each floating output of an op that computes: the call, the ATen op's name, its dtype, its distance
     from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
-    that of the op that it is a part of."""
+    that of the op that it is a part of. `values` gets what calls and modules return, and what the ops of backward make."""
 
-    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor]) -> None:
+    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor], values: Values | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._seen = seen
+        self._values = values
         self._references = WeakTensorKeyDictionary()
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
@@ -53,15 +58,31 @@ class Shadows(TorchDispatchMode):
         return len(self._references)
 
     def reference(self, tensor: Tensor) -> Tensor:
-        """The float32 run's counterpart of `tensor`; what no op has made is its own."""
+        """The float32 run's counterpart of `tensor`, of a DTensor of this process's part; what no op has made is its own."""
+        tensor = local(tensor)
         found: Tensor | None = self._references.get(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
-    def ended(self, result: Any) -> None:
+    def ended(self, op: str, result: Any) -> None:
         """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
         self._inside.clear()
         for tensor in _tensors(result):
             self._casts.pop(tensor, None)
+        self._returned(("forward", op, self._attribution.modules.path), result)
+
+    def call_ended(self, op: str, result: Any) -> None:
+        """A call of a torch function ended with `result`; within an op of hmp's it is that one's affair."""
+        if self._attribution.ops.outermost is None:
+            self._returned(("forward", op, self._attribution.modules.path), result)
+
+    def left(self, path: str, output: Any) -> None:
+        """The module of that path returned `output`."""
+        self._returned(("module", path), output)
+
+    def _returned(self, key: Key, result: Any) -> None:
+        if self._values is not None and result is not None:
+            with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
+                self._values.add_all(key, result, self.reference)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The op's own result, once it was computed three times."""
@@ -76,9 +97,9 @@ class Shadows(TorchDispatchMode):
         if node != self._node:
             self._node = node
             self._inside.clear()
-        flat, spec = tree_flatten((args, kwargs))
         if collectives.is_collective(func):
-            return self._communicate(func, args, kwargs, flat, spec)
+            return self._communicate(func, args, kwargs)
+        flat = _flat(args, kwargs)
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
             return func(*args, **kwargs)
         written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
@@ -97,11 +118,11 @@ class Shadows(TorchDispatchMode):
             return out
         if known.name == "native_dropout" and args[2]:
             func, state = _Dropout(func, out[1]), None
-        again = functools.partial(_again, func, spec, state)
+        again = functools.partial(_again, func, args, kwargs, state)
         self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
 
-    def _communicate(self, func: Any, args: Any, kwargs: Any, flat: list[Any], spec: Any) -> Any:
+    def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         """A collective's own result. All processes do it once more with their references, so that one has what came of the others'."""
         written = collectives.written(func, args)
         if collectives.is_point_to_point(func):
@@ -110,6 +131,7 @@ class Shadows(TorchDispatchMode):
             return collectives.run(func, args, kwargs)
         for tensor in written:
             self._before_write(tensor)
+        flat, spec = tree_flatten((args, kwargs))
         references = [self._stand_in(_wide_dtype(a), self._reference_of, {id(t) for t in written}) for a in flat]
         out = collectives.run(func, args, kwargs)
         again_args, again_kwargs = tree_unflatten(references, spec)
@@ -136,7 +158,12 @@ class Shadows(TorchDispatchMode):
             self._take_over(out)
             return
         writes_only = bool(written) and not func._schema.returns
-        exact_outs = None if exact is None or known.takes_workspace or writes_only else again(exact, made)
+        if exact is None or known.takes_workspace or writes_only:
+            exact_outs = None
+        elif all(map(operator.is_, exact, references)):  # as where a weight is cast: nothing has been rounded before
+            exact_outs = reference_outs
+        else:
+            exact_outs = again(exact, made)
         if writes_only:
             made, reference_outs = written, [self.reference(t) for t in written]
         if known.is_view:
@@ -161,8 +188,14 @@ class Shadows(TorchDispatchMode):
         if in_float32 is not None and (is_inside or call.node is not None):
             (self._casts if is_part else self._inside)[tensor] = in_float32
         if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
-            own = distance(tensor, in_float32) if in_float32 is not None else Distance(0.0, 0.0) if is_exact else None
-            self._seen(call, known.name, tensor.dtype, own, distance(tensor, reference), is_part)
+            accumulated = distance(tensor, reference)
+            if in_float32 is None:
+                own = Distance(0.0, 0.0) if is_exact else None
+            else:
+                own = accumulated if in_float32 is reference else distance(tensor, in_float32)
+            self._seen(call, known.name, tensor.dtype, own, accumulated, is_part)
+            if self._values is not None and call.direction == "backward" and known.name not in _CASTS:  # which depend on the policy
+                self._values.add(("backward", call.owner.op, call.owner.place.module, known.name), tensor, reference)
 
     def _keep_views(self, func: Any, made: list[Tensor], reference_outs: list[Tensor], wide: list[Any], again: Any) -> None:
         sources = [t for t in wide if isinstance(t, Tensor)]
@@ -247,9 +280,25 @@ def _has_reference(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.uint8
 
 
-def _again(func: Any, spec: Any, state: States | None, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
-    """The tensors that `func` makes of these values, None where torch cannot or they do not fit the ones that were `made`."""
-    args, kwargs = tree_unflatten(values, spec)
+def _flat(args: Any, kwargs: Any) -> list[Any]:
+    """The arguments one by one, those in lists too: an ATen op takes no deeper ones."""
+    return [each for value in (*args, *kwargs.values()) for each in (value if type(value) in (list, tuple) else (value,))]
+
+
+def _filled(args: Any, kwargs: Any, values: list[Any]) -> tuple[Any, Any]:
+    """Arguments like these, with `values` in the places of what `_flat` found."""
+    left = iter(values)
+
+    def fill(value: Any) -> Any:
+        return type(value)(itertools.islice(left, len(value))) if type(value) in (list, tuple) else next(left)
+
+    return tuple(fill(value) for value in args), {name: fill(value) for name, value in kwargs.items()}
+
+
+def _again(func: Any, args: Any, kwargs: Any, state: States | None, values: list[Any], made: list[Tensor]) -> list[Tensor] | None:
+    """The tensors that `func` makes of `values` in the place of its arguments, None where torch cannot or they do not fit the ones that
+    were `made`."""
+    args, kwargs = _filled(args, kwargs, values)
     if "half_to_float" in (a.name for a in func._schema.arguments):
         # the flag widens what is low; here nothing is
         args = (*args[:2], False)

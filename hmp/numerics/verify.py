@@ -42,7 +42,7 @@ def verify(
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"verify() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
-    region: Any = nullcontext() if policy is None else calling.region(model, calling.asked_policy(model, policy))
+    region: Any = nullcontext() if policy is None else calling.region(model, calling.asked_policy(model, policy), model)
     with verified(allow) as report, _as_before(model):
         with region:
             output = calling.call(model, batch)

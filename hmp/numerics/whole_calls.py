@@ -22,9 +22,10 @@ class Called:
 
 
 class WholeCalls(TorchFunctionMode):
-    """The mode. `current` is the outermost call of an op in progress, None where there is none; `ended` hears of its result."""
+    """The mode. `current` is the outermost call of an op in progress, None where there is none; `ended` hears of its op and its
+    result."""
 
-    def __init__(self, ended: Callable[[Any], None]) -> None:
+    def __init__(self, ended: Callable[[str, Any], None]) -> None:
         super().__init__()
         self.current: Called | None = None
         self._ended = ended
@@ -45,5 +46,5 @@ class WholeCalls(TorchFunctionMode):
             result = func(*args, **kwargs)
         finally:
             self.current = None
-        self._ended(result)
+        self._ended(name, result)
         return result

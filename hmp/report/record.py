@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from ..context import state
 from ..formatting import provenance
 from ..session import observed_by
 from ..torch_private import dynamo
+from ..uncompiled import run_compiled, run_uncompiled
 from .recorder import Recorder, Unlisted
 from .report import Report
 
@@ -42,26 +43,27 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
 @contextmanager
 def uncompiled() -> Iterator[None]:
     """A stretch in which compiled code runs as it was written; Dynamo, which takes seconds to import, is not imported for that."""
-    with ExitStack() as stack:
-        if dynamo() is not None:
-            stack.enter_context(torch.compiler.set_stance("force_eager"))
-            yield
-            return
-        plain, entered = torch.compile, False
+    asks = object()
+    asked = dynamo() is not None
+    plain = torch.compile
 
-        def compile(*args: Any, **kwargs: Any) -> Any:
-            nonlocal entered
-            if not entered:
-                entered = True
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
-            return plain(*args, **kwargs)
+    def compile(*args: Any, **kwargs: Any) -> Any:
+        nonlocal asked
+        if not asked:
+            asked = True
+            run_uncompiled(asks)
+        return plain(*args, **kwargs)
 
+    if asked:
+        run_uncompiled(asks)
+    else:
         torch.compile = compile
-        try:
-            yield
-        finally:
-            if torch.compile is compile:
-                torch.compile = plain
+    try:
+        yield
+    finally:
+        if torch.compile is compile:
+            torch.compile = plain
+        run_compiled(asks)
 
 
 def _device() -> str:

@@ -2,8 +2,8 @@
 
 from .copies import noting
 from .formats import FORMATS
-from .hooks import counting, keeping
+from .hooks import check_torch, counting, keeping
 from .packable import KEEPS, why_never
 from .watching import watchers
 
-__all__ = ["FORMATS", "KEEPS", "counting", "keeping", "noting", "watchers", "why_never"]
+__all__ = ["FORMATS", "KEEPS", "check_torch", "counting", "keeping", "noting", "watchers", "why_never"]

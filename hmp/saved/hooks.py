@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..errors import HmpError
 from ..torch_private import (
     are_saved_tensors_hooks_allowed,
     dispatch_modes,
@@ -121,10 +122,18 @@ def _any_large(values: Iterable[Any]) -> bool:
     return False
 
 
+def check_torch() -> None:
+    """Raises HmpError where torch does not say whose hooks for saved tensors are in force: a checkpoint's would be passed over."""
+    if saved_tensors_hooks is None:
+        raise HmpError(
+            f"torch {torch.__version__} does not say whose hooks for saved tensors are in force, so nothing can be packed of what ops keep "
+            "for backward; leave the saved list out, or use a newer torch"
+        )
+
+
 def _refusal(op: str, args: tuple[Any, ...]) -> str:
     """Why nothing can be packed here; "" where it can."""
-    if saved_tensors_hooks is None:
-        return "this torch does not say whose hooks for saved tensors are in force"
+    assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
     if hooks is not None and hooks[0] not in _counters:
         return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"

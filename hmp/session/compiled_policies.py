@@ -18,6 +18,7 @@ from ..dispatch import deciding, dispatchers, fx_interpreter, placement
 from ..lists import Policy
 from ..ops import sites
 from ..patching import cache, patches
+from ..saved import check_torch
 from ..torch_compile import bridge
 from ..torch_hooks import (
     autocast,
@@ -56,6 +57,8 @@ def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool =
     in force for the process next, which specialises the dispatchers."""
     found = _casts.get((policy, is_verbose))
     if found is None:
+        if policy.entries("saved"):
+            check_torch()
         with lock:
             found = _casts.get((policy, is_verbose))
             if found is None:

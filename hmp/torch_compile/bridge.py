@@ -31,6 +31,7 @@ from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
 from ..torch_hooks import around_models, autocast, late_imports, module_calls, module_construction
+from ..uncompiled import run_compiled, run_uncompiled
 from ..wrapping import op_wrap
 from . import dynamo_internals, dynamo_names, traced_call
 
@@ -350,8 +351,9 @@ def _reach_dynamo() -> None:
         RuntimeWarning,
         stacklevel=2,
     )
-    stance = torch.compiler.set_stance("force_eager")
-    patches.on_restore(lambda: stance.__exit__(None, None, None))
+    asks = object()
+    run_uncompiled(asks)
+    patches.on_restore(lambda: run_compiled(asks))
 
 
 def _innermost(original: Callable[..., Any]) -> Callable[..., Any]:

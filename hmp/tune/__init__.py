@@ -28,7 +28,7 @@ def tune(  # noqa: PLR0913
     per_module: bool = False,
     ops: Collection[str] | None = None,
     levels: Collection[str] = ("bf16", "fp32"),
-    objective: Literal["time", "memory"] = "time",
+    objective: Literal["time", "memory", "bytes"] = "time",
     steps: int | None = None,
     seed: int = 0,
     folder: str | Path | None = None,
@@ -46,7 +46,8 @@ def tune(  # noqa: PLR0913
     `tolerance` is the most by which the metric may be worse than float32's or, where there is no metric, the loss may differ from it,
     relative to it; or a mapping with bounds for "loss", "metric" and "gradient", the last being the least cosine between the gradient and
     float32's.
-    `objective` is what is made small: the time of a step, or the bytes that it keeps for backward ("memory").
+    `objective` is what is made small: the time of a step, or the bytes that it keeps for backward, by the lists of casts alone ("memory")
+    or also by packing what ops keep ("bytes"): the saved list is one more level, with the recipe of the preset "saved8".
 
     `start` is the policy to begin with: it says what is done with ops that are not decided, and its low dtype is used. Decided are the
     ops that the model calls and that `start` or a preset has on its BF16 or FP32 list, or those of `ops` among them; with `per_module`

@@ -23,18 +23,26 @@ class Key(NamedTuple):
 class Decisions:
     """The ops that are decided, over a policy that says what is done with the others. HmpError where `ops` holds no op's name.
 
-    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels.
+    `shared` are the paths of modules that are at others, too. `in_fp8` says whether FP8 is one of the levels, `packs`
+    whether what is kept for backward may be packed.
     """
 
     def __init__(
-        self, start: Policy, ops: Collection[str] | None, per_module: bool, shared: Collection[str] = (), *, in_fp8: bool = False
+        self,
+        start: Policy,
+        ops: Collection[str] | None,
+        per_module: bool,
+        shared: Collection[str] = (),
+        *,
+        in_fp8: bool = False,
+        packs: bool = False,
     ) -> None:
         if ops is not None and (isinstance(ops, str) or not ops):
             raise HmpError(f"ops={ops!r} is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all")
         self.start = start
         self.low = start.dtype
         self.per_module = per_module
-        self.in_fp8 = in_fp8
+        self.in_fp8, self.packs = in_fp8, packs
         self._shared = frozenset(shared)
         self.all = ops is None
         self.ops = frozenset(_listed(start) if ops is None else (op for name in ops for op in resolve(ListEntry(name, "bf16"))))

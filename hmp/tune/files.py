@@ -11,7 +11,7 @@ from pathlib import Path
 from ..errors import HmpError
 from ..formatting import count, dtype_name
 from ..lists import EVERY_OP, OPTIONAL_FILES, ListEntry, ListName, exactness, word_files
-from .reasons import gain, percent, why, why_low
+from .reasons import gain, percent, why, why_low, why_packed
 from .result import TuneResult
 from .trial import Unit
 
@@ -68,6 +68,7 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     low = dtype_name(result.policy.dtype)
     said = {"bf16": f"in {low}", "fp32": "in float32", "promote": "in the widest dtype of their inputs"}
     said["fp8"] = f"in FP8 ({result.policy.fp8_recipe}), or in {low} where FP8 cannot take a call"
+    ops = f"Ops that run {said[cast]}" if cast in said else f"Ops whose tensors for backward are packed ({result.policy.saved_recipe})"
     best, objective = result.best, {"time": "the time of a step", "memory": "the bytes kept for backward"}[result.objective]
     found = [f"loss {percent(best.loss_change)}"]
     if best.metric_change is not None:
@@ -82,7 +83,7 @@ def _heading(result: TuneResult, cast: ListName) -> str:
     if cast == "fp8":
         found.append(f"{result.share_in_fp8:.0%} of the products' work in FP8")
     heading = (
-        f"Ops that run {said[cast]}; written by hmp tune, which made {objective} small{moved}.",
+        f"{ops}; written by hmp tune, which made {objective} small{moved}.",
         f"Tolerance: {str(result.tolerance) or 'none'}.",
         f"Verified ({result.device}, torch {result.torch}, seed {result.seed}{steps}): {', '.join(found)}, against float32.",
     )
@@ -98,11 +99,18 @@ def list_lines(result: TuneResult) -> dict[ListName, list[tuple[str, str]]]:
     """By list: each name as it is spelled and the comment beside it, what was decided first and what gains most before all."""
     belongs = units_by_line(result)
     found: dict[ListName, list[tuple[str, str]]] = {}
-    for cast in result.policy.lists:
+    for cast in _of_casts(result):
         names = sorted(getattr(result.policy, cast), key=lambda name: _place(name, belongs.get((cast, name), []), result))
         names += [rule.text for rule in result.policy.scoped if rule.cast == cast]
         found[cast] = [(name, _comment(cast, name, belongs.get((cast, name), []), result)) for name in names]
+    if "saved" in result.policy.lists:
+        found["saved"] = [(name, why_packed(name, result)) for name in result.policy.entries("saved")]
     return found
+
+
+def _of_casts(result: TuneResult) -> list[ListName]:
+    """The lists that say what ops run in."""
+    return [cast for cast in result.policy.lists if cast != "saved"]
 
 
 def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, bool, float, str]:
@@ -112,14 +120,14 @@ def _place(name: str, units: Sequence[Unit], result: TuneResult) -> tuple[bool, 
 def units_by_line(result: TuneResult) -> dict[tuple[ListName, str], list[Unit]]:
     """The units that each line of the lists decides, by list and line: that for the nearest module around a unit, else the op's."""
     ops: dict[str, tuple[ListName, str]] = {}
-    for cast in result.policy.lists:
+    for cast in _of_casts(result):
         names = {op: rule.name for op, rule in result.policy.casts_by_op(cast).items()}
         names |= {name: name for name in getattr(result.policy, cast)}
         for op, name in names.items():
             ops.setdefault(op, (cast, name))  # the first list that holds an op wins (R4)
     found: dict[tuple[ListName, str], list[Unit]] = {}
     for unit in result.units:
-        rule = _scoped(unit, result.policy.scoped)
+        rule = _scoped(unit, [rule for rule in result.policy.scoped if rule.cast != "saved"])
         place = ops.get(unit.op) if rule is None else (rule.cast, rule.text)
         if place is not None:
             found.setdefault(place, []).append(unit)

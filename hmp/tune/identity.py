@@ -88,7 +88,7 @@ def _told(value: Any, file: str | None, seen: set[int]) -> Any:
             return [_told(each, file, seen) for each in (value.__code__, *_read(value))]
         if hasattr(value, "__wrapped__"):
             return _told(value.__wrapped__, file, seen)
-    return type(value).__name__
+    return "module" if isinstance(value, types.ModuleType) else type(value).__name__  # hmp's own has a class until its names are read
 
 
 def _read(function: types.FunctionType) -> Iterable[Any]:

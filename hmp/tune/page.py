@@ -117,6 +117,8 @@ def _verdict(result: TuneResult, low: str) -> str:
     units = "" if best.low is None else f", with {len(best.low)} of {count(len(result.units), 'unit')} in {low}"
     if best.fp8:
         units += f" and {len(best.fp8)}, {result.share_in_fp8:.0%} of the products' work, in FP8"
+    if best.saved:
+        units += f"{' and' if units else ', with'} {count(len(best.saved), 'unit')} packed"
     return f"{takes[result.objective].format(cost)}{units}; {' and '.join(changes)}, within the tolerance."
 
 
@@ -140,6 +142,8 @@ def _cards(result: TuneResult) -> list[tuple[str, str, str]]:
         found.append(("cosine of the gradients", f"{best.gradient_cosine:.4f}", "with float32's, at the start"))
     if best.low is not None:
         found.append(("units in the low dtype", str(len(best.low)), f"of {len(result.units)} measured"))
+    if best.saved:
+        found.append(("units packed for backward", str(len(best.saved)), f"of {len(result.packed)}, {result.policy.saved_recipe}"))
     if best.fp8:
         found.append(("products' work in FP8", f"{result.share_in_fp8:.0%}", f"{len(best.fp8)} units, {result.policy.fp8_recipe}"))
     return found
@@ -171,6 +175,8 @@ def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[s
     """The lines of a list that were decided, with their reasons, and the others."""
     lines = list_lines(result)[cast]  # type: ignore[index]
     decided = {name for on, name in units_by_line(result) if on == cast}
+    if cast == "saved" and result.best.saved:
+        decided = {name for name, _ in lines}
     return [(name, _typeset(why)) for name, why in lines if name in decided], [name for name, _ in lines if name not in decided]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..formatting import NOTHING, count, dtype_name, duration, size
 from .result import TuneResult
@@ -78,6 +79,17 @@ def _why_fp8(units: Sequence[Unit], result: TuneResult) -> str:
     moved = sum(unit.work_fp8 for unit in units) / work if work else 0.0
     error, loss = max(unit.error_fp8 for unit in units), sum(unit.sensitivity_fp8 for unit in units)
     return f"{moved:.0%} of the products' work, error {error:.1e}, loss {percent(loss)}, {_calls(units)}"
+
+
+def why_packed(name: str, result: TuneResult) -> str:
+    """What packing what is kept by the ops of this line brings, and what it changes."""
+    if not result.best.saved:
+        return f"as in {Path(result.start).name}"
+    units = [unit for unit in result.packed if name in (unit.op, unit.name) and unit.name in result.best.saved]
+    nbytes, left = (sum(getattr(unit, each) for unit in units) for each in ("nbytes", "left"))
+    if not nbytes:
+        return "keeps what others do"
+    return f"{size(nbytes)} -> {size(left)} a step, error {max(unit.error for unit in units):.1e}"
 
 
 def _why_float32(units: Sequence[Unit], result: TuneResult) -> str:

@@ -12,9 +12,9 @@ from ..formatting import SCHEMA_VERSION, json_values, written
 from ..lists import Policy
 from ..printers import printer
 from .tolerance import Tolerance
-from .trial import Flow, Objective, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
+from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
 
-_NESTED = ("policy", "best", "trials", "units", "flows")
+_NESTED = ("policy", "best", "trials", "units", "flows", "packed")
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,7 +25,7 @@ class TuneResult:
     `predicted` is the cost of a step that the solver expects of the best lists if there were no tolerance, in seconds or bytes against
     float32, and `left` how much of it the chosen lists leave behind. `stopped` says why the search ended. `key` tells searches apart
     that may not go on from each other's tune.json, part by part. `model` is the model's class, `date` when it ended, `hmp` and `torch` are
-    versions.
+    versions. With the objective "bytes" `packed` has what was measured of units whose tensors can be packed, and `objective` is "memory".
     """
 
     policy: Policy
@@ -49,6 +49,7 @@ class TuneResult:
     model: str = ""
     date: str = ""
     hmp: str = ""
+    packed: tuple[Packed, ...] = ()
 
     def __getitem__(self, name: str) -> Trial:
         for trial in self.trials:
@@ -76,6 +77,7 @@ class TuneResult:
         values["tolerance"] = asdict(self.tolerance)
         values["units"] = [asdict(unit) for unit in self.units]
         values["flows"] = [asdict(flow) for flow in self.flows]
+        values["packed"] = [asdict(unit) for unit in self.packed]
         values["trials"] = [trial_values(trial) for trial in self.trials]
         plain: dict[str, Any] = json_values(values)
         return plain
@@ -104,6 +106,7 @@ def result_of(values: Mapping[str, Any]) -> TuneResult:
         "trials": trials,
         "units": tuple(map(unit_of, values["units"])),
         "flows": tuple(Flow(**each) for each in values["flows"]),
+        "packed": tuple(Packed(**each) for each in values.get("packed", ())),
         "tolerance": Tolerance(**values["tolerance"]),
         "notes": tuple(values["notes"]),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -26,6 +26,9 @@ from .tolerance import Tolerance, as_tolerance
 from .trial import Objective, Stopped
 from .trials import Trials
 
+# What is made small, and whether packing is one of the ways, is one word of the caller's.
+_SMALL: Mapping[str, Objective] = {"time": "time", "memory": "memory", "bytes": "memory"}
+
 
 def run(  # noqa: PLR0913
     model: torch.nn.Module,
@@ -40,7 +43,7 @@ def run(  # noqa: PLR0913
     per_module: bool,
     ops: Collection[str] | None,
     levels: Collection[str],
-    objective: Objective,
+    objective: Literal["time", "memory", "bytes"],
     steps: int | None,
     seed: int,
     folder: str | Path | None,
@@ -49,8 +52,11 @@ def run(  # noqa: PLR0913
 ) -> TuneResult:
     """What `hmp.tune()` returns."""
     scipy()
-    if objective not in ("time", "memory"):
-        raise HmpError(f'objective={objective!r} is unknown; give "time" (of a step) or "memory" (kept for backward)')
+    if objective not in ("time", "memory", "bytes"):
+        raise HmpError(
+            f'objective={objective!r} is unknown; give "time" (of a step), "memory" (kept for backward) or "bytes" (kept, with packing)'
+        )
+    packs, small = objective == "bytes", _SMALL[objective]
     bounds = as_tolerance(tolerance, metric is not None)
     begin = as_policy(start)
     if begin.entries("fp8"):
@@ -60,9 +66,13 @@ def run(  # noqa: PLR0913
         )
     if begin.scoped:
         raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
+    if packs and begin.entries("saved"):
+        raise HmpError(
+            f'policy {begin.name!r} has a saved list, which tune() would write anew; give one without it as start=, as "autocast"'
+        )
     allowed = Budget(budget)
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
-    decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels))
+    decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels), packs=packs)
     task = Task(model, batches, loss, metric, optimizer, steps, seed)
     target = None if folder is None else Path(folder)
     if target is not None and not (target / files.JSON_FILE).exists() and any((target / f"{cast}.txt").exists() for cast in LISTS):
@@ -74,7 +84,7 @@ def run(  # noqa: PLR0913
     if journal.result is not None:
         result = replace(journal.result, folder=str(target))
         return result if target is None else _written(result, target)  # the lists may be gone, or changed
-    trials = Trials(task, bounds, objective, allowed, journal)
+    trials = Trials(task, bounds, small, allowed, journal)
     search = Search(task, decisions, trials, journal, shows, key, target)
     try:
         with task.prepared(), in_force(begin):

@@ -21,10 +21,11 @@ from .measured import Measured
 from .probe import probe
 from .progress import Progress
 from .result import TuneResult
+from .saved_level import SavedLevel
 from .solver import Model, solve
 from .task import Task
 from .third_level import ThirdLevel
-from .trial import Flow, Objective, Stopped, Trial, Unit
+from .trial import Flow, Objective, Packed, Stopped, Trial, Unit
 from .trials import NOISE, Trials
 
 MOST_FLIPS = 16
@@ -52,6 +53,7 @@ class Search:
         self._folder = folder
         self._units: dict[Key, Unit] = {}
         self._flows: tuple[Flow, ...] = ()
+        self._packed: tuple[Packed, ...] = ()
         self._model = Model({}, {}, {})
         self._fastest: frozenset[Key] = frozenset()  # what the solver would choose if every set were accurate enough
         self._barred: set[Key] = set()
@@ -85,6 +87,12 @@ class Search:
             self._progress.stage("moving products to FP8")
             third = ThirdLevel(self._task, self._decisions, self._trials, self._in_fp8, self._notes)
             third.go(self._units, *self._choice())
+        best = self._trials.best
+        if self._decisions.packs and best is not None:
+            self._progress.stage("packing what is kept for backward")
+            last = SavedLevel(self._task, self._decisions, self._trials, self._with_packed, self._notes)
+            self._packed = last.measure(best.policy)
+            last.go(self._packed, best)
 
     def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
         """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
@@ -96,6 +104,14 @@ class Search:
     def _in_fp8(self, name: str, fp8: frozenset[Key], low: frozenset[Key], left: frozenset[str]) -> Trial:
         """The trial of these units in FP8, and of the others as in `_try`."""
         return self._evaluated(name, self._decisions.policy(low, name, left, fp8), low, left, fp8)
+
+    def _with_packed(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
+        """The trial that packs these units and has all else from `like`."""
+        before = len(self._trials.made)
+        trial = self._trials.packing(name, policy, packed, like)
+        if len(self._trials.made) > before:
+            self._tell()
+        return trial
 
     def _evaluated(
         self,
@@ -268,6 +284,8 @@ class Search:
             raise HmpError(f"no lists were found within the tolerance ({self._trials.tolerance}){also}; {lacking}")
         if stopped == "budget" and self._decisions.in_fp8 and not any(trial.fp8 for trial in self._trials.made.values()):
             self._notes.append("no product in FP8: the budget was spent before one was tried; FP8 comes last")
+        if stopped == "budget" and self._decisions.packs and not any(trial.saved for trial in self._trials.made.values()):
+            self._notes.append("nothing packed for backward: the budget was spent before it was tried; packing comes last")
         result = self.result(stopped)
         if self._folder is not None:
             files.write(result, self._folder)
@@ -285,6 +303,7 @@ class Search:
             trials=tuple(self._trials.made.values()),
             units=tuple(self._units.values()),
             flows=self._flows,
+            packed=self._packed,
             tolerance=self._trials.tolerance,
             objective=self._trials.objective,
             stopped=stopped,

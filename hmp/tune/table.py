@@ -34,6 +34,9 @@ def _lists(result: TuneResult) -> list[str]:
     belongs = units_by_line(result)
     lines = []
     for cast in result.policy.lists:
+        if cast == "saved":
+            lines.append(f"{cast:7}  {', '.join(result.policy.entries(cast))}")
+            continue
         decided = [(sum(gain(unit, result.objective) for unit in units), name) for (on, name), units in belongs.items() if on == cast]
         names = [name for _, name in sorted(decided, key=lambda each: (-each[0], each[1]))]
         others = len(getattr(result.policy, cast)) + sum(rule.cast == cast for rule in result.policy.scoped) - len(names)
@@ -48,6 +51,9 @@ def _trials(result: TuneResult) -> list[str]:
     if any(trial.fp8 for trial in result.trials):
         eight = ["fp8", *(str(len(trial.fp8)) if trial.fp8 else NOTHING for trial in result.trials)]
         rows = [(*row[:2], cell, *row[2:]) for row, cell in zip(rows, eight, strict=True)]
+    if any(trial.saved for trial in result.trials):
+        packed = ["packed", *(str(len(trial.saved)) if trial.saved else NOTHING for trial in result.trials)]
+        rows = [(*row[:-2], cell, *row[-2:]) for row, cell in zip(rows, packed, strict=True)]
     return _ruled(rows, {0, len(rows[0]) - 1})
 
 
@@ -72,6 +78,8 @@ def _ended(result: TuneResult) -> list[str]:
     lines = [f"chosen: {best.name}: loss {percent(best.loss_change)}, {_against_float32(result)}; {ENDS[result.stopped]}"]
     if best.fp8:
         lines.append(f"in FP8 ({result.policy.fp8_recipe}): {result.share_in_fp8:.0%} of the products' work")
+    if best.saved:
+        lines.append(f"packed for backward ({result.policy.saved_recipe}): {_packed(result)}")
     if result.predicted < 0:
         kept, low = result.predicted + result.left, result.objective
         lines.append(
@@ -79,6 +87,13 @@ def _ended(result: TuneResult) -> list[str]:
             f"and {amount(result.predicted, low)} if there were no tolerance"
         )
     return [*lines, *([f"lists: {result.folder}"] if result.folder else [])]
+
+
+def _packed(result: TuneResult) -> str:
+    """What packing brings, as it was measured with all that can be packed."""
+    units = [unit for unit in result.packed if unit.name in result.best.saved]
+    nbytes, left = (sum(getattr(unit, each) for unit in units) for each in ("nbytes", "left"))
+    return f"{count(len(units), 'unit')}, {size(nbytes)} -> {size(left)} a step"
 
 
 def _against_float32(result: TuneResult) -> str:

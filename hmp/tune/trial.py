@@ -15,7 +15,7 @@ Stopped = Literal["solved", "budget", "interrupted"]
 # Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
 LEAST_GAIN = 0.005
 _MAY_BE_INFINITE = ("error", "sensitivity", "seconds_float32", "seconds_low", "cast_seconds", "error_fp8", "sensitivity_fp8")
-_NAMES = ("low", "left", "fp8")  # of a trial's fields those that hold names of units
+_NAMES = ("low", "left", "fp8", "saved")  # of a trial's fields those that hold names of units
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,26 @@ class Unit:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """What is packed at once: what an op keeps for backward, everywhere (`module` None) or in one module, and what was measured of it in
+    one step with all that can be packed on the saved list.
+
+    `nbytes` were kept and `left` of them are, for the first op that keeps a tensor; `error` is what packing changed, relative to it.
+    """
+
+    op: str
+    module: str | None
+    nbytes: int = 0
+    left: int = 0
+    error: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """As a list spells it."""
+        return str(Key(self.op, self.module))
+
+
+@dataclass(frozen=True)
 class Flow:
     """Tensors that go from one unit to another in a step: seconds and bytes of casting them, where one is in the low dtype alone."""
 
@@ -72,7 +92,7 @@ class Trial:
     `seconds` is the median time of a step, `ratio` that to float32's in the same rounds where it was timed beside it; `saved_bytes` what
     a step keeps for backward. `fits` is whether all of it is within the tolerance; `why` says what is not;
     `led` whether it was the best when it was made. `left` holds the decided ops that stayed on neither list, as the start has them, `fp8`
-    the units that ran in FP8.
+    the units that ran in FP8, `saved` those that kept packed what they keep for backward.
     """
 
     name: str
@@ -91,6 +111,7 @@ class Trial:
     led: bool = False
     left: tuple[str, ...] = ()
     fp8: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -113,7 +134,7 @@ def trial_values(trial: Trial) -> dict[str, Any]:
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """The trial that `trial_values()` described."""
     given = numbers(values, ("loss", "loss_change", "metric", "metric_change", "gradient_cosine", "seconds", "ratio"))
-    units = {name: None if values[name] is None else tuple(values[name]) for name in _NAMES}
+    units = {name: None if values[name] is None else tuple(values[name]) for name in _NAMES if name in values}
     return Trial(**{**values, **given, **units, "policy": Policy.from_dict(values["policy"])})
 
 

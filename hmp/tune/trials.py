@@ -78,26 +78,34 @@ class Trials:
     ) -> Trial:
         """The trial of the policy, which has these units in the low dtype and in FP8 and leaves these ops: made now, or earlier. With units
         in FP8 it is not held against the best: see lead(). Over where the budget is spent."""
+        known = self._known(name, policy)
+        if known is not None:
+            return known
+        trial = replace(self._judged(name, policy, low), left=tuple(sorted(left)), fp8=tuple(sorted(map(str, fp8))))
+        if not trial.fits or fp8:
+            return self._note(trial)
+        return self._note(self._timed(trial) if self.objective == "time" else self._weighed(trial))
+
+    def packing(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
+        """The trial of the policy, which keeps these units' tensors packed and has all else from `like`: made now, or earlier. Over where
+        the budget is spent."""
+        known = self._known(name, policy)
+        if known is not None:
+            return known
+        trial = replace(self._judged(name, policy, None), low=like.low, left=like.left, fp8=like.fp8, saved=tuple(sorted(map(str, packed))))
+        return self._note(self._weighed(trial) if trial.fits else trial)
+
+    def _known(self, name: str, policy: Policy) -> Trial | None:
+        """The trial of the policy that was made, in this search or an earlier one."""
         for trial in self.made.values():
             if trial.name != FLOAT32 and trial.policy == policy:
                 return trial
         known = self._journal.trial(name, policy)
-        if known is not None:
-            return self._note(known)
-        try:
-            outcome = self._outcome(policy)
-        except OpListError as error:
-            outcome = failed(str(error))
-        except (Over, HmpError):
-            raise
-        except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
-            outcome = failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-        trial = replace(self._judged(name, policy, low, outcome), left=tuple(sorted(left)), fp8=tuple(sorted(map(str, fp8))))
-        if not trial.fits or fp8:
-            return self._note(trial)
-        if self.objective == "time":
-            return self._note(self._timed(trial))
-        return self._note(replace(trial, led=self.best is None or trial.saved_bytes <= self.best.saved_bytes - self.least_gain))
+        return None if known is None else self._note(known)
+
+    def _weighed(self, trial: Trial) -> Trial:
+        """The trial, which leads where it keeps fewer bytes than the best."""
+        return replace(trial, led=self.best is None or trial.saved_bytes <= self.best.saved_bytes - self.least_gain)
 
     def lead(self, trial: Trial) -> None:
         """Makes the trial the best."""
@@ -120,7 +128,19 @@ class Trials:
         led = statistics.median(won) < 1 - NOISE and sum(each < 1 for each in won) >= 0.8 * len(won)
         return replace(trial, ratio=statistics.median(own), led=led)
 
-    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None, outcome: Outcome) -> Trial:
+    def _tried(self, policy: Policy) -> Outcome:
+        """What came of the policy, or that nothing could."""
+        try:
+            return self._outcome(policy)
+        except OpListError as error:
+            return failed(str(error))
+        except (Over, HmpError):
+            raise
+        except Exception as error:  # torch refuses, or the user's code does: it may assert that the loss is finite
+            return failed(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
+
+    def _judged(self, name: str, policy: Policy, low: frozenset[Key] | None) -> Trial:
+        outcome = self._tried(policy)
         reference = self.made[FLOAT32]
         loss_change = (outcome.loss - reference.loss) / max(abs(reference.loss), 1e-12)
         metric_change = None

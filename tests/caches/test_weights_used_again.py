@@ -307,7 +307,7 @@ QUESTIONS: dict[str, Callable[[Loop], Any]] = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("kind", ["linear", "conv", "cell"])
 @pytest.mark.parametrize("question", QUESTIONS)
 def test_r21_gradients_are_those_of_a_cast_for_each_use(question: str, kind: str) -> None:

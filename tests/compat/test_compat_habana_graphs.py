@@ -105,6 +105,7 @@ OPTIMIZERS = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("name", "policy"), [("sgd", None), ("sgd", "autocast"), *((name, "habana") for name in OPTIMIZERS)])
 def test_five_replays_are_five_steps_bit_for_bit(name: str, policy: str | None) -> None:
     tasks = Task(OPTIMIZERS[name]), Task(OPTIMIZERS[name])

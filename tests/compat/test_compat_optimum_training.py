@@ -94,6 +94,7 @@ def test_use_habana_false_is_transformers_own_trainer(tmp_path: Path) -> None:
     assert not any("GB" in name for entry in ours.state.log_history for name in entry)
 
 
+@pytest.mark.slow
 def test_the_lists_are_those_of_berts_configuration_without_any(tmp_path: Path) -> None:
     trainer = gaudi(tmp_path, BERT)
     query, words = outputs_of(trainer), outputs_of(trainer, "bert.embeddings.word_embeddings")
@@ -256,6 +257,7 @@ def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> 
         assert torch.equal(mine, theirs)
 
 
+@pytest.mark.slow
 def test_a_configuration_by_name_a_tokenizer_and_the_old_word_for_evaluation(tmp_path: Path) -> None:
     from optimum.habana import GaudiConfig, GaudiTrainer, GaudiTrainingArguments
 

@@ -34,6 +34,7 @@ def differences(built: torch.nn.Module, exact: torch.nn.Module) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", each(quick=("llama",)))
 def test_r9_a_model_built_after_convert_is_the_one_built_before(model: Model):
     before = build(model)

@@ -116,3 +116,14 @@ def test_shares_are_of_the_squared_isolated_errors():
 def test_distance(got: list[float], reference: list[float], relative: float, ulps: float):
     found = distances.distance(torch.tensor(got), torch.tensor(reference))
     assert found == pytest.approx((relative, ulps))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e-30, 1e25])  # squares of the last two are beyond float32
+def test_distance_of_many_elements_is_that_of_float64(scale: float):
+    torch.manual_seed(0)
+    reference = torch.randn(2048) * scale
+    got = reference.bfloat16()
+    error, exact = got.double() - reference.double(), reference.double()
+    spacing = 2.0 ** (exact.abs().log2().floor() - 7)
+    wanted = (float(error.norm() / exact.norm()), float(error.norm() / spacing.norm()))
+    assert distances.distance(got, reference) == pytest.approx(wanted, rel=1e-6)

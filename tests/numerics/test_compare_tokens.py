@@ -135,12 +135,13 @@ def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:
 def test_the_table_the_page_and_json_have_them(tmp_path: Any) -> None:
     with torch.no_grad():
         found = hmp.compare(Bigrams(), (ids(), ids()), hmp.Policy("eight", fp8=frozenset({"linear"})))
-    assert found.tokens is not None and found.in_low is not None and found.in_low.tokens is not None
-    assert found.in_low.tokens.error_mean < found.tokens.error_mean
-    table = str(found).splitlines()
-    assert table[2] == f"  log-probabilities: {found.tokens}" and table[4] == f"  log-probabilities then: {found.in_low.tokens}"
-    assert f"(nats; 24 {SHIFTED})" in table[2]
+    (low,) = found.others
+    assert found.tokens is not None and low.tokens is not None and low.tokens.error_mean < found.tokens.error_mean
+    said = [line for line in str(found).splitlines() if "log-probabilities" in line]
+    assert said == [f"  {each.policy}, log-probabilities: {each.tokens}" for each in (found, low)]
+    assert f"(nats; 24 {SHIFTED})" in said[0]
     assert found.to_dict()["tokens"]["kl_mean"] == found.tokens.kl_mean
     pytest.importorskip("jinja2", reason="pages need the extra report")
     page = found.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
     assert "<dt>KL divergence from float32</dt>" in page and "24 labels, shifted by one" in page
+    assert 'aria-label="log-probabilities"' in page

@@ -91,9 +91,9 @@ def test_the_advice_on_a_product_in_fp8_can_be_followed(tmp_path) -> None:
     policy = LINEAR.replace(bf16={"gelu"})
     found = hmp.compare(model, x, policy)
     assert {row.listed for row in found.rows if row.op == "linear"} == {"fp8"}
-    assert "to take off the FP8 list first: linear (" in str(found)
-    assert "to move to the FP32 list first" not in str(found)
-    assert "to take off the FP8 list first: linear (" in found._repr_html_()
+    assert [line.partition(" (100%)")[0] for line in found.first_changes()] == ["to take off the FP8 list first: linear"]
+    for text in (str(found), found._repr_html_()):
+        assert f"{found.policy}: to take off the FP8 list first: linear (" in text
     after = hmp.compare(model, x, policy.replace(fp8=set(), bf16=policy.bf16 | {"linear"}))
     assert after.output < found.output / 5
     pytest.importorskip("jinja2")

@@ -80,6 +80,7 @@ def test_r16_what_stood_in_torchs_place_is_not_kept_alive(monkeypatch) -> None:
         assert reference() is None
 
 
+@pytest.mark.slow
 def test_a_users_function_that_is_another_at_the_next_conversion(monkeypatch) -> None:
     users = types.ModuleType("users_functions")
     users.double = lambda x: x * 2

@@ -60,7 +60,7 @@ def dtypes(model):
 
 
 @pytest.mark.searches_references
-@pytest.mark.sampled(40)
+@pytest.mark.sampled(80)
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("name", HELD)
 @pytest.mark.parametrize("made", WHERE)

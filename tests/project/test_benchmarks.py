@@ -16,8 +16,8 @@ import torch
 
 import hmp
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
-from benchmarks.cost import best, calls, depth, floor, in_fp8, interleaved, memory, step_rows, steps
-from benchmarks.harness import opening, results, sides, stats, verify
+from benchmarks.cost import best, calls, depth, floor, in_fp8, interleaved, memory, saved, step_rows, steps
+from benchmarks.harness import alive, opening, results, sides, stats, verify
 from benchmarks.workloads import known, models
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +62,10 @@ TARGETS = {
     "compiled training step, hmp / torch.autocast": "≤ 1.02",
     "compiled inference step, hmp / torch.autocast": "≤ 1.02",
     "warm compile time of both, hmp / torch.autocast": "≤ 1.05",
+    "call under a saved list, time added": "0 for an op on no list",
+    "bytes kept for backward, saved8 / torch.autocast, width 32: geometric mean of 7": "≤ 0.55",
+    "training step, saved8 / torch.autocast, width 32: geometric mean of 7": "≤ 1.15",
+    "step of bert 32: saved8's time / that of checkpoints that keep as many bytes": "≤ 1",
 }
 
 
@@ -122,6 +126,26 @@ def test_only_the_whole_takes_the_place_of_the_committed_results() -> None:
         assert is_whole(parser().parse_args(line.split())) is whole, line
     # where they were written is nobody's business
     assert said(parser().parse_args(["--full", "--write", "somewhere"])) == " --full"
+
+
+def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
+    """gelu keeps its input of 8 rows once for both calls: 4 bytes a number or, from the next call on, one and eight for each 128."""
+    weight, x = torch.randn(1024, 128, requires_grad=True), torch.randn(8, 128)
+
+    def sums() -> torch.Tensor:
+        hidden = torch.nn.functional.linear(x, weight)
+        return torch.nn.functional.gelu(hidden).sum() + torch.nn.functional.gelu(hidden).sum()
+
+    def forward() -> torch.Tensor:
+        return torch.nn.functional.gelu(sums())
+
+    with hmp.casts("saved8"):
+        forward()  # which makes memory that packing uses again
+    numbers, loss = 8 * 1024, 4 + 4  # and the sum that gelu keeps
+    assert alive.bytes_alive(forward, [weight, x]) == 4 * numbers + loss
+    with hmp.casts(hmp.Policy("packed", saved={"gelu"}, saved_recipe="int8")):
+        assert alive.bytes_alive(forward, [weight, x]) == numbers + 8 * numbers // 128 + loss
+    assert saved._between([(1.0, 1.0), (0.6, 1.1), (0.2, 1.5)], 0.4) == pytest.approx(1.3)
 
 
 def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:

@@ -20,7 +20,7 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 LEVELS = (
     "errors version",
     "extras fork_safe outermost torch_dispatcher torch_private",
-    "formatting observing",
+    "formatting observing uncompiled",
     "patching",
     "context casting",
     "caches ops",

@@ -15,8 +15,8 @@ import hmp
 from hmp.context import state
 
 PACKAGE = Path(hmp.__file__).parent
-CORE = """errors fork_safe torch_private formatting observing patching context casting caches ops lists wrapping torch_hooks dispatch
-    torch_compile diagnostics session""".split()
+CORE = """errors fork_safe torch_private formatting observing uncompiled patching context casting caches ops lists wrapping torch_hooks
+    dispatch torch_compile diagnostics session""".split()
 
 # Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
 EMPTIED = """
@@ -38,6 +38,7 @@ torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
 torch_hooks.scripted: _in_code
+uncompiled: _asking
 """
 
 # What stays, and why it may.
@@ -87,6 +88,7 @@ STAYS = {
     "torch_hooks.whole_models._looks_left": "counts down to a limit; revert() begins anew",
     "torch_private._parts": "filled at import",
     "torch_private._written_count_parts": "filled at import",
+    "uncompiled._stance": "torch's own object, of the last time that compiled code ran as it was written",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",
 }
 _CONTAINERS = {

@@ -108,6 +108,7 @@ def test_editable_install_comes_before_a_folder_of_its_name(
     assert "another hmp" not in run([script, "doctor"], tmp_path)  # which exits with 1 where it finds one
 
 
+@pytest.mark.slow
 def test_console_script_is_the_command_line(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]

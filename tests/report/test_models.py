@@ -163,6 +163,7 @@ def test_what_checkpoints_run_again_in_backward_is_no_model() -> None:
         assert report.models[0].kept == {"Model": 32}  # of exp; inside there is nothing left to keep
 
 
+@pytest.mark.slow
 def test_parameters_are_those_that_plain_python_counts_and_models_are_not_kept_alive() -> None:
     tied = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2).double(), nn.Linear(6, 3).bfloat16().requires_grad_(False))
     tied[1].weight = tied[0].weight

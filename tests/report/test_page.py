@@ -128,6 +128,7 @@ def test_a_preset_that_is_in_force_is_loaded_by_its_name() -> None:
     assert advice.advices(report).code.startswith('policy = hmp.Policy.load("habana")\ntried = policy.replace(\n')
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("policies", "message"),
     [

@@ -124,6 +124,7 @@ def dtypes_of_calls(device: str) -> dict[tuple[str, ...], torch.dtype]:
     return found
 
 
+@pytest.mark.slow
 def test_r3_r4_r5_r7_r14_have_on_every_device_the_dtypes_that_they_have_on_the_cpu() -> None:
     with fake_tensors():
         expected = dtypes_of_calls("cpu")

@@ -75,7 +75,7 @@ FILLS = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", FILLS)
 @given(case=beyond, policy=policies, seed=st.integers(0, 99))
 def test_r12_a_finite_scalar_in_a_fill_or_a_bound_becomes_the_finite_extreme(name, case, policy, seed) -> None:

@@ -117,7 +117,7 @@ PLACES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("place", PLACES)
 def test_r13_user_python_in_backward_runs_without_lists(place: str) -> None:
     for scope in SCOPES.values():

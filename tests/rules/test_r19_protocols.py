@@ -121,7 +121,7 @@ TAKEN = tuple((take(), name) for name, (_, take) in CALLS.items())
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("who", WHO)
 @pytest.mark.parametrize("where", WHERE)
 def test_r19_what_is_handed_out_is_what_the_user_holds(where: str, who: str) -> None:

@@ -242,6 +242,7 @@ def test_r8_an_encoder_with_padding_has_the_same_precision_in_eval_as_in_trainin
 LEFT, RIGHT = torch.tensor([[False] * 3 + [True] * 2, [False] * 5]), torch.tensor([[True] * 2 + [False] * 3, [False] * 5])
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("norm", [None, torch.nn.LayerNorm(8)])
 @pytest.mark.parametrize("padding", [LEFT, torch.zeros(2, 5).masked_fill(LEFT, float("-inf")), RIGHT], ids=["left", "as scores", "right"])
 @pytest.mark.parametrize("packs", [True, False])

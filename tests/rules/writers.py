@@ -197,9 +197,12 @@ class OneProcess:
 
 def _by_group(collective: Callable[[Any, torch.Tensor, torch.Tensor], Any]) -> Writer:
     def write(tensor: torch.Tensor, value: float) -> None:
+        # both are held until the group is gone: a thread of gloo's that is the last to hold a tensor wants the GIL to drop it, and
+        # torch 2.7 waits for that thread with the GIL taken
+        alias = tensor.detach()
+        values = torch.full_like(alias, value)
         with OneProcess():
-            alias = tensor.detach()
-            work = collective(dist.group.WORLD, alias, torch.full_like(alias, value))
+            work = collective(dist.group.WORLD, alias, values)
             if hasattr(work, "wait"):
                 work.wait()
 

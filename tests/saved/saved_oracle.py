@@ -8,11 +8,15 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+
+from hmp import torch_private
 
 Tensor = torch.Tensor
 BF16 = torch.bfloat16
 aten = torch.ops.aten
+packs = pytest.mark.skipif(torch_private.saved_tensors_hooks is None, reason="this torch packs nothing, which is an error that says so")
 
 
 def blockwise(tensor: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:

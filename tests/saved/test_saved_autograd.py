@@ -18,7 +18,9 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 import saved_oracle
-from saved_oracle import bytes_of
+from saved_oracle import bytes_of, packs
+
+pytestmark = packs
 
 PACKED = hmp.Policy("packed", saved=frozenset({"linear", "gelu", "relu", "mul", "layer_norm"}))
 Tensor = torch.Tensor

@@ -12,6 +12,8 @@ from torch import nn
 import hmp
 import saved_oracle as oracle
 
+pytestmark = oracle.packs
+
 OPS = frozenset({"linear", "gelu", "softmax", "layer_norm", "dropout", "scaled_dot_product_attention"})
 RECIPES = ("fp8", "bf16", "int8")
 

@@ -12,7 +12,9 @@ from torch import nn
 import hmp
 from hmp import cli
 from hmp.saved import KEEPS, why_never
-from saved_oracle import bytes_of
+from saved_oracle import bytes_of, packs
+
+GELU = F.gelu
 
 
 def test_r22_a_list_is_read_kept_beside_the_others_and_written_again(tmp_path: Path) -> None:
@@ -32,6 +34,7 @@ def test_r22_a_list_is_read_kept_beside_the_others_and_written_again(tmp_path: P
         policy.replace(saved_recipe="int4")
 
 
+@packs
 def test_r22_a_scoped_line_packs_in_its_modules_alone() -> None:
     model = nn.ModuleDict({name: nn.Linear(64, 64) for name in ("here", "there")})
     policy = hmp.Policy("scoped", saved={"linear @ here"})
@@ -46,6 +49,7 @@ def test_r22_a_scoped_line_packs_in_its_modules_alone() -> None:
         assert run("here") < 256 * 64 * 1.1 and run("there") == 256 * 64 * 4
 
 
+@packs
 def test_r22_convert_takes_the_file_and_star_means_what_keeps_numbers(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"
     file.write_text("*\n")
@@ -79,6 +83,7 @@ def test_r22_what_cannot_be_packed_is_an_error_that_says_why_and_nothing_kept_a_
     assert "packed as int8 (R22), by '*' on the saved list" in str(hmp.explain("gelu", "saved8"))
 
 
+@packs
 def test_r22_a_recording_adds_up_what_was_kept() -> None:
     model, x = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)), torch.randn(128, 64)
     hmp.apply(model, hmp.Policy("packed", bf16={"linear"}, saved={"linear", "gelu"}))
@@ -91,3 +96,19 @@ def test_r22_a_recording_adds_up_what_was_kept() -> None:
     assert rows["gelu", "1"].left == 128 * 256 * 33 // 32 and 0.01 < rows["gelu", "1"].error < 0.04
     assert hmp.Report.from_dict(report.to_dict()).kept == report.kept and report.merge(report).kept[0].tensors == 2
     assert "kept for backward by" in str(report)
+
+
+def test_r22_a_torch_that_does_not_say_whose_hooks_are_in_force_packs_nothing_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch 2.7: what a checkpoint keeps would be packed over its head."""
+    monkeypatch.setattr("hmp.saved.hooks.saved_tensors_hooks", None)
+    (tmp_path / "saved.txt").write_text("gelu\n")
+    for attempt in (
+        lambda: hmp.convert(saved_file_path=tmp_path / "saved.txt"),
+        lambda: hmp.apply(nn.Sequential(nn.GELU()), hmp.Policy("packed in a module", saved={"gelu @ 0"})),
+        lambda: hmp.casts(hmp.Policy("packed in a region", saved={"gelu"})).__enter__(),
+    ):
+        with pytest.raises(hmp.HmpError, match=r"so nothing can be packed .*; leave the saved list out, or use a newer torch"):
+            attempt()
+    assert F.gelu is GELU

@@ -12,7 +12,9 @@ from torch import nn
 
 import hmp
 from hmp.benchmark.saved_bytes import SavedBytes
-from saved_oracle import bytes_of
+from saved_oracle import bytes_of, packs
+
+pytestmark = packs
 
 Tensor = torch.Tensor
 PACKED = hmp.Policy("packed", saved=frozenset({"linear", "gelu", "mul", "relu", "softmax"}))
@@ -42,6 +44,7 @@ def expanded(x: Tensor) -> Any:
     return x[:64].add(1).unsqueeze(0).expand(4, -1, -1) * 1.5 + F.gelu(x[:64].add(1).unsqueeze(0).expand(4, -1, -1))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("forward", "numbers"),
     [

@@ -139,6 +139,20 @@ def test_a_torch_that_hmp_does_not_know_compiles_again_after_revert(monkeypatch)
     assert len(graphs) == 1
 
 
+def test_a_torch_that_hmp_does_not_know_and_a_conversion_that_begins_in_a_recording_and_ends_after_it(monkeypatch):
+    """torch's stances end in the order of their beginnings: the recording's end took back what the conversion had asked for."""
+    graphs = Graphs()
+    compiled = torch.compile(lambda x: x @ x, backend=graphs)
+    with monkeypatch.context() as patch:
+        patch.delattr(torch_function, "SymbolicTorchFunctionState")
+        with warnings.catch_warnings(), hmp.record():
+            warnings.simplefilter("ignore")
+            hmp.convert(policy=LOW)
+    assert compiled(X).dtype is BF16 and not graphs
+    hmp.revert()
+    assert compiled(X).dtype is F32 and len(graphs) == 1
+
+
 @BRIDGED
 @pytest.mark.filterwarnings("ignore")
 def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():

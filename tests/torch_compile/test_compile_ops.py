@@ -322,6 +322,7 @@ def test_compiled_dynamic_shapes(backend):
         same_results(compiled(x), wanted)
 
 
+@pytest.mark.slow
 @AOT_FIRST
 def test_compiled_gradients_are_those_of_the_casts(backend):
     def loss(x, w):

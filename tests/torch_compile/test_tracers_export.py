@@ -83,7 +83,7 @@ GRAPHS = {
 }
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("name", GRAPHS)
 def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
@@ -119,6 +119,7 @@ def test_an_exported_graph_with_a_dynamic_size_takes_any_size():
     assert_casts(graph(rows), model, rows)
 
 
+@pytest.mark.slow
 def test_an_exported_program_is_saved_and_loaded_with_its_casts(tmp_path):
     model = Model()
     with hmp.casts(LISTS):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from process_kit import run_in_another_process
 
 PLAIN = """
@@ -20,6 +22,7 @@ empty()
 """
 
 
+@pytest.mark.slow
 def test_r16_tables_that_are_filled_while_converted_or_after_revert_hold_torchs_own_functions() -> None:
     run_in_another_process(
         f"""

@@ -31,7 +31,7 @@ MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_
 
 def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 300) -> list[Any]:
     """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
-    path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT)])
+    path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT), str(KIT.parents[1] / "saved")])
     # tensors are tiny: threads of a rank would only wait for those of the other
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
     # standalone: a port that is free
@@ -131,6 +131,16 @@ def test_two_ranks_are_compared_and_watched_as_one(tmp_path: Path) -> None:
             op_there = "" if nothing else "div" if case.startswith("forward") else "log"
             assert (rank, op, begins) == ((None, "", "") if nothing else (1, op_there, "rank 1: ")), (mode, case)
             assert done == (6 if nothing else 3), (mode, case)
+
+
+@pytest.mark.slow
+def test_r22_what_ranks_keep_for_backward_is_packed_as_one_process_packs_it(tmp_path: Path) -> None:
+    """Forward bit for bit as without the list, gradients those of plain autograd with quantised tensors, averaged over the ranks."""
+    packed = ["ddp", "ddp, bucket view", "ddp, static graph", "fsdp2", "fsdp2, kept unsharded"]
+    for rank in launched(tmp_path, "packed.py", packed):
+        assert [each.pop("mode") for each in rank] == packed
+        right = {"forward": True, "gradients": [True] * 4, "packed": [True], "fallbacks": {}, "rounds": True}
+        assert all(each == {"eight": right, "saved8": right} for each in rank), rank
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ def _data():
     return image, token, (image.mean((1, 2, 3)) > 0).long() + (token > 1).long()
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize("name", hmp.policies())
 def test_training_in_float16_with_a_scaler_falls_under_every_shipped_policy(name):
     image, token, target = _data()

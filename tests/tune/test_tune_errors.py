@@ -36,7 +36,10 @@ from tune_kit import perceptron, sgd, squared
         ({"budget": "ten"}, "budget='ten' is no budget; give seconds, or a text such as '10 min', '2 h' or '30 evaluations'"),
         ({"budget": "3 weeks"}, "budget='3 weeks' has the unit 'weeks'; give seconds, or a text such as"),
         ({"budget": 0}, "budget=0 is no budget; give seconds, or a text such as"),
-        ({"objective": "joy"}, 'objective=\'joy\' is unknown; give "time" (of a step) or "memory" (kept for backward)'),
+        (
+            {"objective": "joy"},
+            'objective=\'joy\' is unknown; give "time" (of a step), "memory" (kept for backward) or "bytes" (kept, with packing)',
+        ),
         ({"ops": []}, "ops=[] is no list of op names; give one, such as ops=['softmax', 'linear'], or None for all"),
         ({"ops": ["liner"]}, "'liner' is no torch op"),
         ({"steps": 0}, "steps=0 is no number of training steps; give 1 or more"),

@@ -96,6 +96,7 @@ def test_r18_inside_a_region_around_the_loop_each_step_has_the_weights_that_are_
         assert _trained(make, OUTER["another device's"], contextlib.nullcontext) == want
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:CUDA is not available")
 @pytest.mark.parametrize("outer", OUTER.values(), ids=OUTER)
 def test_r18_neither_does_a_graph_that_runs_as_it_was_traced(outer: Any, torch_has_compiled: None) -> None:

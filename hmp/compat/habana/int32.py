@@ -9,11 +9,12 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import torch
 from torch import int32
 
 from ...ops import Site, sites_of
 from ...session import is_in_place
-from ...torch_private import TORCH, reset_dynamo
+from ...torch_private import reset_dynamo
 from .device_calls import scripted_as
 from .device_map import target
 from .replacements import Replacements
@@ -44,14 +45,17 @@ WIDE = (
     _wide("index_copy index_copy_ index_fill index_fill_ index_reduce index_reduce_ index_select", "index", 2),
     _wide("searchsorted", "sorter", None),
 )
-# What only releases before TAKEN refuse.
-TAKEN = (2, 13)
+# What older releases refuse besides: 2.7 does, 2.9 does not.
 ONCE_WIDE = (_wide("gather scatter scatter_ scatter_add scatter_add_ scatter_reduce scatter_reduce_", "index", 2),)
 
 
 def in_force() -> tuple[Wide, ...]:
-    """The rows of the table that count on this release of torch."""
-    return WIDE if TORCH >= TAKEN else WIDE + ONCE_WIDE
+    """The rows of the table that count on this release of torch, which is asked."""
+    try:
+        torch.ops.aten.gather(torch.zeros(1), 0, torch.zeros(1, dtype=torch.int32))
+    except RuntimeError:
+        return WIDE + ONCE_WIDE
+    return WIDE
 
 
 def install(replaced: Replacements) -> None:

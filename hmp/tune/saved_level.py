@@ -1,0 +1,113 @@
+"""The last level where bytes are the objective: under the lists that were found, what ops keep for backward is packed.
+
+Packing changes no loss before the first step of training: what it does is seen in the verified runs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..casting import Caster
+from ..lists import ListEntry, Policy, as_policy, plain_path
+from ..observing import Modules
+from ..report.kept_packed import KeptRows
+from ..report.record import uncompiled
+from ..session import Op, OpRule, observed_by
+from .bisection import bisect
+from .decisions import Decisions, Key, scope_of
+from .task import Task
+from .trial import Packed, Trial
+from .trials import Trials
+
+PRESET = "saved8"  # which has the recipe, the one of the eight-bit ones with the least error
+_NOTHING = "nothing packed for backward: no op keeps tensors that are large enough"
+_LITTLE = "nothing packed for backward: it would save too little"
+
+# The trial, under its name, of a policy that packs these units and has all else from another trial.
+Evaluate = Callable[[str, Policy, frozenset[Key], Trial], Trial]
+
+
+class _Calls:
+    """An observer that notes which ops that can be packed are called, and in which modules."""
+
+    def __init__(self, module: Callable[[], str]) -> None:
+        self.seen: dict[tuple[str, str], None] = {}
+        self._module = module
+
+    def casting(self, caster: Caster) -> Caster:
+        return caster
+
+    def calling(self, op: Op, rule: OpRule) -> Op:
+        return op
+
+    def around(self, wrapper: Op, rule: OpRule) -> Op:
+        if not rule.saved:
+            return wrapper
+
+        def noted(*args: object, **kwargs: object) -> object:
+            self.seen[rule.op, self._module()] = None
+            return wrapper(*args, **kwargs)
+
+        return noted
+
+
+class SavedLevel:
+    """Packs what units keep, those first that packing changes least. What was found goes to the trials, and why not to `notes`."""
+
+    def __init__(self, task: Task, decisions: Decisions, trials: Trials, evaluate: Evaluate, notes: list[str]) -> None:
+        self._task = task
+        self._decisions = decisions
+        self._trials = trials
+        self._evaluate = evaluate
+        self._notes = notes
+
+    def measure(self, best: Policy) -> tuple[Packed, ...]:
+        """What each unit keeps in one step under the policy with all that can be packed on its saved list, the least error first."""
+        modules, paths = Modules(), {id(module): plain_path(name) for name, module in self._task.model.named_modules()}
+
+        def module() -> str:
+            return paths.get(id(modules.innermost), "") if self._decisions.per_module else ""
+
+        kept, calls = KeptRows(module), _Calls(module)
+        policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
+        self._task.from_the_start()
+        with uncompiled(), self._task.under(policy), observed_by(calls), modules.watch(), kept.watch():
+            loss = self._task.loss(self._task.batches[0])
+            if loss.requires_grad:
+                loss.backward()
+        rows = {(row.op, row.module): row for row in kept.rows()}
+        found = []
+        for op, path in calls.seen:
+            key, row = Key(op, path if self._decisions.per_module else None), rows.get((op, path))
+            found.append(Packed(*key) if row is None else Packed(*key, row.nbytes, row.left, row.error))
+        return tuple(sorted(found, key=lambda unit: (unit.error, unit.name)))
+
+    def go(self, units: Sequence[Packed], best: Trial) -> None:
+        """Makes the trials, each `best` with units packed. Over where the budget is spent."""
+        gained = sum(unit.nbytes - unit.left for unit in units)
+        if gained < self._trials.least_gain:
+            self._notes.append(_LITTLE if gained else _NOTHING)
+            return
+        order = [Key(unit.op, unit.module) for unit in units]
+
+        def fits(packed: frozenset[Key], last: Key | None = None) -> bool:
+            name = f"{len(packed)} of {len(order)} packed" + (f", {last}" if last is not None else "")
+            return self._evaluate(name, self._policy(best.policy, packed, order), packed, best).fits
+
+        bisect(frozenset(), order, fits, self._bar)
+
+    def _policy(self, best: Policy, packed: frozenset[Key], order: Sequence[Key]) -> Policy:
+        """The policy with these units on its saved list: an op by its name where all of its units are, else by the modules."""
+        barred = set(order) - packed
+        whole = packed - {key for key in packed if any(key.op == each.op for each in barred)}
+        lines = [
+            ListEntry(key.op, "saved", scope=scope_of(key.module))
+            for key in sorted(packed - whole)
+            # a line holds for the modules inside as well
+            if key.module and not any(each.op == key.op and f"{each.module}.".startswith(f"{key.module}.") for each in barred)
+        ]
+        named = frozenset(key.op for key in whole)
+        return best.replace(saved=named, saved_recipe=as_policy(PRESET).saved_recipe, scoped=(*best.scoped, *lines))
+
+    def _bar(self, key: Key) -> None:
+        self._notes.append(f"{key}: with what it keeps packed the tolerance is left, found by bisection")

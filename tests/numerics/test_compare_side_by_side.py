@@ -1,0 +1,240 @@
+"""compare() under several policies: each beside float32, and the others beside the first."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.numerics.side_by_side import SideBySide
+from hmp.numerics.values import OF_RESULTS, Values
+from page_kit import said
+from trap_kit import policy
+
+LOW = policy(bf16={"linear"}, name="brain")
+HALF = policy(bf16={"linear"}, dtype=torch.float16, name="half")
+
+
+def norm(tensor: torch.Tensor) -> float:
+    return float(tensor.double().norm())
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(16, 32, bias=False), torch.nn.Linear(32, 8, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def squares(output: torch.Tensor) -> torch.Tensor:
+    return output.float().square().mean()
+
+
+def run(net: Net, x: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """What each layer returns, the loss and the gradients, with the products in `dtype`: plain torch."""
+    weights = [layer.weight.detach().clone().requires_grad_() for layer in (net.first, net.second)]
+    hidden = F.linear(x.to(dtype), weights[0].to(dtype))
+    output = F.linear(torch.tanh(hidden).to(dtype), weights[1].to(dtype))
+    loss = squares(output)
+    gradients = torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
+    found = {"first": hidden, "second": output, "output": output, "loss": loss, "gradient": gradients}
+    return {name: tensor.detach().double() for name, tensor in found.items()}
+
+
+@pytest.fixture(scope="module")
+def found() -> tuple[SideBySide, list[dict[str, torch.Tensor]]]:
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(24, 16)
+    return hmp.compare(net, x, LOW, against=HALF, loss=squares), [
+        run(net, x, dtype) for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    ]
+
+
+def test_both_stand_beside_float32_and_beside_each_other(found: Any) -> None:
+    both, (low, half, exact) = found
+    for end in ("output", "loss", "gradient"):
+        sides = (both, low), (both.others[0], half)
+        assert [getattr(side, end) for side, _ in sides] == [
+            pytest.approx(norm(values[end] - exact[end]) / norm(exact[end]), rel=1e-3) for _, values in sides
+        ]
+        assert getattr(both.apart[0], end) == pytest.approx(norm(half[end] - low[end]) / norm(exact[end]), rel=1e-3)
+    calls = {row.module: row for row in both.beside if (row.op, row.direction) == ("linear", "forward")}
+    for row in (*calls.values(), *(row for row in both.beside_modules if row.module in calls)):
+        a, b, wide = (values[row.module] for values in (low, half, exact))
+        assert row.apart == (pytest.approx(norm(a - b) / norm(wide), rel=1e-3),)
+        assert row.accumulated[1] < row.accumulated[0] / 4
+    assert set(calls) == {"first", "second"}
+    assert calls["first"].isolated == tuple(
+        pytest.approx(norm(values["first"] - exact["first"]) / norm(exact["first"]), rel=1e-3) for values in (low, half)
+    )
+
+
+def test_a_comparison_by_itself_has_the_same_figures(found: Any) -> None:
+    both, _ = found
+    torch.manual_seed(0)
+    net, x = Net(), torch.randn(24, 16)
+    for side, lists in zip(both.comparisons, (LOW, HALF), strict=True):
+        alone = hmp.compare(net, x, lists, loss=squares)
+        assert type(alone).__name__ == "Comparison"
+        assert alone.rows == side.rows and (alone.output, alone.gradient) == (side.output, side.gradient)
+
+
+def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> None:
+    both, (low, half, exact) = found
+    times, gradient = ((norm(low[end] - exact[end]) / norm(half[end] - exact[end])) for end in ("output", "gradient"))
+    parts = dict(both.difference())
+    by_hand = {row.op: row.squares[0] - row.squares[1] for row in both.beside_ops}
+    assert parts == {op: pytest.approx(more / sum(map(abs, by_hand.values()))) for op, more in by_hand.items() if more}
+    op, part = max(parts.items(), key=lambda pair: pair[1])
+    assert both.verdict() == (
+        f"half is {times:.2g} times nearer to float32 than brain in the output and {gradient:.2g} times nearer in the gradient; "
+        f"{op} makes {100 * part:.0f} % of the difference"
+    )
+    text = str(both).splitlines()
+    assert text[0] == both.verdict()
+    assert [line.split() for line in text if line.startswith("  op ")] == [["op", "brain", "half", "times", "apart", "difference"]]
+    assert json.loads(json.dumps(both.to_dict()))["verdict"] == both.verdict()
+
+
+@pytest.mark.parametrize(
+    ("errors", "wanted"),
+    [
+        ((0.0, 0.0), "brain and half have float32's output"),
+        ((0.0, 0.5), "brain has float32's output, and half is 0.5 away from it"),
+        ((0.5, 0.51), "brain and half are equally near to float32 in the output"),
+        ((math.inf, 0.5), "brain makes NaN or Inf, or float32 a zero, of the output; half is the only one with numbers for all"),
+        ((None, None), "nothing of the whole was compared"),
+    ],
+)
+def test_the_verdict_has_no_ratio_where_there_is_none(found: Any, errors: tuple[float, float], wanted: str) -> None:
+    both, _ = found
+    none = {"loss": None, "gradient": None, "beside_ops": ()}
+    other = replace(both.others[0], output=errors[1], loss=None, gradient=None)
+    assert replace(both, output=errors[0], others=(other,), **none).verdict() == wanted
+
+
+def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) -> None:
+    """300 * 300 is beyond float16."""
+    net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())
+    torch.nn.init.constant_(net[0].weight, 300.0)
+    both = hmp.compare(net, torch.tensor([[300.0]]), [LOW, HALF], loss=lambda out: out.float().sum())
+    (row,) = (row for row in both.beside if (row.op, row.direction) == ("linear", "forward"))
+    assert row.isolated == (pytest.approx(0.0, abs=0.01), math.inf) and row.apart == (math.inf,)
+    cells = next(line.split() for line in str(both).splitlines() if line.startswith("  linear"))
+    assert cells[2:5] == [">1", "-", ">1"]
+    assert "nan" not in str(both).lower().replace("nan or inf", "")
+    assert "NaN" not in both.to_json(tmp_path / "both.json").read_text(encoding="utf-8").replace("NaN or Inf", "")
+
+
+def test_a_call_that_two_policies_make_of_other_aten_ops_is_one_call() -> None:
+    torch.manual_seed(0)
+    layer, x = torch.nn.Linear(64, 32, bias=False), torch.randn(48, 64)
+    with torch.no_grad():
+        both = hmp.compare(layer, x, [hmp.Policy("eight", fp8={"linear"}), LOW])
+
+    def rounded(t: torch.Tensor) -> torch.Tensor:
+        scale = 448 / t.abs().max()
+        return (t * scale).to(torch.float8_e4m3fn).float() / scale
+
+    eight = F.linear(rounded(x), rounded(layer.weight.detach())).bfloat16().double()
+    low = F.linear(x.bfloat16(), layer.weight.detach().bfloat16()).double()
+    exact = F.linear(x.double(), layer.weight.detach().double())
+    # 1,536 elements, of which 1,024 are looked at
+    assert both.beside_ops[0].apart == (pytest.approx(norm(eight - low) / norm(exact), rel=0.05),)
+    assert both.apart[0].output == pytest.approx(norm(eight - low) / norm(exact), rel=0.01)
+
+
+def test_what_only_one_policy_runs_stands_beside_nothing() -> None:
+    class Forks(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.layer(x)
+            return torch.tanh(self.layer(x)) if x.dtype is torch.float16 else x
+
+    both = hmp.compare(Forks(), torch.randn(4, 8), LOW, against=HALF)
+    rows = {row.op: row for row in both.beside}
+    assert rows["tanh"].isolated[0] is None and rows["tanh"].dtypes == ("", "float16") and rows["tanh"].apart == (None,)
+    assert rows["linear"].apart == (None,)  # once and twice
+    assert next(line.split() for line in str(both).splitlines() if line.startswith("  tanh"))[1] == "-"
+    assert "the float32 runs beside brain and half are " in both.notes[-1]
+
+
+def test_dropout_draws_the_same_under_each_policy() -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 8))
+    state = torch.get_rng_state()
+    found = hmp.compare(net, torch.randn(16, 32), [LOW, HALF, policy(fp32={"linear"}, name="wide")], loss=squares)
+    assert torch.equal(torch.get_rng_state(), state) is False  # randn above
+    assert all(apart.gradient is not None and apart.gradient < 0.02 for apart in found.apart)  # around one with other masks
+    assert found.notes == () and found.policies == ("brain", "half", "wide")
+
+
+@pytest.mark.parametrize("shape", [(64, 1024), (4096, 16), (OF_RESULTS + 1,)])
+def test_a_sample_tells_the_distance_of_the_whole(shape: tuple[int, ...]) -> None:
+    """Also where the values differ by column, as channels do."""
+    torch.manual_seed(0)
+    exact = torch.randn(shape) * torch.linspace(0.1, 3, shape[-1])
+    one, other = exact.bfloat16(), exact.half()
+    first = Values()
+    first.add(("x",), one, exact)
+    second = Values(first)
+    second.add(("x",), other.t().contiguous().t() if other.dim() == 2 else other, exact)
+    assert second.largest([("x",)]) == pytest.approx(norm(one.double() - other.double()) / norm(exact), rel=0.1)
+    assert [kept.numel() for kept in first._kept["x",]] == [OF_RESULTS]
+
+
+@pytest.mark.parametrize("lists", [hmp.Policy(fp8={"linear"}), hmp.Policy(fp8={"linear @ *"}), hmp.Policy(fp8={"linear"}, bf16={"linear"})])
+def test_an_fp8_list_stands_beside_the_low_dtype(lists: hmp.Policy) -> None:
+    torch.manual_seed(0)
+    model, x = torch.nn.Sequential(torch.nn.Linear(32, 32, bias=False)), torch.randn(16, 32)
+    with torch.no_grad():
+        found = hmp.compare(model, x, lists)
+        exact = F.linear(x.double(), model[0].weight.double())
+        low = F.linear(x.bfloat16(), model[0].weight.bfloat16()).double()
+        assert isinstance(found, SideBySide)
+        assert found.policies == ("custom", "custom without FP8")
+        assert found.output > 5 * found.others[0].output == pytest.approx(5 * norm(low - exact) / norm(exact), rel=0.02)
+        hmp.apply(model, lists)
+        assert not isinstance(hmp.compare(model, x), SideBySide)  # its calls follow the policy that is applied
+
+
+def test_the_page_has_a_curve_for_each_policy(found: Any, tmp_path: Path) -> None:
+    pytest.importorskip("jinja2", reason="pages need the extra report")
+    pytest.importorskip("matplotlib", reason="pages need the extra report")
+    page = said(found[0].to_html(tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert f"{found[0].verdict()}." in page
+    for text in ("Side by side", "half from brain", "under half", "apart"):
+        assert text in page, text
+    assert "linear in first: " in (tmp_path / "page.html").read_text(encoding="utf-8")
+
+
+def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
+    net, x = Net(), torch.randn(2, 16)
+    same = r"policies 'brain' and 'other' are the same, and nothing would be between them; leave one out, or change a list or the low dtype"
+    with pytest.raises(hmp.HmpError, match=same):
+        hmp.compare(net, x, LOW, against=LOW.replace(name="other"))
+    with pytest.raises(hmp.HmpError, match="a list of 1 policy leaves nothing to compare; give two or more, or one without a list"):
+        hmp.compare(net, x, [LOW])
+    with pytest.raises(hmp.OpListError, match="no_such"):
+        hmp.compare(net, x, LOW, against="no_such")
+    hmp.apply(net, LOW)
+    with pytest.raises(hmp.HmpError, match=r"policy 'brain' is applied to the model, .* not 'half'; call hmp.remove\(model\) first"):
+        hmp.compare(net, x, against=HALF)
+
+
+def test_policies_of_one_name_are_told_apart() -> None:
+    lists = [policy(bf16={"linear"}), policy(bf16={"linear"}, dtype=torch.float16), policy(bf16={"linear", "tanh"})]
+    with torch.no_grad():
+        found = hmp.compare(Net(), torch.randn(2, 16), lists)
+    assert found.policies == ("test (bfloat16) (1)", "test (float16)", "test (bfloat16) (3)")

@@ -1,0 +1,108 @@
+"""Run by torchrun: one step with a saved list in each mode that it is told of, beside the same step of one process.
+
+    torchrun --nproc-per-node 2 packed.py OUTPUT SECONDS MODES
+
+Modes are separated by semicolons. Each rank writes OUTPUT.RANK, a JSON list.
+"""
+
+from __future__ import annotations
+
+import datetime
+import faulthandler
+import json
+import os
+import sys
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import parallel_modes as modes
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+import hmp
+import saved_oracle as oracle
+
+ROWS = 64  # of each rank: 12,288 numbers behind the first product
+EIGHT = hmp.Policy("eight bits", saved={"gelu", "linear"}, saved_recipe="int8")
+
+
+class Net(modes.Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(F.gelu(self.up(x)))
+
+
+def fresh() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def share(rank: int) -> Tensor:
+    return torch.randn(ROWS, modes.WIDTH, generator=torch.Generator().manual_seed(rank))
+
+
+def quantised(net: Net, x: Tensor) -> Tensor:
+    """The net in plain autograd, whose backward gets quantised tensors, but for the batch."""
+    hidden = oracle.Gelu.apply(F.linear(x, net.up.weight, net.up.bias), "int8")
+    return oracle.Linear.apply(hidden, net.down.weight, net.down.bias, "int8")
+
+
+def gradients(forward: Callable[[Net, Tensor], Tensor], ranks: int) -> list[Tensor]:
+    """The mean over the ranks' shares, each computed by itself, in this process."""
+    means: list[Tensor] = []
+    for rank in range(ranks):
+        net = fresh()
+        forward(net, share(rank)).float().square().sum().backward()
+        own = [p.grad / ranks for p in net.parameters()]
+        means = [a + b for a, b in zip(means, own, strict=True)] if means else own
+    return means
+
+
+def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"mode": mode}
+    x = share(rank)
+    sides = {
+        "eight": (EIGHT, quantised, hmp.Policy("nothing")),
+        "saved8": (hmp.Policy.load("saved8"), lambda net, x: hmp.apply(net, "saved8")(x), hmp.Policy.load("autocast")),
+    }
+    for name, (policy, alone, unpacked) in sides.items():
+        with hmp.casts(unpacked):
+            plain = fresh()(x)
+        expected = gradients(alone, ranks)
+        model = modes.MODES[mode](fresh()).model
+        with hmp.casts(policy), hmp.record() as report:
+            out = model(x)
+            out.float().square().sum().backward()
+        got = [modes.full(p.grad) for p in model.parameters()]
+        found[name] = {
+            "forward": torch.equal(out, plain),
+            "gradients": [torch.equal(a, b) for a, b in zip(got, expected, strict=True)],
+            "packed": [row.left < row.nbytes for row in report.kept if row.op == "gelu"],
+            "fallbacks": hmp.fallbacks(),
+        }
+        found[name]["rounds"] = not torch.equal(expected[2], gradients(partial(_under, unpacked), ranks)[2])
+    return found
+
+
+def _under(policy: hmp.Policy, net: Net, x: Tensor) -> Tensor:
+    with hmp.casts(policy):
+        return net(x)
+
+
+def main(output: str, seconds: str, names: str) -> None:
+    faulthandler.enable()  # a rank that crashes says where
+    faulthandler.dump_traceback_later(float(seconds), exit=True)
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
+    found = [measure(mode, dist.get_rank(), dist.get_world_size()) for mode in names.split(";")]
+    with open(f"{output}.{dist.get_rank()}", "w") as file:
+        json.dump(found, file)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+    os._exit(0)  # as in train.py

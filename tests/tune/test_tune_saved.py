@@ -1,0 +1,113 @@
+"""The saved list as a level of a search for few bytes: what it finds holds in a run of the user's, and what it says of it is true."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+from hmp.lists import scopes
+from tune_kit import sgd, trained
+
+STEPS = 12
+
+
+class Act(nn.Module):
+    """gelu of a layer, in whose blocks of 128 one number may be so large that eight bits leave nothing of the others."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.linear = nn.Linear(32, 127)
+        self.register_buffer("last", torch.full((64, 1), largest))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.gelu(torch.cat([self.linear(x), self.last.to(x.dtype)], 1))
+
+
+class Two(nn.Module):
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.first, self.second, self.out = Act(1.0), Act(largest), nn.Linear(128, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(self.first(x) + self.second(x)))
+
+
+def two(largest: float) -> tuple[nn.Module, list[torch.Tensor]]:
+    torch.manual_seed(0)
+    return Two(largest), [torch.randn(64, 32) for _ in range(2)]
+
+
+def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    result = model(x).float()
+    with hmp.disable_casts():
+        return (result - x[:, :3].sin()).square().mean()
+
+
+def tuned(largest: float, **options: Any) -> hmp.TuneResult:
+    model, batches = two(largest)
+    given = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": "torch-cpu"} | options
+    return hmp.tune(model, batches, loss=loss, objective="bytes", **given)
+
+
+def test_all_that_is_kept_is_packed_and_the_folder_says_what_that_brings(tmp_path: Path) -> None:
+    result = tuned(1.0, folder=tmp_path)
+    (before,) = [trial for trial in result.trials if trial.led and not trial.saved][-1:]
+    assert result.policy.saved == {"gelu", "tanh", "linear"} and result.policy.saved_recipe == "int8"
+    assert result.best.saved == ("gelu", "linear", "tanh")
+    assert result.best.saved_bytes < 0.6 * min(trial.saved_bytes for trial in result.trials if not trial.saved)
+    assert before.policy == result.policy.replace(name=before.name, saved=frozenset(), saved_recipe=before.policy.saved_recipe)
+    model, batches = two(1.0)
+    assert result.best.loss == pytest.approx(
+        trained(model, batches, loss, STEPS, sgd, around=lambda: hmp.casts(result.policy, model=model)), rel=1e-6
+    )
+    assert hmp.Policy.load(tmp_path) == result.policy
+    # 64 rows of 128 numbers in float32, twice; a byte each and eight for each 128
+    (gelu,) = (unit for unit in result.packed if unit.op == "gelu")
+    assert (gelu.nbytes, gelu.left) == (2 * 64 * 128 * 4, 2 * 64 * (128 + 8))
+    written = (tmp_path / "saved.txt").read_text(encoding="utf-8")
+    assert written.startswith("# Ops whose tensors for backward are packed (int8); written by hmp tune, which made the bytes kept")
+    assert "gelu    # 64.0 KiB -> 17.0 KiB a step, error " in written
+    assert "packed for backward (int8): 3 units, " in str(result)
+    assert tuned(1.0, folder=tmp_path).to_dict() == result.to_dict()
+    if pytest.importorskip("jinja2", reason="pages need the extra report"):
+        page = result.to_html(tmp_path / "page.html").read_text(encoding="utf-8")
+        assert "units packed for backward" in page and "<h3>saved.txt</h3>" in page
+
+
+def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp_path: Path) -> None:
+    result = tuned(1e4, per_module=True, folder=tmp_path)
+    assert "gelu @ first" in result.best.saved and "gelu @ second" not in result.best.saved
+    assert "gelu @ second: with what it keeps packed the tolerance is left, found by bisection" in result.notes
+    model, batches = two(1e4)
+    policies = scopes.resolve(hmp.Policy.load(tmp_path), model)
+    assert "gelu" in policies[model.first].saved and "gelu" not in policies[model.second].saved
+    found = trained(model, batches, loss, STEPS, sgd, around=lambda: hmp.casts(result.policy, model=model))
+    assert result.best.loss == pytest.approx(found, rel=1e-6)
+    # with that one packed too a run of the user's is beyond the tolerance
+    model, batches = two(1e4)
+    all_packed = result.policy.replace(saved=frozenset({"*"}), scoped=tuple(e for e in result.policy.scoped if e.cast != "saved"))
+    exact = trained(*two(1e4), loss, STEPS, sgd)
+    spoiled = trained(model, batches, loss, STEPS, sgd, around=lambda: hmp.casts(all_packed, model=model))
+    assert abs(found / exact - 1) <= 0.02 < abs(spoiled / exact - 1)
+
+
+def test_where_there_is_nothing_to_pack_no_trial_is_made_and_a_saved_list_is_not_taken_to_start_from() -> None:
+    model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
+    result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start="torch-cpu")
+    assert result.notes[-1] == "nothing packed for backward: no op keeps tensors that are large enough"
+    assert not any(trial.saved for trial in result.trials)
+    with pytest.raises(hmp.HmpError, match=r"policy 'saved8' has a saved list, which tune\(\) would write anew; give one without it"):
+        hmp.tune(model, batches, loss=loss, objective="bytes", start="saved8")
+
+
+def test_a_saved_list_to_start_from_stays_as_it_is(tmp_path: Path) -> None:
+    model, batches = two(1.0)
+    options = {"loss": loss, "objective": "memory", "tolerance": 0.1, "budget": "4 evaluations", "folder": tmp_path, "ops": ["linear"]}
+    assert hmp.tune(model, batches, start="saved8", **options).policy.saved == {"*"}
+    assert "*  # as in saved8" in (tmp_path / "saved.txt").read_text(encoding="utf-8")
