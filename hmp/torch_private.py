@@ -175,9 +175,9 @@ def default_store() -> Any:
 storage_of: Callable[[Tensor], Any] = _required("torch._C.TensorBase.untyped_storage")
 
 
-def address_of(storage: Any) -> int:
-    """Where the memory of a storage begins; of XLA's, which show none, what tells them apart."""
-    return int(storage._cdata if storage.device.type == "xla" else storage.data_ptr())
+def memory_of(storage: Any) -> int:
+    """What tells a storage's memory from others while it is held. data_ptr() asks for write access: copies of weights would go (R18)."""
+    return int(storage._cdata)
 
 
 # Reference counts of C++: of the storage at an address, and of a tensor.

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from ..saved import counting
-from ..torch_private import address_of
+from ..torch_private import memory_of
 
 
 class SavedBytes:
@@ -18,7 +18,7 @@ class SavedBytes:
     """
 
     def __init__(self, own: Iterable[torch.Tensor] = ()) -> None:
-        self._own = {address_of(part.untyped_storage()) for tensor in own for part in _parts(tensor)}
+        self._own = {memory_of(part.untyped_storage()) for tensor in own for part in _parts(tensor)}
         self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
         self._opaque: list[torch.Tensor] = []  # of a layout without storage
         self._packed = 0  # bytes of what ops keep whose tensors the policy has packed
@@ -47,13 +47,13 @@ class SavedBytes:
                 if not any(part is known for known in self._opaque):
                     self._opaque.append(part)
                 continue
-            if storage.nbytes() and (address := address_of(storage)) not in self._own:
+            if storage.nbytes() and (address := memory_of(storage)) not in self._own:
                 self._kept[address] = storage
         return tensor
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
         """Counts what an op keeps that is to be packed: in place of `keep`."""
-        counts = address_of(tensor.untyped_storage()) not in self._own
+        counts = memory_of(tensor.untyped_storage()) not in self._own
         self._packed += left if counts else 0
         return counts
 

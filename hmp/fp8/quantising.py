@@ -11,24 +11,21 @@ from typing import NamedTuple
 
 import torch
 
-from ..casting import Tensor
-from ..torch_private import has_storage
+from ..casting import BIAS, Tensor, exponent_for, with_exponent
 from . import on_gpu
 from .recipes import BLOCK, E4M3
 
 # torch's own, taken before anything is patched
-_abs, _amax, _bitwise_and, _div, _mul, _reciprocal = torch.abs, torch.amax, torch.bitwise_and, torch.div, torch.mul, torch.reciprocal
+_abs, _add, _amax, _div, _mul, _reciprocal = torch.abs, torch.add, torch.amax, torch.div, torch.mul, torch.reciprocal
 _clamp, _eq, _full_like, _nan_to_num, _where = torch.clamp, torch.eq, torch.full_like, torch.nan_to_num, torch.where
-_add, _gt, _shift_left, _shift_right, _sub = torch.add, torch.gt, torch.bitwise_left_shift, torch.bitwise_right_shift, torch.sub
-_frexp, _ldexp, _max, _pad = torch.frexp, torch.ldexp, torch.max, torch.constant_pad_nd
+_max, _pad, _sub = torch.max, torch.constant_pad_nd, torch.sub
 _reshape, _transpose = torch.reshape, torch.transpose
 _squeeze, _unsqueeze = torch.squeeze, torch.unsqueeze
-_float, _double, _to, _view = Tensor.float, Tensor.double, Tensor.to, Tensor.view
+_float, _double, _to = Tensor.float, Tensor.double, Tensor.to
 
 _compiling = torch.compiler.is_dynamo_compiling
 
 _NAN = float("nan")
-_MANTISSA_BITS, _BIAS = 23, 127  # of float32
 _LARGEST_FACTOR = 2.0**126  # of those whose reciprocal is a normal float32
 
 
@@ -107,8 +104,8 @@ def _with_scale_for(tensor: Tensor, largest: Tensor, form: torch.dtype, power_of
     """`tensor` in the format and its scale, which maps the magnitude `largest` to the format's largest number."""
     largest = _float(largest)
     if power_of_two:
-        exponent = _exponent(largest, form)
-        factor, scale = with_exponent(_sub(2 * _BIAS, exponent)), with_exponent(exponent)
+        exponent = exponent_for(largest, form)
+        factor, scale = with_exponent(_sub(2 * BIAS, exponent)), with_exponent(exponent)
     else:
         factor = _factor(largest, form)
         scale = _float(_reciprocal(_exact(factor)))
@@ -119,8 +116,8 @@ def _in_blocks(tensor: Tensor, form: torch.dtype) -> Quantised:
     """`tensor` in blocks along its last axis, with scales as MXFP8 stores them: a power of two as its exponent alone."""
     count = (tensor.shape[-1] + BLOCK - 1) // BLOCK  # said to reshape, who cannot derive it from a size that is a symbol in a trace
     blocks = _reshape(_pad(tensor, (0, count * BLOCK - tensor.shape[-1])), (*tensor.shape[:-1], count, BLOCK))
-    exponent = _exponent(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
-    data = _scaled(blocks, with_exponent(_sub(2 * _BIAS, exponent)), form)
+    exponent = exponent_for(_float(_amax(_finite_magnitudes(blocks), -1, keepdim=True)), form)
+    data = _scaled(blocks, with_exponent(_sub(2 * BIAS, exponent)), form)
     return Quantised(_reshape(data, (*tensor.shape[:-1], count * BLOCK)), _to(_squeeze(exponent, -1), torch.uint8), -1)
 
 
@@ -149,32 +146,3 @@ def _exact(divisor: Tensor) -> Tensor:
     """`divisor` in the dtype that division is rounded right in: a compiled kernel's in float32 is not on every GPU, and by way of float64
     the same float32 comes out."""
     return _double(divisor) if divisor.is_cuda else divisor
-
-
-def _exponent(largest: Tensor, form: torch.dtype) -> Tensor:
-    """The biased exponent of the smallest power of two, from 2**-126 on, that as a scale lets `largest` fit the format; int32.
-
-    It is read from the bits of `largest`: a logarithm in float32 misses it next to a power of two. The largest number of each format is
-    1.75 times a power of two, so a larger mantissa needs the next one.
-    """
-    if _has_bits(largest):
-        bits = _view(largest, torch.int32)
-        above = _gt(_bitwise_and(bits, (1 << _MANTISSA_BITS) - 1), 3 << (_MANTISSA_BITS - 2))
-        exponent = _to(_shift_right(bits, _MANTISSA_BITS), torch.int32)  # XLA shifts into int64
-    else:
-        mantissa, exponent = _frexp(largest)  # from 0.5 up to 1
-        above, exponent = _gt(mantissa, 0.875), _add(exponent, _BIAS - 1)
-    exponent = _sub(_add(exponent, _to(above, torch.int32)), 8 if form is E4M3 else 15)
-    return _where(_eq(largest, 0), _full_like(exponent, _BIAS), _clamp(exponent, min=1))
-
-
-def with_exponent(exponent: Tensor) -> Tensor:
-    """The power of two in float32 that has that biased exponent."""
-    if _has_bits(exponent):
-        return _view(_to(_shift_left(exponent, _MANTISSA_BITS), torch.int32), torch.float32)
-    return _float(_ldexp(_full_like(exponent, 1, dtype=torch.float64), _sub(exponent, _BIAS)))
-
-
-def _has_bits(tensor: Tensor) -> bool:
-    """Whether the tensor can be read as another dtype; one that stands for several, as `is_grads_batched` has gradients, cannot."""
-    return _compiling() or has_storage(tensor)

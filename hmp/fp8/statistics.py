@@ -7,8 +7,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..casting import Tensor
-from .quantising import Quantised, with_exponent
+from ..casting import Tensor, with_exponent
+from .quantising import Quantised
 
 # torch's own, taken before anything is patched
 _abs, _and, _eq, _max, _mean = torch.abs, torch.logical_and, torch.eq, torch.max, torch.mean

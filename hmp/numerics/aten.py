@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import HmpError
-from ..torch_private import address_of, storage_of
+from ..torch_private import memory_of, storage_of
 
 Tensor = torch.Tensor
 
@@ -98,8 +98,8 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def storage_address(tensor: Tensor) -> int:
-    """Where the tensor's memory begins, of a DTensor that of this rank's part; 0 where it has none of its own."""
+    """What tells the tensor's memory from others, of a DTensor that of this rank's part; 0 where it has none of its own."""
     tensor = local(tensor)
     if tensor.layout is not torch.strided or tensor.is_meta:
         return 0
-    return address_of(storage_of(tensor))
+    return memory_of(storage_of(tensor))

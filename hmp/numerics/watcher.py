@@ -14,7 +14,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ..casting import each_tensor, has_values
 from ..observing import log
-from ..torch_private import TorchDispatchMode, storage_of, tree_leaves
+from ..torch_private import TorchDispatchMode, memory_of, storage_of, tree_leaves
 from . import collectives
 from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
@@ -210,7 +210,7 @@ class Watcher(TorchDispatchMode):
         for tensor in written:
             origin = self._origin(tensor)
             if origin is not None and origin.kind == "inside" and tensor.nbytes == storage_of(tensor).nbytes():
-                del self._origins[storage_of(tensor)._cdata]
+                del self._origins[memory_of(storage_of(tensor))]
 
     def _may_be_meant(self, call: Call, known: Facts, inputs: list[Tensor]) -> bool:
         """Whether an Inf is a mask's, or made of positions and counts and nothing else: it matters if a NaN comes of it."""
@@ -295,7 +295,7 @@ class Watcher(TorchDispatchMode):
     def _origin(self, tensor: Tensor) -> Origin | None:
         if not storage_address(tensor):
             return None
-        found = self._origins.get(storage_of(tensor)._cdata)
+        found = self._origins.get(memory_of(storage_of(tensor)))
         return None if found is None else found[1]
 
     def _is_received(self, tensor: Tensor) -> bool:

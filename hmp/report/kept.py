@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..casting import Tensor, each_tensor, has_values
-from ..torch_private import has_storage, storage_of, without_torch_function
+from ..torch_private import has_storage, memory_of, storage_of, without_torch_function
 from .kernels import nbytes_of
 
 Marks = list[tuple[int, str]]  # from which of autograd's nodes on which module, by its path, runs
@@ -80,5 +80,5 @@ def _storage(tensor: Tensor) -> tuple[object, int]:
     """What tells the tensor's memory from others, and its bytes."""
     if has_values(tensor) and has_storage(tensor):
         storage = storage_of(tensor)
-        return storage._cdata, storage.nbytes()  # data_ptr() asks for write access, and the copies of weights would be made again (R18)
+        return memory_of(storage), storage.nbytes()
     return ("of no storage", id(tensor)), nbytes_of(tensor)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from ..casting import exponent_for, with_exponent
 from ..torch_private import pack_rows, unpack_rows
 
 Tensor = torch.Tensor
@@ -22,11 +23,11 @@ _AT_ONCE_ON_CPU, _AT_ONCE = 2**18, 2**24
 _abs, _add, _all, _amax, _amin, _and, _clamp, _copysign = (
     torch.abs, torch.add, torch.all, torch.amax, torch.amin, torch.logical_and, torch.clamp, torch.copysign,
 )  # fmt: skip
-_div, _empty, _eq, _frexp, _full_like, _gt, _isfinite, _isnan = (
-    torch.div, torch.empty, torch.eq, torch.frexp, torch.full_like, torch.gt, torch.isfinite, torch.isnan,
+_div, _empty, _eq, _full_like, _gt, _isfinite, _isnan = (
+    torch.div, torch.empty, torch.eq, torch.full_like, torch.gt, torch.isfinite, torch.isnan,
 )  # fmt: skip
-_ldexp, _minimum, _mul, _norm, _not, _round, _sub, _where = (
-    torch.ldexp, torch.minimum, torch.mul, torch.linalg.vector_norm, torch.logical_not, torch.round, torch.sub, torch.where,
+_minimum, _mul, _norm, _not, _round, _sub, _where = (
+    torch.minimum, torch.mul, torch.linalg.vector_norm, torch.logical_not, torch.round, torch.sub, torch.where,
 )  # fmt: skip
 _and_, _copy_, _div_, _mul_, _shift_left_ = Tensor.bitwise_and_, Tensor.copy_, Tensor.div_, Tensor.mul_, Tensor.bitwise_left_shift_
 _clone, _float, _item, _narrow, _numel, _to, _view = (
@@ -151,9 +152,7 @@ _MOST = torch.finfo(E4M3).max
 
 
 def _fp8_scale(amax: Tensor) -> Tensor:
-    mantissa, exponent = _frexp(amax)  # the largest number of e4m3 is 0.875 * 2**9
-    exponent = _clamp(_add(_sub(exponent, 9), _gt(mantissa, 0.875)), -126, 126)
-    return _ldexp(_full_like(amax, 1), _where(_eq(amax, 0), 0, exponent))
+    return with_exponent(exponent_for(amax, E4M3))
 
 
 def _fp8_pack(rows: Tensor, usual: bool) -> _Part:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 
 from .. import fork_safe
-from ..torch_private import owners_of_storage, storage_of
+from ..torch_private import memory_of, owners_of_storage, storage_of
 from . import watching
 from .formats import Format, Packed, pack, unpack
 
@@ -35,7 +35,7 @@ _lock = fork_safe.RLock()
 
 def _owners_of_one() -> int:
     plain = torch.empty(1, device="cpu")
-    return owners_of_storage(storage_of(plain)._cdata)
+    return owners_of_storage(memory_of(storage_of(plain)))
 
 
 _NOT_TENSORS = _owners_of_one() - 1  # Python's own reference
@@ -249,7 +249,7 @@ def _is_dense(tensor: Tensor) -> bool:
 
 def keep(tensor: Tensor, form: Format, op: str) -> Kept:
     """What stands for a tensor that the op keeps."""
-    address = storage_of(tensor)._cdata
+    address = memory_of(storage_of(tensor))
     with _lock:
         known = _pending.get(address)
         memory = None if known is None else known()

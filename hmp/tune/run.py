@@ -58,18 +58,7 @@ def run(  # noqa: PLR0913
         )
     packs, small = objective == "bytes", _SMALL[objective]
     bounds = as_tolerance(tolerance, metric is not None)
-    begin = as_policy(start)
-    if begin.entries("fp8"):
-        such = '"autocast"' + ("" if "fp8" in levels else ', and levels=("fp8", "bf16", "fp32")')
-        raise HmpError(
-            f"policy {begin.name!r} has an FP8 list, which tune() would write anew; give one without it as start=, such as {such}"
-        )
-    if begin.scoped:
-        raise HmpError(f"policy {begin.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
-    if packs and begin.entries("saved"):
-        raise HmpError(
-            f'policy {begin.name!r} has a saved list, which tune() would write anew; give one without it as start=, as "autocast"'
-        )
+    begin = _start(as_policy(start), levels, packs)
     allowed = Budget(budget)
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels), packs=packs)
@@ -96,6 +85,22 @@ def run(  # noqa: PLR0913
         return search.end(stopped)
     finally:
         shows.close()
+
+
+def _start(start: Policy, levels: Collection[str], packs: bool) -> Policy:
+    """The policy to begin with. HmpError for one with lists that a search writes."""
+    if start.entries("fp8"):
+        such = '"autocast"' + ("" if "fp8" in levels else ', and levels=("fp8", "bf16", "fp32")')
+        raise HmpError(
+            f"policy {start.name!r} has an FP8 list, which tune() would write anew; give one without it as start=, such as {such}"
+        )
+    if start.scoped:
+        raise HmpError(f"policy {start.name!r} has scoped lines, which tune() would write anew; give one without them as start=")
+    if packs and start.entries("saved"):
+        raise HmpError(
+            f'policy {start.name!r} has a saved list, which tune() would write anew; give one without it as start=, as "autocast"'
+        )
+    return start
 
 
 def _in_fp8(levels: Collection[str]) -> bool:

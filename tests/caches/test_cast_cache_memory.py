@@ -16,6 +16,7 @@ import torch.nn.functional as F
 
 import hmp
 from cast_cache_kit import LOW, X, Y, caches, look, loss, net
+from hmp.benchmark.saved_bytes import SavedBytes
 from hmp.caches import activation_cache, weight_cache
 
 
@@ -363,3 +364,13 @@ def test_what_a_copy_costs_does_not_grow_with_how_many_there_are():
     layers = []
     first, *_, last = [made() for _ in range(60)][2:]
     assert last <= first + 5
+
+
+def test_counting_what_is_kept_for_backward_makes_no_copy_anew():
+    layer, x = torch.nn.Linear(32, 32, bias=False), torch.ones(1, 32, dtype=LOW, requires_grad=True)
+    look(layer, x)
+    made = hmp.cache_info().misses
+    with SavedBytes([layer.weight]).watch():
+        layer(x)
+    look(layer, x)
+    assert made > 0 and hmp.cache_info().misses == made
