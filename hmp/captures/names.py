@@ -1,0 +1,118 @@
+"""What the modules of a program are called in a capture, whatever is wrapped around them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Wrapper's class → the attribute that it holds the wrapped module in, which has the wrapper's place in the model.
+_WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_COMPILED = "_orig_mod"  # of what torch.compile(module) gives
+
+
+@dataclass
+class Root:
+    """A model: what stands before its modules' names, and how many of its calls have returned."""
+
+    prefix: str
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module's name in its model; whether it is the outermost one, and compiled."""
+
+    name: str
+    root: Root
+    is_root: bool
+    is_compiled: bool
+
+
+class Names:
+    """The places of the modules of `model`; without one, of every module that runs and of those that it holds: the first model with
+    parameters has no prefix, others have that of their class."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self.places: weakref.WeakKeyDictionary[torch.nn.Module, Place] = weakref.WeakKeyDictionary()
+        self._is_open = model is None
+        self._prefixes: set[str] = set()
+        if model is not None:
+            self._attach(model, Root(""))
+
+    def place(self, module: torch.nn.Module) -> Place | None:
+        """The module's place; None where it is none of the model's."""
+        if module not in self.places and self._is_open:
+            self._attach(module, Root(self._prefix_of(module)))
+        return self.places.get(module)
+
+    def _prefix_of(self, module: torch.nn.Module) -> str:
+        is_model = next(module.parameters(), None) is not None
+        kind = type(module).__name__
+        candidates = ["", *(f"{kind}{'' if number == 1 else number}" for number in range(1, len(self._prefixes) + 2))]
+        prefix = next(each for each in candidates[not is_model :] if each not in self._prefixes)
+        self._prefixes.add(prefix)
+        return prefix
+
+    def _attach(self, module: torch.nn.Module, root: Root) -> None:
+        todo = [(module, root.prefix)]
+        while todo:
+            each, name = todo.pop()
+            wrapped = getattr(each, _WRAPPERS.get(type(each).__name__, ""), None)
+            if wrapped is not None:
+                todo.append((wrapped, name))
+                continue
+            if each in self.places:
+                continue  # it is held under two names: the first one
+            inside = vars(each)["_modules"].get(_COMPILED)
+            is_compiled = inside is not None or each._compiled_call_impl is not None
+            self.places[each] = Place(name, root, name == root.prefix, is_compiled)
+            children = list((each if inside is None else inside).named_children())
+            todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
+
+    @contextmanager
+    def following_compiled(self, returned: Callable[[Any, Any, Any, Any], None]) -> Iterator[None]:
+        """A stretch in which what `module.compile()` has compiled tells `returned` its module, arguments and result: it runs no hooks."""
+        followed: list[tuple[torch.nn.Module, Any, Any]] = []
+
+        def follow(module: torch.nn.Module) -> None:
+            compiled: Any = module._compiled_call_impl
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                self.place(module)
+                result = compiled(*args, **kwargs)
+                returned(module, args, kwargs, result)
+                return result
+
+            module._compiled_call_impl = call
+            followed.append((module, compiled, call))
+
+        for module in [each for each in self.places if each._compiled_call_impl is not None]:
+            follow(module)
+        plain = torch.nn.Module.compile
+
+        @functools.wraps(plain)
+        def compile(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            plain(module, *args, **kwargs)
+            follow(module)
+
+        if self._is_open:  # a script compiles its model later
+            torch.nn.Module.compile = compile  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            if torch.nn.Module.compile is compile:  # type: ignore[comparison-overlap]
+                torch.nn.Module.compile = plain  # type: ignore[method-assign]
+            for module, compiled, call in followed:
+                if module._compiled_call_impl is call:
+                    module._compiled_call_impl = compiled
