@@ -16,6 +16,7 @@ import torch
 
 from ..formatting import SCHEMA_VERSION, aligned, count, in_notebook, json_values, written
 from ..printers import printer
+from ..report.models import pattern
 from .capture import INPUTS, Capture
 
 _ROWS = 12
@@ -140,6 +141,12 @@ class CaptureComparison:
         found = [(_times(before, gap), before, gap) for before, gap in pairwise(known) if _times(before, gap) >= 2]
         return sorted(found, key=lambda each: -(each[2].relative or 0.0))
 
+    def computed(self) -> list[tuple[str, str, str, int]]:
+        """The modules that were computed in other dtypes in the two programs: their names, with `*` for numbers, what each program computed
+        them in, and how many they are, in the order of the calls."""
+        found = Counter((pattern(gap.module), str(gap.a), str(gap.b)) for gap in self.gaps if gap.kind and not gap.number)
+        return [(*names, number) for names, number in found.items() if names[1] != names[2]]
+
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         ends = {"first": self.first, "beyond_rounding": self.beyond_rounding, "last": self.last}
@@ -182,6 +189,12 @@ class CaptureComparison:
         if jumps:
             head = ("where the gap grows", "class", self.a.name, self.b.name, "apart", "times")
             lines += ["", *(f"  {line}" for line in aligned([head, *jumps], {0, 1, 2, 3}))]
+        otherwise = self.computed()
+        if otherwise:
+            table = [("computed otherwise", self.a.name, self.b.name, "outputs")]
+            table += [(name or "(the model)", one, other, str(number)) for name, one, other, number in otherwise[:_ROWS]]
+            lines += ["", *(f"  {line}" for line in aligned(table, {0, 1, 2}))]
+            lines += [f"  and {len(otherwise) - _ROWS} more, which .computed() holds"] if len(otherwise) > _ROWS else []
         return "\n".join([*lines, *(["", *self.notes] if self.notes else [])])
 
     def verdict(self) -> list[str]:

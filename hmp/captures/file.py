@@ -34,6 +34,15 @@ class Opened:
         return found
 
 
+def of_rank(path: Path) -> Path:
+    """The file of this process, where several run the program: `a.rank1.capture` of rank 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        rank = str(torch.distributed.get_rank())
+    else:
+        rank = os.environ.get("RANK", "0")
+    return path if rank == "0" else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+
+
 def check(path: Path) -> None:
     """HmpError where the file could not be written, ImportError where the extra is missing: better now than when the work is done."""
     if not path.absolute().parent.is_dir():

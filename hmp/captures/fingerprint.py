@@ -5,6 +5,7 @@ Everything is computed in float64 or in integers, which no policy and no torch.a
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from ..numerics.distance import as_real, widened
 
 Tensor = torch.Tensor
 BUCKETS = 257  # a prime: what stands at one place of each row is spread over all of them
-_BLOCK = BUCKETS * 4096  # as many elements at a time: a copy in float64 or int64 of a large tensor would be large itself
+_BLOCK = BUCKETS * 1024  # as many elements at a time: a copy in float64 or int64 of a large tensor would be large itself
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -40,16 +41,14 @@ def width_of(values: Tensor) -> int:
 
 def moments(values: Tensor) -> Moments:
     """The moments of `values`."""
-    sums = torch.zeros(3, dtype=torch.float64, device=values.device)
-    largest = torch.zeros((), dtype=torch.float64, device=values.device)
+    squares = total = largest = known = 0.0
     for _, block in _blocks(values):
         wide = block.to(torch.float64)
         finite = wide.isfinite()
         wide = wide.where(finite, 0.0)
-        sums += torch.stack([(wide * wide).sum(), wide.sum(), finite.sum(dtype=torch.float64)])
-        largest = torch.maximum(largest, wide.abs().amax())
-    squares, total, known, most = torch.cat([sums, largest.reshape(1)]).tolist()
-    return Moments(squares**0.5, total / known if known else 0.0, most, values.numel() - int(known))
+        parts = torch.stack([wide.square().sum(), wide.sum(), wide.abs().amax(), finite.sum(dtype=torch.float64)]).tolist()
+        squares, total, largest, known = squares + parts[0], total + parts[1], max(largest, parts[2]), known + parts[3]
+    return Moments(squares**0.5, total / known if known else 0.0, largest, values.numel() - int(known))
 
 
 def bits(values: Tensor) -> str:
@@ -86,7 +85,14 @@ def _blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
 
 
 def _mixed(start: int, block: Tensor) -> Tensor:
-    return _mix(torch.arange(start, start + block.numel(), device=block.device))
+    """A number for each element of the block that begins at `start`, that looks random: those of the first block, times the block's own."""
+    first = _first_block(str(block.device))[: block.numel()]
+    return first * (int(_mix(torch.tensor(start))) | 1) if start else first
+
+
+@functools.lru_cache(maxsize=2)
+def _first_block(device: str) -> Tensor:
+    return _mix(torch.arange(_BLOCK, device=device))
 
 
 def _mix(numbers: Tensor) -> Tensor:

@@ -21,6 +21,9 @@ _WRAPPERS = {
 _COMPILED = "_orig_mod"  # of what torch.compile(module) gives
 
 
+_compiling = torch.compiler.is_compiling
+
+
 @dataclass
 class Root:
     """A model: what stands before its modules' names, and how many of its calls have returned."""
@@ -31,11 +34,10 @@ class Root:
 
 @dataclass(frozen=True)
 class Place:
-    """A module's name in its model; whether it is the outermost one, and compiled."""
+    """A module's name in its model, and whether it is compiled."""
 
     name: str
     root: Root
-    is_root: bool
     is_compiled: bool
 
 
@@ -51,9 +53,9 @@ class Names:
             self._attach(model, Root(""))
 
     def place(self, module: torch.nn.Module) -> Place | None:
-        """The module's place; None where it is none of the model's."""
-        if module not in self.places and self._is_open:
-            self._attach(module, Root(self._prefix_of(module)))
+        """The module's place; None where it is none of the model's, or a wrapper, whose place the wrapped module has."""
+        if self._is_open and (inside := _unwrapped(module)) not in self.places:
+            self._attach(inside, Root(self._prefix_of(inside)))
         return self.places.get(module)
 
     def _prefix_of(self, module: torch.nn.Module) -> str:
@@ -68,31 +70,26 @@ class Names:
         todo = [(module, root.prefix)]
         while todo:
             each, name = todo.pop()
-            wrapped = getattr(each, _WRAPPERS.get(type(each).__name__, ""), None)
-            if wrapped is not None:
-                todo.append((wrapped, name))
-                continue
+            each = _unwrapped(each)
             if each in self.places:
                 continue  # it is held under two names: the first one
             inside = vars(each)["_modules"].get(_COMPILED)
             is_compiled = inside is not None or each._compiled_call_impl is not None
-            self.places[each] = Place(name, root, name == root.prefix, is_compiled)
+            self.places[each] = Place(name, root, is_compiled)
             children = list((each if inside is None else inside).named_children())
             todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
 
     @contextmanager
-    def following_compiled(self, returned: Callable[[Any, Any, Any, Any], None]) -> Iterator[None]:
-        """A stretch in which what `module.compile()` has compiled tells `returned` its module, arguments and result: it runs no hooks."""
+    def following_compiled(self, around: Callable[..., Any]) -> Iterator[None]:
+        """A stretch in which what `module.compile()` has compiled, which runs no hooks, is called by `around`: with it, the module, and the
+        arguments."""
         followed: list[tuple[torch.nn.Module, Any, Any]] = []
 
         def follow(module: torch.nn.Module) -> None:
             compiled: Any = module._compiled_call_impl
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                self.place(module)
-                result = compiled(*args, **kwargs)
-                returned(module, args, kwargs, result)
-                return result
+                return compiled(*args, **kwargs) if _compiling() else around(compiled, module, args, kwargs)
 
             module._compiled_call_impl = call
             followed.append((module, compiled, call))
@@ -116,3 +113,9 @@ class Names:
             for module, compiled, call in followed:
                 if module._compiled_call_impl is call:
                     module._compiled_call_impl = compiled
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    while (inside := getattr(module, _WRAPPERS.get(type(module).__name__, ""), None)) is not None:
+        module = inside
+    return module

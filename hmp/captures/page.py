@@ -27,6 +27,7 @@ def captures_page(comparison: CaptureComparison) -> str:
         figure=_figure(comparison, low),
         layers=[(name, gaps) for name, gaps in comparison.layers().items() if len(gaps) > 1][:1],
         jumps=comparison.jumps()[:_TOP],
+        computed_in=comparison.computed(),
         table=comparison.gaps[:TABLE_ROWS],
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import threading
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -29,7 +30,7 @@ from ..torch_private import (
 from . import file
 from .capture import INPUTS, MASK, TOKENS, Call, Capture, Output
 from .fingerprint import bits, moments, sampled_columns, sketch, values_of, width_of
-from .names import Names, Place
+from .names import Names, Place, Root
 
 Tensor = torch.Tensor
 _MOST_OUTPUTS = 20_000  # their descriptions stand in the file's header, which is read at once
@@ -63,10 +64,10 @@ def capture(
 
     Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
     kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
-    say. The file is written when the region ends, by an exception too. Needs the extra `capture` (safetensors). HmpError where
-    no module was called.
+    say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
+    on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
-    target = Path(path)
+    target = file.of_rank(Path(path))
     _check(model, keep, mask)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
@@ -110,6 +111,7 @@ class _Watcher:
         self._outputs = self._left_out = self._unkept = self._unread = 0
         self._device = ""
         self._lock = fork_safe.RLock()
+        self._threads = threading.local()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -122,31 +124,52 @@ class _Watcher:
             hook = hooks.register_module_forward_hook(self._returned, with_kwargs=True)
             stack.callback(hooks_with_keywords.pop, hook.id, None)  # which torch leaves there
             stack.callback(hook.remove)
-            if self._model is None:
-                stack.callback(hooks.register_module_forward_pre_hook(self._called).remove)
-            stack.enter_context(self._names.following_compiled(self._returned))
+            stack.callback(hooks.register_module_forward_hook(self._ended, always_call=True).remove)
+            stack.callback(hooks.register_module_forward_pre_hook(self._called).remove)
+            stack.enter_context(self._names.following_compiled(self._around))
             yield
 
+    def _running(self) -> list[torch.nn.Module]:
+        """The model's modules that are running in this thread, outermost first."""
+        found: list[torch.nn.Module] | None = getattr(self._threads, "running", None)
+        if found is None:
+            found = self._threads.running = []
+        return found
+
     def _called(self, module: torch.nn.Module, args: Any) -> None:
-        if not _compiling():
+        if not _is_unseen():
             with self._lock:
-                self._names.place(module)  # an outermost module before those that it calls
+                if self._names.place(module) is not None:
+                    self._running().append(module)
+
+    def _ended(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        # more than one where a hook of the user's raised before ours ran
+        if not _is_unseen() and module in (running := self._running()):
+            del running[len(running) - 1 - running[::-1].index(module) :]
+
+    def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
+        self._called(module, args)
+        try:
+            result = compiled(*args, **kwargs)
+            self._returned(module, args, kwargs, result)
+        finally:
+            self._ended(module, args, None)
+        return result
 
     def _returned(self, module: torch.nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        # what is compiled is compiled without this; a checkpoint's recomputation is no call of the program's
-        if _compiling() or graph_task() >= 0 or trace_here() is not None:
+        if _is_unseen():
             return
         with self._lock:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
+            is_outermost = self._running()[:1] == [module]
             policy = _policy_here(result)
             with torch.no_grad(), disable_casts(), without_torch_function(), without_dispatch_modes():
                 self._note(module, place, (args, kwargs), result, policy)
-                if place.is_root:
-                    self._note_inputs(module, place, args, kwargs, policy)
-            if place.is_root:
-                place.root.calls += 1
+                if is_outermost:
+                    self._note_inputs(module, place.root, args, kwargs, policy)
+            place.root.calls += is_outermost
 
     def _note(self, module: Any, place: Place, given: Any, result: Any, policy: str) -> None:
         weights = tuple(dict.fromkeys(dtype_name(each.dtype) for each in module.parameters(recurse=place.is_compiled)))
@@ -154,12 +177,11 @@ class _Watcher:
         root, kind = place.root, type(module).__name__
         self._add(Call(place.name, kind, root.prefix, root.calls, 0, is_leaf, _floats(given), weights, policy, ()), result)
 
-    def _note_inputs(self, module: Any, place: Place, args: Any, kwargs: Any, policy: str) -> None:
+    def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
         """What the outermost module was given, before what came of it."""
         given = _by_name(module, args, kwargs)
         if self._mask is not None:
             given[MASK] = self._mask
-        root = place.root
         self._add(Call(f"{root.prefix}{INPUTS}", "", root.prefix, root.calls, 0, False, (), (), policy, ()), given)
 
     def _add(self, call: Call, result: Any) -> None:
@@ -305,6 +327,11 @@ def _is_readable(tensor: Tensor) -> bool:
     if not has_values(tensor) or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_quantized or not in_plain_autograd():
         return False
     return not (tensor.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _is_unseen() -> bool:
+    """Whether what is called is no call of the program's: compiled without the hooks, traced, or recomputed by a checkpoint."""
+    return _compiling() or graph_task() >= 0 or trace_here() is not None
 
 
 def _has_weights(module: torch.nn.Module) -> bool:

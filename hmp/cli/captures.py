@@ -53,6 +53,9 @@ def compare(options: argparse.Namespace) -> int:
     """Prints how far two captures are apart. Return 0; HmpError where they are none, or have nothing in common."""
     if options.other is None:
         raise hmp.HmpError(f"{options.recipe}: two captures are compared, and one is given; give both: hmp compare A.capture B.capture")
+    for name in ("policy", "against", "seed"):
+        if getattr(options, name, None) != options.parser.get_default(name):
+            raise hmp.HmpError(f"--{name} is for a recipe: what two captures were computed under stands in them; leave it out")
     if (options.row_a is None) != (options.row_b is None):
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
     check_folder(options.html)
@@ -80,7 +83,7 @@ def check(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def captured(target: Path | None, calls: int) -> Iterator[None]:
+def captured(target: str | None, calls: int) -> Iterator[None]:
     """Captures the first calls of every model while the script runs, where that is asked for; a line on stderr where none was called."""
     if target is None:
         yield

@@ -101,8 +101,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        target = None if options.capture is None else _of_rank(options.capture)
-        with captures.captured(target, options.capture_calls), _recorded(options.report, options.html), _verified(options.verify):
+        with captures.captured(options.capture, options.capture_calls), _recorded(options.report, options.html), _verified(options.verify):
             with _watched(options.detect_nonfinite):
                 _launch(script, arguments, options.is_module)
     except SystemExit as end:

@@ -107,6 +107,13 @@ def test_weights_in_bfloat16_and_a_policy_over_float32_say_what_each_computed_in
     assert str(found.b) == "weights bfloat16; outputs bfloat16; no policy"
     head = next(gap for gap in found.gaps if gap.module == "head")
     assert (str(head.a), str(head.b)) == ("float32 → bfloat16, float32 weights", "bfloat16")
+    assert found.computed() == [
+        ("embed", "int64 → float32", "int64 → bfloat16", 1),
+        ("layers.*.attend", "float32 → bfloat16, float32 weights", "bfloat16", 3),
+        ("layers.*.mix", "bfloat16, float32 weights", "bfloat16", 3),
+        ("layers.*", "float32", "bfloat16", 3),
+        ("head", "float32 → bfloat16, float32 weights", "bfloat16", 1),
+    ]
     assert found.first is not None and found.first.module == "embed" and found.first.rounding == 2.0**-8
     assert 0 < found.first.relative < 2.0**-8  # one rounding of the table
 

@@ -117,6 +117,10 @@ def test_two_captures_are_compared(captures: None, capsys: pytest.CaptureFixture
         (["trainer.capture"], "trainer.capture: two captures are compared, and one is given; give both: hmp compare A.capture B.capture"),
         (["recipe.py", "--map", "a=b"], "recipe.py: two captures are compared, and one is given"),
         (["trainer.capture", "server.capture", "--row-a", "1"], "--row-a and --row-b name a pair; give both, or none"),
+        (
+            ["trainer.capture", "server.capture", "--policy", "habana"],
+            "--policy is for a recipe: what two captures were computed under stands",
+        ),
         (["trainer.capture", "none.capture"], "none.capture: there is no such file; hmp.capture() and hmp run --capture write captures"),
         (
             ["trainer.capture", "server.capture"],
