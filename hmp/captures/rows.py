@@ -161,7 +161,7 @@ def _pair(a: Batch, b: Batch, row_a: int, row_b: int) -> Pair:
     if a.counted is None and b.counted is None and (a.tokens is None or b.tokens is None or a.length == b.length):
         return Pair(row_a, row_b, None, None)
     places_a, places_b = (
-        torch.arange(batch.length) if batch.counted is None else batch.counted[row] for batch, row in ((a, row_a), (b, row_b))
+        torch.arange(batch.length, device="cpu") if batch.counted is None else batch.counted[row] for batch, row in ((a, row_a), (b, row_b))
     )
     common = min(len(places_a), len(places_b))
     if len(places_a) != len(places_b) and (a.tokens is None or b.tokens is None):
