@@ -16,7 +16,7 @@ from .capture import INPUTS, Call, Capture, Output
 from .comparison import CaptureComparison, Computed, Gap, side_of
 from .fingerprint import sampled_columns, sketch
 from .renaming import renamer
-from .rows import Alignment, aligned
+from .rows import MASKS, Alignment, aligned
 
 Tensor = torch.Tensor
 
@@ -102,13 +102,11 @@ def _computed(call: Call, output: int) -> Computed:
 
 
 def _outputs(a: Call, b: Call) -> list[tuple[int, int]]:
-    """The outputs with one path; the first of what is left on each side too, since a module may return a tensor or a tuple that begins
-    with it."""
-    places = {output.path: at for at, output in enumerate(b.outputs)}
+    """The outputs with one path, but masks, which say what is compared; where there is none, the first of each side, since a module may
+    return a tensor or a tuple that begins with it."""
+    places = {output.path: at for at, output in enumerate(b.outputs) if output.path not in MASKS or b.kind}
     pairs = [(at, places[output.path]) for at, output in enumerate(a.outputs) if output.path in places]
-    if not pairs and a.outputs and b.outputs and not a.module.endswith(INPUTS):
-        pairs = [(0, 0)]
-    return pairs
+    return pairs or ([(0, 0)] if a.outputs and b.outputs and a.kind else [])
 
 
 def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int], alignment: Alignment) -> tuple[float | None, str, str]:

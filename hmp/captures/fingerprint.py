@@ -75,7 +75,7 @@ def sketch(values: Tensor) -> Tensor:
 def sampled_columns(width: int, kept: int) -> Tensor:
     """Which `kept` of `width` columns are a sample: the first ones of an order that `width` alone decides, so that of two samples the
     smaller one is a part of the larger."""
-    return torch.argsort(_mix(torch.arange(width)), stable=True)[:kept]
+    return torch.argsort(_mix(torch.arange(width, device="cpu")), stable=True)[:kept]
 
 
 def _blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
@@ -87,7 +87,7 @@ def _blocks(values: Tensor) -> Iterator[tuple[int, Tensor]]:
 def _mixed(start: int, block: Tensor) -> Tensor:
     """A number for each element of the block that begins at `start`, that looks random: those of the first block, times the block's own."""
     first = _first_block(str(block.device))[: block.numel()]
-    return first * (int(_mix(torch.tensor(start))) | 1) if start else first
+    return first * (int(_mix(torch.tensor(start, device="cpu"))) | 1) if start else first
 
 
 @functools.lru_cache(maxsize=2)

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 
 from ..errors import HmpError
+from ..formatting import count
 from .capture import MASK, TOKENS, Capture
 
 Tensor = torch.Tensor
 # What a model is given → whether it marks the padding, and not what counts. The first is what capture(mask=...) was given.
-_MASKS = {MASK: False, "attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
+MASKS = {MASK: False, "attention_mask": False, "src_key_padding_mask": True, "key_padding_mask": True}
 
 
 @dataclass(frozen=True)
@@ -98,13 +99,13 @@ def _batch(capture: Capture, call: int | None) -> Batch:
     shape = next((each for each in shapes if len(each) > 1), shapes[0] if shapes else (0,))
     given: dict[str, Tensor] = {}
     for at, each in enumerate(outputs):
-        if each.path in (TOKENS, *_MASKS) and len(each.shape) == 2 and each.is_whole and each.bits and call is not None:
+        if each.path in (TOKENS, *MASKS) and len(each.shape) == 2 and each.is_whole and each.bits and call is not None:
             given[each.path] = capture.values(call, at)
     if TOKENS in given:
         shape = tuple(given[TOKENS].shape)
     rows, length = shape[0], shape[1] if len(shape) > 1 else 0
     counted = next(
-        (_counted(given[name], marks, length) for name, marks in _MASKS.items() if name in given and _fits(given[name], shape)), None
+        (_counted(given[name], marks, length) for name, marks in MASKS.items() if name in given and _fits(given[name], shape)), None
     )
     tokens = given.get(TOKENS)
     kept = None if tokens is None else tuple(row if counted is None else row[counted[at]] for at, row in enumerate(tokens))
@@ -160,7 +161,7 @@ def _pair(a: Batch, b: Batch, row_a: int, row_b: int) -> Pair:
     if a.counted is None and b.counted is None and (a.tokens is None or b.tokens is None or a.length == b.length):
         return Pair(row_a, row_b, None, None)
     places_a, places_b = (
-        torch.arange(batch.length) if batch.counted is None else batch.counted[row] for batch, row in ((a, row_a), (b, row_b))
+        torch.arange(batch.length, device="cpu") if batch.counted is None else batch.counted[row] for batch, row in ((a, row_a), (b, row_b))
     )
     common = min(len(places_a), len(places_b))
     if len(places_a) != len(places_b) and (a.tokens is None or b.tokens is None):
@@ -180,9 +181,9 @@ def _told(a: Batch, b: Batch, pairs: Sequence[Pair]) -> str:
     shown = ", ".join(f"row {pair.row_a} beside row {pair.row_b}" for pair in pairs[:4])
     more = f" and {len(pairs) - 4} more" if len(pairs) > 4 else ""
     places = sum(len(pair.places_a) for pair in pairs if pair.places_a is not None)
-    which = f", {places} places that count in both" if places else ""
+    which = f", {count(places, 'place')} counted in both" if places else ""
     alone = min(a.rows, b.rows) - len(pairs) if a.tokens is not None and b.tokens is not None else 0
-    lacking = f"; {alone} rows have no counterpart with the same tokens" if alone > 0 and len(pairs) > 1 else ""
+    lacking = f"; {count(alone, 'row')} without one with the same tokens" if alone > 0 and len(pairs) > 1 else ""
     batches = f" of batches of {a.rows} and {b.rows}" if a.rows and b.rows else ""
     return f"{shown}{more}{batches}{which}{lacking}"
 

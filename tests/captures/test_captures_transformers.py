@@ -74,7 +74,7 @@ def test_a_batch_of_one_beside_its_row_of_eight_with_padding(side: str, prompts:
     one = run(tmp_path / "one", model, input_ids=prompts[3][None])
     eight = run(tmp_path / "eight", model, input_ids=ids, attention_mask=mask, position_ids=positions)
     found = hmp.compare_captures(tmp_path / "one", tmp_path / "eight")
-    assert found.notes[0] == "row 0 beside row 3 of batches of 1 and 8, 17 places that count in both"
+    assert found.notes[0] == "row 0 beside row 3 of batches of 1 and 8, 17 places counted in both"
     assert found.last is not None and found.last.relative == pytest.approx(relative(one[0], eight[3][mask[3] > 0]), rel=1e-4, abs=1e-9)
     assert max(gap.relative for gap in found.gaps if gap.relative is not None) < 1e-6
     assert [gap.named for gap in found.gaps if gap.relative is None] == []

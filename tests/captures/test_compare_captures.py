@@ -138,11 +138,11 @@ def test_a_batch_of_one_is_beside_its_row_of_a_padded_batch(side: str, tmp_path:
     for at, row in enumerate(ROWS):
         one = capture(tmp_path / "one", model, torch.tensor([row]))
         for found in (hmp.compare_captures(one, whole), hmp.compare_captures(whole, one), hmp.compare_captures(one, whole, rows=(0, at))):
-            assert all(gap.relative is not None and gap.relative < 1e-5 for gap in found.gaps if gap.output != "attention_mask"), found
-        assert found.notes[0] == f"row 0 beside row {at} of batches of 1 and 4, {len(row)} places that count in both"
+            assert all(gap.relative is not None and gap.relative < 1e-5 for gap in found.gaps), found
+        assert found.notes[0] == f"row 0 beside row {at} of batches of 1 and 4, {len(row)} places counted in both"
     other, other_mask = padded(ROWS[::-1], "right" if side == "left" else "left")
     found = hmp.compare_captures(whole, capture(tmp_path / "other", model, other, other_mask))
-    assert max(gap.relative for gap in found.gaps if gap.output != "attention_mask") < 1e-5
+    assert max(gap.relative for gap in found.gaps) < 1e-5
     assert found.notes[0].startswith("row 0 beside row 3, row 1 beside row 2, row 2 beside row 1, row 3 beside row 0 of batches")
 
 
@@ -152,7 +152,18 @@ def test_a_prompt_is_beside_the_beginning_of_the_whole_sequence(tmp_path: Path) 
     server = capture(tmp_path / "server", model, torch.tensor([[5, 6, 7]]))
     found = hmp.compare_captures(trainer, server)
     assert max(gap.relative for gap in found.gaps) < 1e-5
-    assert found.notes == ("row 0 beside row 0 of batches of 1 and 1, 3 places that count in both",)
+    assert found.notes == ("row 0 beside row 0 of batches of 1 and 1, 3 places counted in both",)
+
+
+def test_a_mask_that_goes_over_a_cache_ends_with_the_places_of_the_call(tmp_path: Path) -> None:
+    class Step(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return input_ids.double()
+
+    one = capture(tmp_path / "one", Step(), torch.tensor([[5]]), torch.tensor([[1, 1, 1]]))
+    two = capture(tmp_path / "two", Step(), torch.tensor([[7], [5]]), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]))
+    found = hmp.compare_captures(one, two)
+    assert (found.gaps[-1].relative, found.notes) == (0.0, ("row 0 beside row 1 of batches of 1 and 2, 1 place counted in both",))
 
 
 def test_what_padding_holds_does_not_count(tmp_path: Path) -> None:
