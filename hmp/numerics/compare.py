@@ -16,7 +16,7 @@ from ..errors import HmpError
 from ..formatting import count, dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
 from ..session import applied_policy
-from ..torch_private import dispatch_mode_stack, without_torch_dispatch
+from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from . import calling
 from .aten import refuse_xla, storage_address
 from .attribution import Attribution, Call
@@ -161,7 +161,7 @@ def _compared(
         value, source = _loss_of(model, output, loss)
         if value is not None:
             value.backward()
-        with disable_casts(), without_torch_dispatch(), torch.no_grad():
+        with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             output_error = total((t, shadows.reference(t)) for t in each_tensor((output,)) if t.is_floating_point() or t.is_complex())
             if value is not None:
                 loss_value = float(value)
