@@ -108,7 +108,7 @@ def compare_under(
     # modules to which a policy is applied would follow that one again
     if low is not None and not any(applied_policy(module) is not None for module in model.modules()):
         policies = [*policies, low]
-    policies = _told_apart(policies)
+    policies = told_apart(policies)
     values: list[Values | None] = [None]
     if len(policies) > 1:
         first = Values()
@@ -127,7 +127,7 @@ def low_in_place_of_fp8(policy: Policy) -> Policy | None:
     return policy.replace(fp8=frozenset(), bf16=low, scoped=others, name=f"{policy.name} without FP8")
 
 
-def _told_apart(policies: Sequence[Policy]) -> list[Policy]:
+def told_apart(policies: Sequence[Policy]) -> list[Policy]:
     """The policies, those of one name with their low dtype or their number in it. HmpError where two of them are the same."""
     for at, one in enumerate(policies):
         for other in policies[:at]:

@@ -45,8 +45,9 @@ def run(net: Net, x: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor
     hidden = F.linear(x.to(dtype), weights[0].to(dtype))
     output = F.linear(torch.tanh(hidden).to(dtype), weights[1].to(dtype))
     loss = squares(output)
-    gradients = torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
-    found = {"first": hidden, "second": output, "output": output, "loss": loss, "gradient": gradients}
+    gradients = torch.autograd.grad(loss, weights)
+    whole = torch.cat([g.flatten() for g in gradients])
+    found = {"first": hidden, "second": output, "output": output, "loss": loss, "gradient": whole, "first's gradient": gradients[0]}
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
@@ -73,6 +74,9 @@ def test_both_stand_beside_float32_and_beside_each_other(found: Any) -> None:
         assert row.apart == (pytest.approx(norm(a - b) / norm(wide), rel=1e-3),)
         assert row.accumulated[1] < row.accumulated[0] / 4
     assert set(calls) == {"first", "second"}
+    (row,) = (row for row in both.beside if (row.op, row.direction, row.module) == ("linear", "backward", "first"))
+    a, b, wide = (values["first's gradient"] for values in (low, half, exact))  # x needs none
+    assert row.apart == (pytest.approx(norm(a - b) / norm(wide), rel=1e-3),)
     assert calls["first"].isolated == tuple(
         pytest.approx(norm(values["first"] - exact["first"]) / norm(exact["first"]), rel=1e-3) for values in (low, half)
     )
