@@ -156,7 +156,7 @@ def _compared(
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen, scopes), shadows:
+    with _knowing_views(), _as_before(model, batch, shadows), attribution.watch(), calling.region(model, chosen, scopes), shadows:
         output = calling.call(model, batch)
         value, source = _loss_of(model, output, loss)
         if value is not None:
@@ -285,6 +285,14 @@ def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     by_storage = {storage_address(t): t for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
     by_storage.pop(0, None)
     return by_storage
+
+
+@contextmanager
+def _knowing_views() -> Iterator[None]:
+    """A stretch without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
+    enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        yield
 
 
 @contextmanager

@@ -175,6 +175,21 @@ def test_what_only_one_policy_runs_stands_beside_nothing() -> None:
     assert "the float32 runs beside brain and half are " in both.notes[-1]
 
 
+def test_sparse_gradients_count() -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+    tokens = torch.tensor([[1, 2, 1]])
+
+    def gradients(dtype: torch.dtype) -> torch.Tensor:
+        weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
+        hidden = F.embedding(tokens, weights[0])
+        out = F.linear(hidden.to(dtype), weights[1].to(dtype), weights[2].to(dtype))
+        return torch.cat([g.flatten() for g in torch.autograd.grad(squares(out), weights)]).double()
+
+    low, half, exact = map(gradients, (torch.bfloat16, torch.float16, torch.float32))
+    both = hmp.compare(net, tokens, LOW, against=HALF, loss=squares)
+    assert both.apart[0].gradient == pytest.approx(norm(low - half) / norm(exact), rel=1e-3)
+
+
 def test_dropout_draws_the_same_under_each_policy() -> None:
     net = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Dropout(0.5), torch.nn.Linear(64, 8))
     state = torch.get_rng_state()
