@@ -1,4 +1,5 @@
-"""What watching costs: a training step of BERT-base while hmp.record() is on, against the same step unwatched."""
+"""What watching costs: a training step of BERT-base while hmp.record() is on, and hmp.compare() of a small BERT, each against the same
+step unwatched."""
 
 from __future__ import annotations
 
@@ -18,6 +19,10 @@ POLICY, TARGET = "habana", 1.3
 SEQUENCES, TOKENS = 1, 32
 # of transformers' BertConfig, whose own values are BERT-base's
 SMALLEST = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128, "vocab_size": 128}
+
+
+# the BERT that is compared
+SMALL = {"hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 1024, "vocab_size": 1000}
 
 
 def run(rounds: int, device: str, smallest: bool = False) -> Found:
@@ -56,5 +61,34 @@ def run(rounds: int, device: str, smallest: bool = False) -> Found:
     ]
     values: dict[str, Any] = dict(samples)
     found.samples = values
+    found.details.append(_compared(rounds, device, smallest))
     found.rows = [at_most("training step of BERT-base, recorded / unwatched", TARGET, ratio, ratio.text())]
     return found
+
+
+def _compared(rounds: int, device: str, smallest: bool) -> str:
+    """What a comparison costs, beside forward and backward under its policy, as a line."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    model = BertForMaskedLM(BertConfig(**(SMALLEST if smallest else SMALL))).to(device)
+    tokens = torch.randint(0, 128 if smallest else 1000, (4, 64), device=device)
+    batch = {"input_ids": tokens, "labels": tokens}
+
+    def step() -> None:
+        model.zero_grad()
+        model(**batch).loss.backward()
+
+    samples: dict[str, list[float]] = {"step": [], "compared": []}
+    for number in range(rounds):
+        for name in rotated(list(samples), number):
+            if name == "compared":
+                samples[name].append(step_seconds(lambda: hmp.compare(model, batch, POLICY), 1, device))
+                continue
+            with hmp.casts(POLICY):
+                step()
+                samples[name].append(step_seconds(step, 3, device))
+    ratio = paired_ratio(samples["compared"], samples["step"])
+    plain, compared = (1000 * median(samples[name]) for name in samples)
+    of = f"hmp.compare() of a BERT of width {model.config.hidden_size}, 4 x 64 tokens, ms"
+    return f"{of}: forward and backward {plain:.1f}, compared {compared:.1f}, {ratio.text()} times as long"

@@ -46,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
         return captures.compare(options)
     import torch
 
-    from ..numerics.compare import compare_under
+    from ..numerics.compare import compare_under, told_apart
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     check_page(options.html, "--html ")
     torch.manual_seed(options.seed)
     names = [*options.policy.split(","), *([options.against] if options.against is not None else [])]
-    policies = [hmp.Policy.load(name) for name in names]
+    policies = told_apart([hmp.Policy.load(name) for name in names])
     found = recipe.load(options.recipe, "compare")
     step = found.make_step()
     assert step.model is not None  # a recipe for compare has one

@@ -18,7 +18,7 @@ from ..formatting import count, dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
 from ..report.record import uncompiled
 from ..session import applied_policy
-from ..torch_private import dispatch_mode_stack, without_torch_dispatch
+from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from . import calling
 from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
@@ -116,7 +116,7 @@ def compare_under(
     # modules to which a policy is applied would follow that one again
     if low is not None and not any(applied_policy(module) is not None for module in model.modules()):
         policies = [*policies, low]
-    policies = _told_apart(policies)
+    policies = told_apart(policies)
     values: list[Values | None] = [None]
     if len(policies) > 1:
         first = Values()
@@ -157,7 +157,7 @@ def low_in_place_of_fp8(policy: Policy) -> Policy | None:
     return policy.replace(fp8=frozenset(), bf16=low, scoped=others, name=f"{policy.name} without FP8")
 
 
-def _told_apart(policies: Sequence[Policy]) -> list[Policy]:
+def told_apart(policies: Sequence[Policy]) -> list[Policy]:
     """The policies, those of one name with their low dtype or their number in it. HmpError where two of them are the same."""
     for at, one in enumerate(policies):
         for other in policies[:at]:
@@ -186,12 +186,18 @@ def _compared(
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
-    with _as_before(model, batch, shadows.saved), attribution.watch(), calling.region(model, chosen, scopes), shadows:
+    with (
+        _knowing_views(),
+        _as_before(model, batch, shadows.saved),
+        attribution.watch(),
+        calling.region(model, chosen, scopes),
+        shadows,
+    ):
         output = calling.call(model, batch)
         value, source = _loss_of(model, output, loss)
         if value is not None:
             value.backward()
-        with disable_casts(), without_torch_dispatch(), torch.no_grad():
+        with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             outputs = map(local, each_tensor((output,)))
             output_error = total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
             tokens = distance_of_tokens(output, named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
@@ -320,6 +326,14 @@ def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
     by_storage = {storage_address(t): local(t) for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
     by_storage.pop(0, None)
     return by_storage
+
+
+@contextmanager
+def _knowing_views() -> Iterator[None]:
+    """A stretch without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
+    enabled = torch.is_grad_enabled()
+    with torch.inference_mode(False), torch.set_grad_enabled(enabled):
+        yield
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
     found = False
     for got, reference in pairs:
         found = True
-        error, size, _ = error_and_size(_held(got), _held(reference))
+        error, size, _ = error_and_size(held(got), held(reference))
         if size:
             errors += error**2 if math.isfinite(error) else math.inf
             sizes += size**2
@@ -83,7 +83,7 @@ def as_real(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _held(tensor: torch.Tensor) -> torch.Tensor:
+def held(tensor: torch.Tensor) -> torch.Tensor:
     """Of a sparse tensor the values that it holds, which the reference holds at the same places; another tensor itself."""
     return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor
 

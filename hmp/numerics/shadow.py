@@ -60,7 +60,7 @@ class Shadows(TorchDispatchMode):
     def reference(self, tensor: Tensor) -> Tensor:
         """The float32 run's counterpart of `tensor`, of a DTensor of this process's part; what no op has made is its own."""
         tensor = local(tensor)
-        found: Tensor | None = self._references.get(tensor)
+        found = self._known(tensor)
         return tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype)) if found is None else found
 
     def ended(self, op: str, result: Any) -> None:
@@ -98,28 +98,31 @@ class Shadows(TorchDispatchMode):
             self._node = node
             self._inside.clear()
         if collectives.is_collective(func):
-            return self._communicate(func, args, kwargs)
+            with without_torch_function():
+                return self._communicate(func, args, kwargs)
         flat = _flat(args, kwargs)
         if not any(isinstance(a, Tensor) or type(a) is torch.dtype for a in flat) or self._is_received(known, args):
             return func(*args, **kwargs)
-        written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
-        for tensor in written:
-            self._before_write(tensor)
-        is_written = {id(t) for t in written}
-        wide = [_wide_dtype(a) for a in flat]
-        references = [self._stand_in(a, self._reference_of, is_written) for a in wide]
-        exact = None
-        if not known.is_view and self._is_low(flat):
-            exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
-        state = random_state(filter(_is_tensor, flat)) if known.is_random and not known.draws else None
+        with without_torch_function():  # what is computed here is no call of the model's
+            written = [a for at in known.writes for a in _tensors(argument(args, kwargs, at))]
+            for tensor in written:
+                self._before_write(tensor)
+            is_written = {id(t) for t in written}
+            wide = [_wide_dtype(a) for a in flat]
+            references = [self._stand_in(a, self._reference_of, is_written) for a in wide]
+            exact = None
+            if not known.is_view and self._is_low(flat):
+                exact = [self._stand_in(a, lambda t: self._exact_of(t, id(t) in is_written), is_written) for a in wide]
+            state = random_state(filter(_is_tensor, flat)) if known.is_random and not known.draws else None
         out = func(*args, **kwargs)
-        if known.draws or known.unwritten:
-            self._take_over(out)
-            return out
-        if known.name == "native_dropout" and args[2]:
-            func, state = _Dropout(func, out[1]), None
-        again = functools.partial(_again, func, args, kwargs, state)
-        self._keep(func, known, call, out, written, again, references, exact, wide)
+        with without_torch_function():
+            if known.draws or known.unwritten:
+                self._take_over(out)
+                return out
+            if known.name == "native_dropout" and args[2]:
+                func, state = _Dropout(func, out[1]), None
+            again = functools.partial(_again, func, args, kwargs, state)
+            self._keep(func, known, call, out, written, again, references, exact, wide)
         return out
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -209,8 +212,24 @@ class Shadows(TorchDispatchMode):
                 for tensor, exact in zip(made, outs or (), strict=False):
                     store[tensor] = exact
 
-    def _reference_of(self, tensor: Tensor) -> Tensor:
+    def _known(self, tensor: Tensor) -> Tensor | None:
+        """The reference of `tensor`, and of a view that was made unseen, as a CopiedView is, that of its base in its place."""
         found: Tensor | None = self._references.get(tensor)
+        if found is None and tensor._base is not None:
+            found = self._in_base(tensor, tensor._base)
+            if found is not None:
+                self._references[tensor] = found
+        return found
+
+    def _in_base(self, tensor: Tensor, base: Tensor) -> Tensor | None:
+        """The view of the base's reference that `tensor` is of the base, None where there is none."""
+        whole: Tensor | None = self._references.get(base) if base.dtype is tensor.dtype else None
+        if whole is None or whole.stride() != base.stride():
+            return None
+        return whole.as_strided(tensor.size(), tensor.stride(), tensor.storage_offset() - base.storage_offset() + whole.storage_offset())
+
+    def _reference_of(self, tensor: Tensor) -> Tensor:
+        found = self._known(tensor)
         return tensor.to(WIDE[tensor.dtype]) if found is None and tensor.dtype in WIDE else tensor if found is None else found
 
     def _exact_of(self, tensor: Tensor, is_written: bool) -> Tensor:
@@ -239,20 +258,14 @@ class Shadows(TorchDispatchMode):
         owner = self._guarded.pop(storage_address(tensor), None)
         if owner is not None:
             self.saved.append((owner, owner.detach().clone()))
-        if tensor in self._references or not _has_reference(tensor):
+        if self._known(tensor) is not None or not _has_reference(tensor):
             return
-        base = tensor._base
-        if base is None or base.dtype is not tensor.dtype:
-            self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
-            return
-        whole = self._references.get(base)
-        if whole is None:
-            whole = self._references[base] = base.detach().to(WIDE.get(base.dtype, base.dtype), copy=True)
-        if whole.stride() == base.stride():
-            offset = tensor.storage_offset() - base.storage_offset() + whole.storage_offset()
-            self._references[tensor] = whole.as_strided(tensor.size(), tensor.stride(), offset)
-        else:
-            self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+        base, found = tensor._base, None
+        if base is not None and base.dtype is tensor.dtype:
+            if base not in self._references:
+                self._references[base] = base.detach().to(WIDE.get(base.dtype, base.dtype), copy=True)
+            found = self._in_base(tensor, base)
+        self._references[tensor] = tensor.detach().to(WIDE.get(tensor.dtype, tensor.dtype), copy=True) if found is None else found
 
     def _take_over(self, out: Any) -> None:
         """The references of these tensors hold what the tensors hold."""

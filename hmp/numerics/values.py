@@ -9,7 +9,7 @@ import torch
 
 from ..casting import each_tensor
 from .aten import local
-from .distance import as_real, error_and_size, widened
+from .distance import as_real, error_and_size, held, widened
 
 Tensor = torch.Tensor
 Key = tuple[str, ...]
@@ -39,6 +39,7 @@ class Values:
 
     def add(self, key: Key, tensor: Tensor, reference: Tensor, most: int = OF_RESULTS) -> None:
         """One more tensor of that key, in the order in which the run makes them."""
+        tensor, reference = held(tensor), held(reference)
         if tensor.layout is not torch.strided or tensor.is_meta or not tensor.numel():
             return
         sample = self._sample(tensor, most)

@@ -98,6 +98,23 @@ def test_compare_in_fp8_shows_the_low_dtype_beside_it(tmp_path: Path, scoped: bo
     hmp.revert()
 
 
+def test_compare_sets_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe, file = tmp_path / "recipe.py", tmp_path / "c.json"
+    recipe.write_text(RECIPE)
+    scoped = hmp.Policy("scoped", bf16={"linear"}, fp32={"linear @ 0"}).save(tmp_path / "scoped")
+    arguments = ["compare", str(recipe), "--policy", f"habana,{scoped}", "--against", "gaudi", "--json", str(file)]
+    assert main(arguments) == 0
+    values = json.loads(file.read_text())
+    assert capsys.readouterr().out.startswith(values["verdict"])
+    runs = [values, *values["others"]]
+    assert [run["policy"] for run in runs] == ["habana", "scoped", "gaudi"]
+    low = [{row["module"] for row in run["rows"] if row["op"] == "linear" and row["dtype"] == "bfloat16"} for run in runs]
+    assert "model.0" in low[0] and "model.0" not in low[1] and low[1]
+    assert main(["compare", str(recipe), "--against", "autocast"]) == 2
+    assert "are the same, and nothing would be between them; leave one out" in capsys.readouterr().err
+    hmp.revert()
+
+
 def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     recipe = tmp_path / "recipe.py"
     recipe.write_text(RECIPE.replace("return [torch.randn", "print('asked'); return [torch.randn"))

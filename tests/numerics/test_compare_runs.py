@@ -348,3 +348,17 @@ def test_a_checkpointed_models_recomputation_is_compared_as_forward():
 def test_tensors_on_xla_are_refused() -> None:
     with pytest.raises(hmp.HmpError, match=r"compare\(\) cannot follow tensors on XLA .*; move the model and its batch to the CPU"):
         refuse_xla(torch.device("xla"), "compare()")
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_a_view_on_a_list_that_casts_goes_on_from_its_inputs_reference(mode: Any):
+    """Its result is an alias of the cast copy, which is made below what a dispatch mode sees."""
+    net, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Flatten(), torch.nn.Dropout(0.5)).eval(), torch.randn(4, 8)
+    with mode():
+        exact = net(x).detach()
+        comparison = hmp.compare(net, x, policy(bf16={"linear", "flatten", "dropout"}))
+        lossy = hmp.compare(net[1:], x, policy(bf16={"flatten", "dropout"}))
+        weight, bias = net[0].weight, net[0].bias
+        low = torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()).detach()
+    assert comparison.output == pytest.approx(float((low - exact).norm() / exact.norm()), rel=1e-3)
+    assert lossy.output == pytest.approx(float((x.bfloat16() - x).norm() / x.norm()), rel=1e-3)

@@ -45,8 +45,9 @@ def run(net: Net, x: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor
     hidden = F.linear(x.to(dtype), weights[0].to(dtype))
     output = F.linear(torch.tanh(hidden).to(dtype), weights[1].to(dtype))
     loss = squares(output)
-    gradients = torch.cat([g.flatten() for g in torch.autograd.grad(loss, weights)])
-    found = {"first": hidden, "second": output, "output": output, "loss": loss, "gradient": gradients}
+    gradients = torch.autograd.grad(loss, weights)
+    whole = torch.cat([g.flatten() for g in gradients])
+    found = {"first": hidden, "second": output, "output": output, "loss": loss, "gradient": whole, "first's gradient": gradients[0]}
     return {name: tensor.detach().double() for name, tensor in found.items()}
 
 
@@ -73,6 +74,9 @@ def test_both_stand_beside_float32_and_beside_each_other(found: Any) -> None:
         assert row.apart == (pytest.approx(norm(a - b) / norm(wide), rel=1e-3),)
         assert row.accumulated[1] < row.accumulated[0] / 4
     assert set(calls) == {"first", "second"}
+    (row,) = (row for row in both.beside if (row.op, row.direction, row.module) == ("linear", "backward", "first"))
+    a, b, wide = (values["first's gradient"] for values in (low, half, exact))  # x needs none
+    assert row.apart == (pytest.approx(norm(a - b) / norm(wide), rel=1e-3),)
     assert calls["first"].isolated == tuple(
         pytest.approx(norm(values["first"] - exact["first"]) / norm(exact["first"]), rel=1e-3) for values in (low, half)
     )
@@ -169,6 +173,21 @@ def test_what_only_one_policy_runs_stands_beside_nothing() -> None:
     assert rows["linear"].apart == (None,)  # once and twice
     assert next(line.split() for line in str(both).splitlines() if line.startswith("  tanh"))[1] == "-"
     assert "the float32 runs beside brain and half are " in both.notes[-1]
+
+
+def test_sparse_gradients_count() -> None:
+    net = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
+    tokens = torch.tensor([[1, 2, 1]])
+
+    def gradients(dtype: torch.dtype) -> torch.Tensor:
+        weights = [p.detach().clone().requires_grad_() for p in net.parameters()]
+        hidden = F.embedding(tokens, weights[0])
+        out = F.linear(hidden.to(dtype), weights[1].to(dtype), weights[2].to(dtype))
+        return torch.cat([g.flatten() for g in torch.autograd.grad(squares(out), weights)]).double()
+
+    low, half, exact = map(gradients, (torch.bfloat16, torch.float16, torch.float32))
+    both = hmp.compare(net, tokens, LOW, against=HALF, loss=squares)
+    assert both.apart[0].gradient == pytest.approx(norm(low - half) / norm(exact), rel=1e-3)
 
 
 def test_dropout_draws_the_same_under_each_policy() -> None:
