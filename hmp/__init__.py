@@ -11,6 +11,9 @@ from .version import __version__ as __version__
 if TYPE_CHECKING:
     from .benchmark import benchmark
     from .caches import cache_info, clear_cache, set_cache_limit, set_sharing
+    from .captures.capture import Capture
+    from .captures.compare import compare_captures
+    from .captures.watching import capture
     from .context import casts_enabled, disable_casts, enable_casts
     from .diagnostics import Rule, Unreachable, explain, fallbacks, memory_stats, unreachable
     from .dispatch import bf16_function, fp32_function, promote_function
@@ -34,6 +37,7 @@ if not getattr(sys, "_is_gil_enabled", lambda: True)():
     )
 
 __all__ = [
+    "Capture",
     "Handle",
     "HmpError",
     "NonFiniteError",
@@ -47,10 +51,12 @@ __all__ = [
     "benchmark",
     "bf16_function",
     "cache_info",
+    "capture",
     "casts",
     "casts_enabled",
     "clear_cache",
     "compare",
+    "compare_captures",
     "convert",
     "detect_nonfinite",
     "disable_casts",
@@ -94,6 +100,9 @@ _TOGETHER = {
     ".tune": "tune",
 }
 _ALONE = {
+    ".captures.capture": "Capture",
+    ".captures.compare": "compare_captures",
+    ".captures.watching": "capture",
     ".errors": "HmpError NonFiniteError OpListError ViolationError",
     ".numerics.compare": "compare",
     ".numerics.nonfinite": "detect_nonfinite",

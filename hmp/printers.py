@@ -9,6 +9,7 @@ from typing import Any
 # The method of a result → the module and the function that do its work. None is imported before it is asked for: some need an extra.
 PRINTERS = {
     "Benchmark.__str__": "hmp.benchmark.table:table",
+    "CaptureComparison.to_html": "hmp.captures.page:captures_page",
     "Comparison.to_html": "hmp.numerics.page:comparison_page",
     "Report.__str__": "hmp.report.text:text",
     "Report.table": "hmp.report.text:table",

@@ -110,8 +110,7 @@ TensorBase: type = _required("torch._C.TensorBase")
 # The object whose methods are the builtins of `torch`. C code looks them up in its type.
 variable_functions: Any = _required("torch._C._VariableFunctions")
 nn_builtins: types.ModuleType = _required("torch._C._nn")
-# Its builtins equal those of `torch` but are other objects.
-vf: types.ModuleType = _required("torch._VF")
+vf: types.ModuleType = _required("torch._VF")  # its builtins equal those of `torch` but are other objects
 # (name, namespace) of those that hold ops besides torch, torch.nn.functional and torch.Tensor.
 OP_NAMESPACES: tuple[tuple[str, Any], ...] = (("torch._C._nn", nn_builtins), ("torch._VF", vf))
 # (name, namespace, prefix of the public names): modules that hold the builtins of torch.linalg and others as well, under names such as
@@ -255,6 +254,7 @@ _required("torch.autograd.profiler._is_profiler_enabled")
 # A view for which autograd makes a node and no relation to what is viewed. torch.Tensor has it under no name.
 unsafe_view: Callable[[Tensor, torch.Size], Tensor] = _required("torch._C._get_operation_overload")("aten::_unsafe_view", "")[0]
 has_storage: Callable[[Tensor], bool] = _required("torch._C._has_storage")
+hooks_with_keywords: dict[int, bool] = _optional("torch.nn.modules.module._global_forward_hooks_with_kwargs", {})  # of modules, by number
 
 
 def in_plain_autograd() -> bool:

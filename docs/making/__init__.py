@@ -27,6 +27,7 @@ def made() -> dict[str, str | bytes | Path]:
         "evidence/releases.md": releases.page(),
         "evidence/samples/report.html": pages["report.html"],
         "evidence/samples/comparison.html": pages["comparison.html"],
+        "evidence/samples/captures.html": pages["captures.html"],
         "evidence/samples/tuning.html": pages["tuning.html"],
         **evidence.pages(),
         **tutorials.pages(),

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Mapping
 
 from . import ROOT
 
-_CLASSES = ("HmpError", "OpListError", "NonFiniteError", "TypeError", "ValueError", "ImportError", "AttributeError", "RuntimeError")
+_CLASSES = """HmpError OpListError NonFiniteError NothingCalled TypeError ValueError ImportError AttributeError
+    RuntimeError""".split()
 
 
 @functools.cache

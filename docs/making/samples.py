@@ -93,6 +93,12 @@ def write() -> None:
         recipe.loss(model, batches[0]).backward()
     report.to_html("report.html")
     report.to_json("report.json")
+    for name, policy in (("trainer", "habana"), ("server", "autocast")):
+        with hmp.capture(f"{name}.capture", model), hmp.casts(policy), torch.no_grad():
+            model(batches[0][0])
+    compared = hmp.compare_captures("trainer.capture", "server.capture")
+    compared.to_html("captures.html")
+    compared.to_json("captures.json")
     options = {"start": "habana", "tolerance": 0.01, "objective": "memory", "budget": "8 evaluations", "steps": 8, "progress": False}
     tuned = hmp.tune(model, batches, loss=recipe.loss, optimizer=recipe.optimizer, **options)
     tuned.to_html("tuning.html")

@@ -22,7 +22,7 @@ from typing import Any
 import hmp
 
 from ..printers import printer
-from . import relaunched, run_options
+from . import captures, relaunched, run_options
 from .output import check_folder, check_page
 from .parser import Parser
 from .verified_steps import verified_steps
@@ -62,6 +62,7 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "ranks other than 0 write FILE.rank1.html and so on",
     )
     parser.add_argument("--html", metavar="FILE", help="record as with --report, and write a page, whatever the file is called")
+    captures.add_to_run(parser)
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -92,6 +93,7 @@ def run(options: argparse.Namespace) -> int:
     script, *arguments = options.command[1:] if options.command[0] == "--" else options.command
     try:
         _check(script, options.is_module)
+        captures.check(options)
         run_options.from_environment(options)
         prepare(options)
         pass_on(options)
@@ -99,8 +101,9 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with _recorded(options.report, options.html), _verified(options.verify), _watched(options.detect_nonfinite):
-            _launch(script, arguments, options.is_module)
+        with captures.captured(options.capture, options.capture_calls), _recorded(options.report, options.html), _verified(options.verify):
+            with _watched(options.detect_nonfinite):
+                _launch(script, arguments, options.is_module)
     except SystemExit as end:
         if end.code in (None, 0, _WRONG_USE):
             run_options.say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)

@@ -46,7 +46,7 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
             f"nothing was cast by hmp in this process: what stands behind {script} is the script's own, also {', '.join(behind)}; "
             f"an option for hmp stands before: hmp run {behind[0]} ... {target}"
         )
-    elif not is_in_use and not is_wrong_use:
+    elif not is_in_use and not is_wrong_use and options.capture is None:
         told = (
             f"nothing was cast: no option asks for it, and {script} does not use hmp; "
             f"hmp run --policy autocast {target} runs it under torch.autocast's lists"

@@ -34,7 +34,7 @@ LEVELS = (
     "printers",
     "report benchmark",
     "numerics",
-    "tune",
+    "tune captures",
     "__init__",
     "compat",
     "cli pytest_plugin",
@@ -220,5 +220,5 @@ def test_no_module_of_the_core_has_the_name_of_a_function_of_its_own() -> None:
 
 
 def test_the_core_does_without_the_tools() -> None:
-    tools = {"report", "tune", "benchmark", "numerics", "compat", "cli"}
+    tools = {"report", "tune", "benchmark", "numerics", "captures", "compat", "cli"}
     assert not [each for each in EVERY_IMPORT if package_of(each.importer) in CORE and package_of(taken(each)) in tools]

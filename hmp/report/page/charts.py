@@ -111,18 +111,24 @@ class Line:
     titles: Sequence[str] = ()
 
 
-def error_by_depth(lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, prefix: str) -> str:
+def error_by_depth(
+    lines: Sequence[Line],
+    mark: float | None,
+    marked: str,
+    named: tuple[int, float, str] | None,
+    prefix: str,
+    across: str = "ops, in the order of their first calls",
+) -> str:
     """Relative errors against the order of the calls, on a logarithmic scale.
 
-    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name.
+    There is a dashed line at `mark`, which is called `marked`; `named` is a point with its name; `across` says what stands side by side.
     """
-    return at_both_widths(
-        lambda width: _error_by_depth(lines, mark, marked, named, width), "Relative error of every call, in their order", prefix
-    )
+    label = "Relative error of every call, in their order"
+    return at_both_widths(lambda width: _error_by_depth(lines, mark, marked, named, width, across), label, prefix)
 
 
 def _error_by_depth(
-    lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, width: float
+    lines: Sequence[Line], mark: float | None, marked: str, named: tuple[int, float, str] | None, width: float, across: str
 ) -> tuple[Any, Titles]:
     titles: Titles = {}
     figure, (axes,) = panels(width, 3.3, [1])
@@ -154,7 +160,7 @@ def _error_by_depth(
         )  # fmt: skip
     if mark is not None:
         axes.axhline(mark, color=VARIABLES["--soft"], linewidth=1, linestyle=(0, (4, 3)), label=marked)
-    axes.set_xlabel("ops, in the order of their first calls", color=VARIABLES["--soft"], fontsize=9)
+    axes.set_xlabel(across, color=VARIABLES["--soft"], fontsize=9)
     axes.set_ylabel("relative error", color=VARIABLES["--soft"], fontsize=9)
     axes.grid(axis="y", color=VARIABLES["--line"], linewidth=0.7)
     axes.set_axisbelow(True)

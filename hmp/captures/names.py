@@ -1,0 +1,121 @@
+"""What the modules of a program are called in a capture, whatever is wrapped around them."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Wrapper's class → the attribute that it holds the wrapped module in, which has the wrapper's place in the model.
+_WRAPPERS = {
+    "DataParallel": "module",
+    "DistributedDataParallel": "module",
+    "FullyShardedDataParallel": "_fsdp_wrapped_module",
+    "CheckpointWrapper": "_checkpoint_wrapped_module",
+}
+_COMPILED = "_orig_mod"  # of what torch.compile(module) gives
+
+
+_compiling = torch.compiler.is_compiling
+
+
+@dataclass
+class Root:
+    """A model: what stands before its modules' names, and how many of its calls have returned."""
+
+    prefix: str
+    calls: int = 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """A module's name in its model, and whether it is compiled."""
+
+    name: str
+    root: Root
+    is_compiled: bool
+
+
+class Names:
+    """The places of the modules of `model`; without one, of every module that runs and of those that it holds: the first model with
+    parameters has no prefix, others have that of their class."""
+
+    def __init__(self, model: torch.nn.Module | None) -> None:
+        self.places: weakref.WeakKeyDictionary[torch.nn.Module, Place] = weakref.WeakKeyDictionary()
+        self._is_open = model is None
+        self._prefixes: set[str] = set()
+        if model is not None:
+            self._attach(model, Root(""))
+
+    def place(self, module: torch.nn.Module) -> Place | None:
+        """The module's place; None where it is none of the model's, or a wrapper, whose place the wrapped module has."""
+        if self._is_open and (inside := _unwrapped(module)) not in self.places:
+            self._attach(inside, Root(self._prefix_of(inside)))
+        return self.places.get(module)
+
+    def _prefix_of(self, module: torch.nn.Module) -> str:
+        is_model = next(module.parameters(), None) is not None
+        kind = type(module).__name__
+        candidates = ["", *(f"{kind}{'' if number == 1 else number}" for number in range(1, len(self._prefixes) + 2))]
+        prefix = next(each for each in candidates[not is_model :] if each not in self._prefixes)
+        self._prefixes.add(prefix)
+        return prefix
+
+    def _attach(self, module: torch.nn.Module, root: Root) -> None:
+        todo = [(module, root.prefix)]
+        while todo:
+            each, name = todo.pop()
+            each = _unwrapped(each)
+            if each in self.places:
+                continue  # it is held under two names: the first one
+            inside = vars(each)["_modules"].get(_COMPILED)
+            is_compiled = inside is not None or each._compiled_call_impl is not None
+            self.places[each] = Place(name, root, is_compiled)
+            children = list((each if inside is None else inside).named_children())
+            todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
+
+    @contextmanager
+    def following_compiled(self, around: Callable[..., Any]) -> Iterator[None]:
+        """A stretch in which what `module.compile()` has compiled, which runs no hooks, is called by `around`: with it, the module, and the
+        arguments."""
+        followed: list[tuple[torch.nn.Module, Any, Any]] = []
+
+        def follow(module: torch.nn.Module) -> None:
+            compiled: Any = module._compiled_call_impl
+
+            def call(*args: Any, **kwargs: Any) -> Any:
+                return compiled(*args, **kwargs) if _compiling() else around(compiled, module, args, kwargs)
+
+            module._compiled_call_impl = call
+            followed.append((module, compiled, call))
+
+        for module in [each for each in self.places if each._compiled_call_impl is not None]:
+            follow(module)
+        plain = torch.nn.Module.compile
+
+        @functools.wraps(plain)
+        def compile(module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+            plain(module, *args, **kwargs)
+            follow(module)
+
+        if self._is_open:  # a script compiles its model later
+            torch.nn.Module.compile = compile  # type: ignore[assignment, method-assign]
+        try:
+            yield
+        finally:
+            if torch.nn.Module.compile is compile:  # type: ignore[comparison-overlap]
+                torch.nn.Module.compile = plain  # type: ignore[method-assign]
+            for module, compiled, call in followed:
+                if module._compiled_call_impl is call:
+                    module._compiled_call_impl = compiled
+
+
+def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
+    while (inside := getattr(module, _WRAPPERS.get(type(module).__name__, ""), None)) is not None:
+        module = inside
+    return module

@@ -1,0 +1,182 @@
+"""What a capture holds is what plain forward hooks see; a file that cannot be read says which and why."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import hmp
+from hmp.captures import file
+from process_kit import to_install
+
+
+@dataclasses.dataclass
+class Answer:
+    scores: torch.Tensor
+    extra: dict[str, torch.Tensor]
+
+
+class Twice(nn.Module):
+    """A model whose layer is called twice, and whose parts return a tuple, a dict and a dataclass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.pair, self.head = nn.Linear(6, 6), Pair(), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, scale: torch.Tensor) -> Answer:
+        left, right = self.pair(self.layer(torch.tanh(self.layer(x))))
+        return Answer(self.head(left + right) * scale, {"left": left, "count": torch.tensor(3)})
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.relu(), x[:, ::2].repeat(1, 2)
+
+
+def seen_by_hooks(model: nn.Module, *args: torch.Tensor) -> list[tuple[str, list[torch.Tensor]]]:
+    """Each module's results, in order, as torch's own hooks on the modules give them."""
+    seen: list[tuple[str, list[torch.Tensor]]] = []
+
+    def note(name: str, result: object) -> None:
+        found = [result.scores, *result.extra.values()] if isinstance(result, Answer) else result
+        seen.append((name, [each.detach().clone() for each in ([found] if isinstance(found, torch.Tensor) else found)]))
+
+    hooks = [module.register_forward_hook(lambda _, __, out, name=name: note(name, out)) for name, module in model.named_modules()]
+    model(*args)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_every_call_is_there_in_order_with_its_values(tmp_path: Path) -> None:
+    model, x, scale = Twice(), torch.randn(4, 6), torch.tensor(2.0, dtype=torch.float64)
+    wanted = seen_by_hooks(model, x, scale)
+    with hmp.capture(tmp_path / "a.capture", model):
+        model(x, scale=scale)
+    found = hmp.Capture.load(tmp_path / "a.capture")
+    calls = [call for call in found.calls if call.module != "(inputs)"]
+    assert [call.module for call in calls] == [name for name, _ in wanted] == ["layer", "layer", "pair", "head", ""]
+    assert [call.number for call in calls] == [0, 1, 0, 0, 0]
+    assert [[output.path for output in call.outputs] for call in calls[2:]] == [["0", "1"], [""], ["scores", "extra.left", "extra.count"]]
+    for at, (call, (_, tensors)) in enumerate(zip(calls, wanted, strict=True)):
+        for number, (output, tensor) in enumerate(zip(call.outputs, tensors, strict=True)):
+            assert torch.equal(found.values(at, number), tensor)
+            assert (output.shape, f"torch.{output.dtype}") == (tuple(tensor.shape), str(tensor.dtype))
+            wide = tensor.double()
+            assert output.norm == pytest.approx(float(wide.norm())) and output.mean == pytest.approx(float(wide.mean()), abs=1e-12)
+            assert (output.largest, output.nonfinite) == (float(wide.abs().max()), 0)
+    (inputs,) = [call for call in found.calls if call.module == "(inputs)"]
+    assert [output.path for output in inputs.outputs] == ["x", "scale"]
+    assert (calls[0].inputs, calls[0].weights, calls[-1].inputs) == (("float32",), ("float32",), ("float32", "float64"))
+
+
+class Odd(nn.Module):
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        odd = x.clone()
+        odd[0, :2] = torch.tensor([float("nan"), float("inf")])
+        return [odd, x.to(torch.float8_e4m3fn), torch.complex(x, -x).conj(), x > 0, x[:0], x.to_sparse(), x.to("meta")]
+
+
+def test_what_few_ops_know_is_kept_too_or_said_not_to_be(tmp_path: Path) -> None:
+    model, x = Odd(), torch.randn(3, 4)
+    with hmp.capture(tmp_path / "a.capture", model) as found:
+        odd, fp8, *_ = model(x)
+    outputs = found.calls[0].outputs
+    assert outputs[0].nonfinite == 2 and outputs[0].norm == pytest.approx(float(odd.nan_to_num(0, 0, 0).double().norm()))
+    assert torch.equal(found.values(0, 1), fp8.float()) and outputs[1].dtype == "float8_e4m3fn"
+    assert torch.equal(found.values(0, 2), torch.stack([x, x], -1).flatten(-2)) and outputs[2].shape == (3, 4)
+    assert torch.equal(found.values(0, 3), x > 0) and found.values(0, 4).shape == (0, 4)
+    assert [output.bits for output in outputs[5:]] == ["", ""]
+    assert found.notes == ("of 2 outputs torch does not tell the values: on the meta device, a shard, sparse, or in a transform",)
+
+
+def captured(path: Path) -> Path:
+    model = nn.Linear(4, 4)
+    with hmp.capture(path, model):
+        model(torch.randn(2, 4))
+    return path
+
+
+def test_a_file_that_is_cut_off_or_no_capture_or_of_another_form_is_refused_by_its_path(tmp_path: Path) -> None:
+    whole = captured(tmp_path / "a.capture").read_bytes()
+    for length in (0, 5, 100, len(whole) - 1):
+        (cut := tmp_path / "cut.capture").write_bytes(whole[:length])
+        with pytest.raises(hmp.HmpError, match=r"cut\.capture is no capture, or is cut off: .*copy it again, or capture again"):
+            hmp.Capture.load(cut)
+    with pytest.raises(hmp.HmpError, match=r"none\.capture: there is no such file; hmp\.capture\(\) and hmp run --capture write captures"):
+        hmp.Capture.load(tmp_path / "none.capture")
+    save_file({"a": torch.ones(1)}, other := tmp_path / "weights.safetensors")
+    with pytest.raises(hmp.HmpError, match=r"weights\.safetensors is a file of safetensors, and no capture"):
+        hmp.Capture.load(other)
+    later = {"hmp_capture": "2", "about": json.dumps({"hmp": "9.1"})}
+    save_file({}, other, metadata=later)
+    with pytest.raises(
+        hmp.HmpError, match=r"written by hmp 9\.1 in form 2 of captures, and this hmp reads form 1: compare with that release"
+    ):
+        hmp.Capture.load(other)
+
+
+def test_nothing_but_the_header_is_read_before_it_is_asked_for(tmp_path: Path) -> None:
+    """The values are written over behind the open file's back: what is read later is what stands there then."""
+    path = captured(tmp_path / "a.capture")
+    found = hmp.Capture.load(path)
+    assert len(found.calls) == 2
+    size = path.stat().st_size
+    with path.open("r+b") as opened:
+        opened.seek(size - 64)
+        opened.write(bytes(64))
+    last = max((found.values(at, 0) for at in (0, 1)), key=lambda values: int((values == 0).sum()))
+    assert bool((last == 0).any())
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(4, 4)
+    for arguments, said in [
+        ((tmp_path / "none" / "a.capture", model), r"there is no folder .*none to write the capture into; make the folder first"),
+        ((tmp_path, model), r"is a folder; give the file that the capture is to be written into"),
+        ((tmp_path / "a", 3), r"capture\(\) takes a file and a torch\.nn\.Module; int is no module"),
+        ((tmp_path / "a", torch.jit.script(model)), r"give the module that it was made of"),
+    ]:
+        with pytest.raises(hmp.HmpError, match=said), hmp.capture(*arguments):
+            pytest.fail("the region began")
+    with pytest.raises(hmp.HmpError, match=r'give "outputs" or "fingerprints"'), hmp.capture(tmp_path / "a", model, keep="all"):
+        pytest.fail("the region began")
+    with pytest.raises(hmp.HmpError, match=r"1 where one counts"), hmp.capture(tmp_path / "a", model, mask=torch.ones(3)):
+        pytest.fail("the region began")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError) as error, hmp.capture(tmp_path / "a", model):
+        pytest.fail("the region began")
+    assert str(error.value) == f"a capture needs safetensors, not installed here: {to_install('capture')}"
+
+
+def test_a_region_without_a_call_is_an_error_and_one_that_fails_leaves_what_it_saw(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(3, 3))
+    with pytest.raises(hmp.HmpError, match=r"a was not written: no module of Sequential was called through model\(\.\.\.\)"):
+        with hmp.capture(tmp_path / "a", model):
+            model[0].forward(torch.randn(2, 4))  # not a call of the module
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"), hmp.capture(tmp_path / "a", model) as found:
+        model(torch.randn(2, 4))
+    assert [call.module for call in found.calls] == ["0"]
+    assert [each.name for each in tmp_path.iterdir()] == ["a"], "no half of a file"
+
+
+def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
+    """A change of what is written needs another number: this file was made by hand in form 1."""
+    call = {"module": "", "kind": "Linear", "root": "", "step": 0, "number": 0, "is_leaf": True, "inputs": ["float32"], "weights": []}
+    output = {"path": "", "shape": [2], "dtype": "float32", "norm": 5.0, "mean": 3.5, "largest": 4.0, "nonfinite": 0, "bits": "ab"}
+    calls = [{**call, "policy": "", "outputs": [{**output, "width": 2, "kept": 2}]}]
+    metadata = {"hmp_capture": "1", "about": json.dumps({"model": "Linear"}), "notes": "[]", "calls": json.dumps(calls)}
+    save_file({"0.0": torch.tensor([3.0, 4.0])}, tmp_path / "a", metadata=metadata)
+    found = hmp.Capture.load(tmp_path / "a")
+    assert file.FORM == 1 and found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
+    assert str(found).splitlines()[-1].split() == ["(the", "model)", "Linear", "float32", "-", "[2]", "float32", "5"]

@@ -1,0 +1,115 @@
+"""Programs as they are: wrapped models, scripts whose models are not known beforehand, threads, and what else looks at the calls."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.utils.flop_counter import FlopCounterMode
+
+import hmp
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(4, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU()), nn.Linear(8, 2))
+
+
+NAMES = ["0", "1.0", "1.1", "1", "2", "", "(inputs)"]
+
+
+def modules(path: Path) -> list[str]:
+    return [call.module for call in hmp.Capture.load(path).calls]
+
+
+@pytest.fixture
+def one_process() -> Any:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_what_is_wrapped_around_a_model_is_no_part_of_its_names(tmp_path: Path, one_process: None) -> None:
+    inner = net()
+    inner[1] = checkpoint_wrapper(inner[1])
+    for model in (nn.DataParallel(inner), nn.parallel.DistributedDataParallel(inner)):
+        with hmp.capture(tmp_path / "a", model):
+            model(torch.randn(3, 4)).sum().backward()
+        assert modules(tmp_path / "a") == NAMES
+
+
+def test_without_a_model_every_outermost_module_is_one(tmp_path: Path) -> None:
+    """The first with parameters has no prefix, others that of their class; each is captured as often as is asked for."""
+    first, second, third, loss = net(), net(), net(), nn.MSELoss()
+    with hmp.capture(tmp_path / "a", calls=1) as found:
+        for _ in range(2):
+            for model in (first, second, third):
+                loss(model(torch.randn(3, 4)), torch.zeros(3, 2))
+    others = ["Sequential", "Sequential2"]
+    wanted = [*NAMES, "MSELoss", "MSELoss(inputs)"]
+    for name in others:
+        wanted += [f"{name}.{each}" for each in NAMES[:-2]] + [name, f"{name}(inputs)"]
+    assert sorted(modules(tmp_path / "a")) == sorted(wanted)
+    assert {call.root for call in found.calls} == {"", "MSELoss", *others}
+
+
+def test_wrappers_of_a_script_are_no_part_of_names_either(tmp_path: Path) -> None:
+    model = nn.DataParallel(net())
+    with hmp.capture(tmp_path / "a", calls=2):
+        for _ in range(3):
+            model(torch.randn(3, 4))
+    assert modules(tmp_path / "a") == 2 * NAMES
+
+
+def test_what_is_called_outermost_has_inputs_whatever_holds_it(tmp_path: Path) -> None:
+    """A LightningModule's own forward need not run; and a call that failed leaves nothing running."""
+    holder = nn.Module()
+    holder.model, holder.metric = net(), nn.Identity()
+    with hmp.capture(tmp_path / "a", holder) as found:
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            holder.model(torch.randn(3, 5))
+        holder.metric(holder.model(torch.randn(3, 4)))
+    names = ["model.0", "model.1.0", "model.1.1", "model.1", "model.2", "model", "(inputs)", "metric", "(inputs)"]
+    assert [(call.module, call.step) for call in found.calls] == list(zip(names, [0] * 7 + [1] * 2, strict=True))
+
+
+def test_a_model_that_a_script_compiles_later_is_seen_from_outside(tmp_path: Path, fresh_compiler: None) -> None:
+    plain = nn.Module.compile
+    model, x = nn.Sequential(net()), torch.randn(3, 4)
+    with hmp.capture(tmp_path / "a"):
+        model[0].compile(backend="eager")
+        out = model[0](x)
+    assert nn.Module.compile is plain and torch.equal(out, model[0](x))
+    assert modules(tmp_path / "a") == ["", "(inputs)"]
+
+
+def test_another_look_at_the_ops_sees_none_of_the_captures_own(tmp_path: Path) -> None:
+    model, x = net(), torch.randn(3, 4)
+
+    def looked_at() -> tuple[int, list[Any]]:
+        with hmp.casts("habana"), FlopCounterMode(display=False) as counter, hmp.record() as report, hmp.detect_nonfinite():
+            model(x)
+        return counter.get_total_flops(), [(row.op, row.module, row.dtypes, row.calls, row.casts) for row in report.rows]
+
+    wanted = looked_at()
+    with hmp.capture(tmp_path / "a", model):
+        assert looked_at() == wanted
+    assert modules(tmp_path / "a") == NAMES
+
+
+def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
+    model = net()
+    with hmp.capture(tmp_path / "a", model), hmp.capture(tmp_path / "b", model[1]):
+        threads = [threading.Thread(target=model, args=(torch.randn(3, 4),)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(modules(tmp_path / "a")) == sorted(4 * NAMES)
+    assert sorted(modules(tmp_path / "b")) == sorted(4 * ["0", "1", "", "(inputs)"])
+    numbers = [call.number for call in hmp.Capture.load(tmp_path / "a").calls if call.module == "1.0"]
+    assert numbers == [0, 1, 2, 3]

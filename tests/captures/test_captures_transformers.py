@@ -1,0 +1,97 @@
+"""One checkpoint of transformers in two programs: eager and SDPA attention, compiled and not, a batch of one and of eight with padding,
+bfloat16 weights and float32 weights under a policy. Distances are those of the logits as transformers returns them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import hmp
+
+pytestmark = pytest.mark.slow
+LENGTHS = (20, 31, 12, 17, 24, 8, 32, 5)
+
+
+@pytest.fixture(scope="module")
+def prompts() -> list[torch.Tensor]:
+    return [torch.randint(1, 128, (length,), generator=torch.Generator().manual_seed(length)) for length in LENGTHS]
+
+
+def checkpoint(attention: str = "sdpa", dtype: torch.dtype = torch.float32) -> Any:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    size = {"vocab_size": 128, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    config = transformers.LlamaConfig(**size, num_attention_heads=4, num_key_value_heads=2, attn_implementation=attention)
+    return transformers.LlamaForCausalLM(config).eval().to(dtype)
+
+
+def run(path: Path, model: Any, **batch: torch.Tensor) -> torch.Tensor:
+    with hmp.capture(path, model), torch.no_grad():
+        logits: torch.Tensor = model(**batch).logits
+    return logits
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_eager_and_sdpa_attention_part_in_the_first_attention(dtype: torch.dtype, prompts: Any, tmp_path: Path) -> None:
+    ids = prompts[3][None]
+    a = run(tmp_path / "a", checkpoint("eager", dtype), input_ids=ids)
+    b = run(tmp_path / "b", checkpoint("sdpa", dtype), input_ids=ids)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert found.first is not None and found.first.module == "model.layers.0.self_attn.o_proj"
+    before = [gap.module for gap in found.gaps[: found.gaps.index(found.first)]]
+    assert before[-3:] == [f"model.layers.0.self_attn.{name}_proj" for name in "qkv"]
+    assert found.last is not None and found.last.relative == pytest.approx(relative(a, b), rel=1e-4)
+    layers = [gap.relative for gap in found.layers()["model.layers.*"]]
+    assert len(layers) == 3 and layers == sorted(layers)
+
+
+def test_a_compiled_model_is_seen_from_outside(prompts: Any, tmp_path: Path, fresh_compiler: None) -> None:
+    ids = prompts[3][None]
+    a = run(tmp_path / "a", torch.compile(checkpoint(dtype=torch.bfloat16), backend="aot_eager"), input_ids=ids)
+    b = run(tmp_path / "b", checkpoint(dtype=torch.bfloat16), input_ids=ids)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert [gap.named for gap in found.gaps] == ["(inputs)[input_ids]", "(the model)[logits]"]
+    assert found.gaps[1].relative == pytest.approx(relative(a, b), rel=1e-4, abs=1e-12)
+    assert "a: the model ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it" in found.notes
+    assert found.unmatched_b[0] == "model.embed_tokens"
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_of_one_beside_its_row_of_eight_with_padding(side: str, prompts: Any, tmp_path: Path) -> None:
+    ids, mask = torch.zeros(8, 32, dtype=torch.long), torch.zeros(8, 32, dtype=torch.long)
+    for row, prompt in enumerate(prompts):
+        where = slice(32 - len(prompt), 32) if side == "left" else slice(0, len(prompt))
+        ids[row, where], mask[row, where] = prompt, 1
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    model = checkpoint()
+    one = run(tmp_path / "one", model, input_ids=prompts[3][None])
+    eight = run(tmp_path / "eight", model, input_ids=ids, attention_mask=mask, position_ids=positions)
+    found = hmp.compare_captures(tmp_path / "one", tmp_path / "eight")
+    assert found.notes[0] == "row 0 beside row 3 of batches of 1 and 8, 17 places counted in both"
+    assert found.last is not None and found.last.relative == pytest.approx(relative(one[0], eight[3][mask[3] > 0]), rel=1e-4, abs=1e-9)
+    assert max(gap.relative for gap in found.gaps if gap.relative is not None) < 1e-6
+    assert [gap.named for gap in found.gaps if gap.relative is None] == []
+    if side == "left":  # places that are counted from the padding are other ones
+        run(tmp_path / "eight", model, input_ids=ids, attention_mask=mask)
+        wrong = hmp.compare_captures(tmp_path / "one", tmp_path / "eight")
+        assert wrong.first is not None and wrong.first.module == "model.rotary_emb" and wrong.first.relative > 0.1
+
+
+def test_bfloat16_weights_beside_float32_weights_under_a_policy(prompts: Any, tmp_path: Path) -> None:
+    ids = prompts[3][None]
+    a = run(tmp_path / "server", checkpoint(dtype=torch.bfloat16), input_ids=ids)
+    b = run(tmp_path / "trainer", hmp.apply(checkpoint(), "torch-cpu"), input_ids=ids)
+    found = hmp.compare_captures(tmp_path / "server", tmp_path / "trainer")
+    assert found.first is not None and found.first.module == "model.embed_tokens" and found.first.relative < found.first.rounding
+    assert found.last is not None and found.last.relative == pytest.approx(relative(a, b), rel=1e-4)
+    head = next(gap for gap in found.gaps if gap.module == "lm_head")
+    assert (str(head.a), str(head.b)) == ("bfloat16", "float32 → bfloat16, float32 weights")
+    assert str(found.a) == "weights bfloat16; outputs bfloat16; no policy"
+    assert found.b.weights == {"float32": found.a.weights["bfloat16"]} and found.b.policies == (hmp.Policy.load("torch-cpu").name,)

@@ -1,0 +1,312 @@
+"""Distances are those of the values in float64; names, rows and places are matched as a user says, or as tokens and masks do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attend, self.mix = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        return x + self.mix(torch.tanh(weights @ self.attend(x)))
+
+
+class Decoder(nn.Module):
+    """A causal decoder without positions, so that a row computes the same wherever its padding stands."""
+
+    def __init__(self, layers: str = "layers", width: int = 8) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(50, width)
+        self.add_module(layers, nn.ModuleList([Block(width) for _ in range(3)]))
+        self.head = nn.Linear(width, 50)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        length = input_ids.shape[1]
+        causal = torch.ones(length, length).tril().bool()
+        seen = causal if attention_mask is None else causal & (attention_mask[:, None, :] > 0)
+        weights = torch.zeros(seen.shape).masked_fill(~seen, -1e9).softmax(-1)
+        x = self.embed(input_ids)
+        for block in next(each for each in self.children() if isinstance(each, nn.ModuleList)):
+            x = block(x, weights.to(x.dtype))
+        return {"logits": self.head(x)}
+
+
+def capture(path: Path, model: nn.Module, *args: Any, **kwargs: Any) -> Path:
+    with hmp.capture(path, model), torch.no_grad():
+        model(*args, **kwargs)
+    return path
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a.double() - b.double()).norm() / b.double().norm())
+
+
+def outputs(model: nn.Module, *args: Any) -> dict[str, torch.Tensor]:
+    """Each module's first result, by plain hooks."""
+    found: dict[str, torch.Tensor] = {}
+
+    def hook(name: str) -> Any:
+        return lambda _, __, out: found.setdefault(name, out["logits"] if isinstance(out, dict) else out)
+
+    hooks = [module.register_forward_hook(hook(name)) for name, module in model.named_modules()]
+    with torch.no_grad():
+        model(*args)
+    for each in hooks:
+        each.remove()
+    return found
+
+
+def test_the_gap_of_every_module_is_that_of_its_values(tmp_path: Path) -> None:
+    ids = torch.randint(1, 50, (2, 6))
+    model = Decoder()
+    a = capture(tmp_path / "a", model, ids)
+    exact = outputs(model, ids)
+    with torch.no_grad():
+        model.layers[1].mix.weight[0] += 0.5
+    b = capture(tmp_path / "b", model, ids)
+    changed = outputs(model, ids)
+    found = hmp.compare_captures(a, b)
+    gaps = {gap.module: gap for gap in found.gaps if gap.kind}
+    assert list(gaps) == list(exact) and "embed" in gaps
+    for name, gap in gaps.items():
+        assert gap.relative == pytest.approx(relative(exact[name], changed[name]), rel=1e-5, abs=1e-12)
+        assert (gap.relative == 0) is (gap.how == "bits")
+    assert found.first == gaps["layers.1.mix"] == found.beyond_rounding
+    assert found.last == gaps[""] and found.last.output == "logits"
+    assert {name: [gap.module for gap in each] for name, each in found.layers().items()} == {
+        "layers.*": ["layers.0", "layers.1", "layers.2"]
+    }
+    times, before, jump = found.jumps()[0]
+    assert (before.relative, jump.module, times) == (0.0, "layers.1.mix", float("inf"))
+    text = str(found)
+    assert "they part first at layers.1.mix (Linear): " in text
+    assert "; layers.1.attend, which returned before it, is equal" in text
+    assert str(hmp.compare_captures(a, a)).splitlines()[3] == "they do not part: 13 outputs that can be compared are equal"
+
+
+def test_weights_in_bfloat16_and_a_policy_over_float32_say_what_each_computed_in(tmp_path: Path) -> None:
+    ids, model = torch.randint(1, 50, (2, 6)), Decoder()
+    with hmp.casts("torch-cpu"):
+        a = capture(tmp_path / "trainer", model, ids)
+    b = capture(tmp_path / "server", model.bfloat16(), ids)
+    found = hmp.compare_captures(a, b)
+    assert str(found.a) == "weights float32; outputs float32 (5), bfloat16 (7); policy 'torch-cpu@2.13'".replace(
+        "float32 (5), bfloat16 (7)",
+        ", ".join(f"{name} ({number})" for name, number in sorted(found.a.outputs.items(), key=lambda x: -x[1])),
+    )
+    assert str(found.b) == "weights bfloat16; outputs bfloat16; no policy"
+    head = next(gap for gap in found.gaps if gap.module == "head")
+    assert (str(head.a), str(head.b)) == ("float32 → bfloat16, float32 weights", "bfloat16")
+    assert found.computed() == [
+        ("embed", "int64 → float32", "int64 → bfloat16", 1),
+        ("layers.*.attend", "float32 → bfloat16, float32 weights", "bfloat16", 3),
+        ("layers.*.mix", "bfloat16, float32 weights", "bfloat16", 3),
+        ("layers.*", "float32", "bfloat16", 3),
+        ("head", "float32 → bfloat16, float32 weights", "bfloat16", 1),
+    ]
+    assert found.first is not None and found.first.module == "embed" and found.first.rounding == 2.0**-8
+    assert 0 < found.first.relative < 2.0**-8  # one rounding of the table
+
+
+def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
+    longest = max(map(len, rows))
+    ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)
+    for at, row in enumerate(rows):
+        where = slice(longest - len(row), longest) if side == "left" else slice(0, len(row))
+        ids[at, where], mask[at, where] = torch.tensor(row), 1
+    return ids, mask
+
+
+ROWS = [[5, 6, 7], [9, 8, 7, 6, 5, 4], [1, 2], [3, 1, 4, 1]]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_batch_of_one_is_beside_its_row_of_a_padded_batch(side: str, tmp_path: Path) -> None:
+    model = Decoder()
+    ids, mask = padded(ROWS, side)
+    whole = capture(tmp_path / "whole", model, ids, mask)
+    for at, row in enumerate(ROWS):
+        one = capture(tmp_path / "one", model, torch.tensor([row]))
+        for found in (hmp.compare_captures(one, whole), hmp.compare_captures(whole, one), hmp.compare_captures(one, whole, rows=(0, at))):
+            assert all(gap.relative is not None and gap.relative < 1e-5 for gap in found.gaps), found
+        assert found.notes[0] == f"row 0 beside row {at} of batches of 1 and 4, {len(row)} places counted in both"
+    other, other_mask = padded(ROWS[::-1], "right" if side == "left" else "left")
+    found = hmp.compare_captures(whole, capture(tmp_path / "other", model, other, other_mask))
+    assert max(gap.relative for gap in found.gaps) < 1e-5
+    assert found.notes[0].startswith("row 0 beside row 3, row 1 beside row 2, row 2 beside row 1, row 3 beside row 0 of batches")
+
+
+def test_a_prompt_is_beside_the_beginning_of_the_whole_sequence(tmp_path: Path) -> None:
+    model = Decoder()
+    trainer = capture(tmp_path / "trainer", model, torch.tensor([[5, 6, 7, 8, 9]]))
+    server = capture(tmp_path / "server", model, torch.tensor([[5, 6, 7]]))
+    found = hmp.compare_captures(trainer, server)
+    assert max(gap.relative for gap in found.gaps) < 1e-5
+    assert found.notes == ("row 0 beside row 0 of batches of 1 and 1, 3 places counted in both",)
+
+
+def test_a_mask_that_goes_over_a_cache_ends_with_the_places_of_the_call(tmp_path: Path) -> None:
+    class Step(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+            return input_ids.double()
+
+    one = capture(tmp_path / "one", Step(), torch.tensor([[5]]), torch.tensor([[1, 1, 1]]))
+    two = capture(tmp_path / "two", Step(), torch.tensor([[7], [5]]), torch.tensor([[1, 1, 1, 1], [0, 1, 1, 1]]))
+    found = hmp.compare_captures(one, two)
+    assert (found.gaps[-1].relative, found.notes) == (0.0, ("row 0 beside row 1 of batches of 1 and 2, 1 place counted in both",))
+
+
+def test_what_padding_holds_does_not_count(tmp_path: Path) -> None:
+    """The mask is capture()'s own, for a model that gets no such keyword; rows without tokens stand in their order."""
+
+    class Scale(nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    x, mask = torch.randn(3, 5, 4), torch.tensor([[1, 1, 1, 0, 0]] * 3)
+    y = x.clone()
+    y[:, 3:] = float("nan")
+    y[1, 2] *= 1.5
+    for name, batch in (("a", x), ("b", y)):
+        with hmp.capture(tmp_path / name, model := Scale(), mask=mask):
+            model(batch)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert found.gaps[-1].relative == pytest.approx(relative(x[:, :3], y[:, :3]), rel=1e-5)
+    row = hmp.compare_captures(tmp_path / "a", tmp_path / "b", rows=(1, 1))
+    assert row.gaps[-1].relative == pytest.approx(relative(x[1, :3], y[1, :3]), rel=1e-5)
+
+
+def test_outputs_of_every_layout_are_matched_by_row_and_place(tmp_path: Path) -> None:
+    """Rows first; a row for each token, as routers have; heads before places; attention's weights, which have places twice."""
+
+    class Layouts(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            x = input_ids.double()
+            return {
+                "flat": torch.stack([x, -x], -1).flatten(0, 1),
+                "heads": torch.stack([x, 2 * x, 3 * x], 1)[..., None].expand(-1, -1, -1, 7),
+                "weights": x[:, None, :, None] * x[:, None, None, :],
+                "square": x[..., None] + torch.arange(x.shape[1]) * 0 + torch.arange(6.0)[: x.shape[1]] * 0,
+                "once": torch.arange(3.0)[None],
+                "none": torch.tensor(1.0),
+            }
+
+    left, right = padded(ROWS, "left"), padded(ROWS, "right")
+    a, b = capture(tmp_path / "a", Layouts(), *left), capture(tmp_path / "b", Layouts(), *right)
+    gaps = {gap.output: gap for gap in hmp.compare_captures(a, b).gaps if gap.kind}
+    assert {name: gap.relative for name, gap in gaps.items() if name != "none"} == dict.fromkeys(
+        ["flat", "heads", "weights", "square", "once"], 0.0
+    )
+    assert gaps["none"].why == "shapes [] and [] do not tell which rows and places are the same"
+
+
+def test_names_are_mapped_rule_by_rule(tmp_path: Path) -> None:
+    ids, model = torch.randint(1, 50, (2, 6)), Decoder()
+    other = nn.ModuleDict({"model": Decoder("blocks")})["model"]
+    other.load_state_dict({name.replace("layers.", "blocks."): value for name, value in model.state_dict().items()})
+    a, b = capture(tmp_path / "a", model, ids), capture(tmp_path / "b", other, ids)
+    found = hmp.compare_captures(a, b)
+    assert (found.unmatched_a[0], found.unmatched_b[0], len(found.unmatched_a)) == ("layers.0.attend", "blocks.0.attend", 9)
+    assert any(note.startswith("9 modules of a alone returned, or more often: layers.0.attend, ") for note in found.notes)
+    for rules in (["layers.*=blocks.*"], {"layers.*.attend": "blocks.*.attend", "layers.*.mix": "blocks.*.mix", "layers.*": "blocks.*"}):
+        found = hmp.compare_captures(a, b, map=rules)
+        assert (found.unmatched_a, found.unmatched_b, found.first) == ((), (), None)
+        assert [(gap.module_a, gap.module) for gap in found.gaps if gap.number == 0][2] == ("layers.0.attend", "blocks.0.attend")
+
+
+def test_a_prefix_is_put_on_and_taken_away() -> None:
+    from hmp.captures.renaming import renamer
+
+    names = ["", "model", "model.layers.0.mlp", "lm_head", "(inputs)"]
+    for rules, wanted in [
+        (["model.*=*"], ["", "", "layers.0.mlp", "lm_head", "(inputs)"]),
+        (["*=engine.*"], ["engine", "engine.model", "engine.model.layers.0.mlp", "engine.lm_head", "(inputs)"]),
+        (["model.layers.*=transformer.h.*", "lm_head=head"], ["", "model", "transformer.h.0.mlp", "head", "(inputs)"]),
+        (["model.*=*", "layers.*.mlp=h.*.ffn"], ["", "", "h.0.ffn", "lm_head", "(inputs)"]),
+    ]:
+        assert list(map(renamer(rules, names), names)) == wanted
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"map": ["x.*=y.*"]},
+            r"map x\.\*=y\.\*: no module's name is x\.\*; there are embed, layers\.0\.attend, layers\.0\.mix, layers\.0 and 7 more",
+        ),
+        ({"map": ["x.*"]}, r"map x\.\*: there is no = in it; give OLD=NEW, such as model\.layers\.\*=transformer\.h\.\*"),
+        ({"map": ["layers.*=y"]}, r"map layers\.\*=y: 1 and 0 stars; each \* on the left is one on the right"),
+        ({"map": ["*=z.*"]}, r"a and .*b have no module's name in common: a has embed, .*; say which are the same: map="),
+        ({"rows": (0, 9)}, r"b: there is no row 9; its batch has 2, counted from 0"),
+        (
+            {"rows": (0, 1)},
+            r"row 0 of a was given other tokens than row 1 of b: \[1, 2, 3\] and \[4, 5, 6\]; name two rows with the same tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_matched_says_why_and_what_to_do(options: dict[str, Any], said: str, tmp_path: Path) -> None:
+    a, b = (capture(tmp_path / name, Decoder(), torch.tensor([[1, 2, 3], [4, 5, 6]])) for name in "ab")
+    with pytest.raises(hmp.HmpError, match=said):
+        hmp.compare_captures(a, b, **options)
+
+
+def test_runs_of_other_batches_are_refused(tmp_path: Path) -> None:
+    a = capture(tmp_path / "a", Decoder(), torch.tensor([[1, 2, 3]]))
+    b = capture(tmp_path / "b", Decoder(), torch.tensor([[4, 5, 6]]))
+    with pytest.raises(hmp.HmpError, match=r"no row of a was given the tokens of a row of b: the first begin \[1, 2, 3\] and \[4, 5, 6\]"):
+        hmp.compare_captures(a, b)
+    model = nn.Linear(3, 3)
+    one, two = capture(tmp_path / "one", model, torch.randn(1, 3)), capture(tmp_path / "two", model, torch.randn(2, 3))
+    with pytest.raises(hmp.HmpError, match=r"one has a batch of 1 and two one of 2, and no tokens .*--row-a 0 --row-b 3"):
+        hmp.compare_captures(one, two)
+    with hmp.capture(tmp_path / "short", model, mask=torch.tensor([[1, 1, 0]])):
+        model(torch.randn(1, 3, 3))
+    with hmp.capture(tmp_path / "long", model, mask=torch.tensor([[1, 1, 1]])):
+        model(torch.randn(1, 3, 3))
+    with pytest.raises(hmp.HmpError, match=r"row 0 of short has 2 places that count and row 0 of long 3, and no tokens .*mask="):
+        hmp.compare_captures(tmp_path / "short", tmp_path / "long")
+
+
+def test_a_tuple_that_begins_with_what_the_other_returns_is_beside_it_and_samples_are_of_the_same_columns(tmp_path: Path) -> None:
+    class Returns(nn.Module):
+        def __init__(self, form: type, scale: float) -> None:
+            super().__init__()
+            self.form, self.scale = form, scale
+
+        def forward(self, x: torch.Tensor) -> Any:
+            x = x * self.scale
+            return (x, x.sum()) if self.form is tuple else x
+
+    x = torch.randn(4, 5, 64)
+    columns = None
+    for name, form, scale, most in (("a", tuple, 1.0, 10**6), ("b", list, 1.01, 4 * 5 * 16 * 4)):
+        with hmp.capture(tmp_path / name, model := Returns(form, scale), bytes_each=most, mask=torch.tensor([[1, 1, 1, 0, 0]] * 4)):
+            model(x)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    from hmp.captures.fingerprint import sampled_columns
+
+    columns = sampled_columns(64, 16)
+    (gap,) = [gap for gap in found.gaps if gap.kind]
+    assert (gap.how, gap.output) == ("sample", "0")
+    assert gap.relative == pytest.approx(relative(x[:, :3, columns], (x * 1.01)[:, :3, columns]), rel=1e-5)
+
+
+def test_the_result_is_json_and_a_page(tmp_path: Path) -> None:
+    import json
+
+    ids = torch.randint(1, 50, (2, 6))
+    a, b = capture(tmp_path / "a", Decoder(), ids), capture(tmp_path / "b", Decoder(), ids)
+    found = hmp.compare_captures(a, b)
+    values = json.loads(found.to_json(tmp_path / "x.json").read_text())
+    assert values["schema_version"] == 1 and len(values["gaps"]) == len(found.gaps)
+    assert values["first"] == "embed" and values["gaps"][1]["relative"] == found.gaps[1].relative
