@@ -153,20 +153,10 @@ if not TYPE_CHECKING:
 # The module of the mode that `with torch.device(...)` and torch.set_default_device() enter.
 device_mode: types.ModuleType = _required("torch.utils._device")
 
-# Nested lists, tuples and dicts as one flat list, and back.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
-tree_unflatten: Callable[[Any, Any], Any] = _required("torch.utils._pytree.tree_unflatten")
+# The store that the processes of the default group share; None where torch was built without them.
+store_of_group: Callable[[], Any] | None = _optional("torch.distributed.distributed_c10d._get_default_store", None)
+# Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
-
-# --- processes -------------------------------------------------------------------------------------------------------------
-
-
-def default_store() -> Any:
-    """The store that the processes of the default group share; None where there is no group, one process, or a group without a store."""
-    if not torch.distributed.is_available() or not torch.distributed.is_initialized() or torch.distributed.get_world_size() == 1:
-        return None
-    return _required("torch.distributed.distributed_c10d._get_default_store")()
-
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 

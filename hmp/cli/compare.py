@@ -65,6 +65,8 @@ def run(options: argparse.Namespace) -> int:
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1
+    if result.rank is not None and torch.distributed.get_rank() > 0:
+        return 0  # the first process says it for all
     if give_json(options.json, result.to_dict()):
         print(result)
     if options.html is not None:

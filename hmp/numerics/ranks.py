@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..errors import NonFiniteError
 from ..observing import log
-from ..torch_private import default_store
+from .collectives import default_store
 from .finding import Finding
 
 _regions = itertools.count()

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from ..casting import each_tensor
+from ..casting import each_tensor, map_tensors
 from ..context import disable_casts
-from ..torch_private import TorchDispatchMode, tree_flatten, tree_unflatten, without_torch_dispatch, without_torch_function
+from ..torch_private import TorchDispatchMode, without_torch_dispatch, without_torch_function
 from . import collectives
 from .aten import Facts, argument, facts, local, storage_address
 from .attribution import Attribution, Call
@@ -134,11 +134,10 @@ class Shadows(TorchDispatchMode):
             return collectives.run(func, args, kwargs)
         for tensor in written:
             self._before_write(tensor)
-        flat, spec = tree_flatten((args, kwargs))
-        references = [self._stand_in(_wide_dtype(a), self._reference_of, {id(t) for t in written}) for a in flat]
+        own = {id(tensor) for tensor in written}
+        references = map_tensors(args, lambda tensor: self._stand_in(tensor, self._reference_of, own))
         out = collectives.run(func, args, kwargs)
-        again_args, again_kwargs = tree_unflatten(references, spec)
-        again = collectives.run(func, again_args, again_kwargs)
+        again = collectives.run(func, references, kwargs)
         for tensor, reference in zip(_tensors(out), _tensors(again), strict=True):
             if _has_reference(tensor):
                 self._references[tensor] = reference

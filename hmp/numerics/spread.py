@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-from ..torch_private import default_store
+from .collectives import default_store
 from .comparison import Comparison
 from .tokens import TokenDistance
 
