@@ -11,7 +11,6 @@ tensors and modules (`_version`, `_base`) are read where they are needed; the en
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 import types
 from collections.abc import Callable
@@ -21,23 +20,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import torch
 
 from .errors import HmpError
+from .torch_releases import RELEASES_RUN as RELEASES_RUN
+from .torch_releases import TORCH as TORCH
+from .torch_releases import release as release
 
 if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 
 Tensor = torch.Tensor
-
-# The releases of torch that all default tests were run with: docs/releases/versions.json.
-RELEASES_RUN = ("2.7.1", "2.13.0", "2.14.1", "2.15.0")
-
-
-def release(text: str) -> tuple[int, ...]:
-    """Major and minor version in `text`: (2, 13) for "2.13.0+cpu" and for "torch-cpu@2.13"; (0, 0) where there is none."""
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return tuple(map(int, found.groups())) if found else (0, 0)
-
-
-TORCH = release(torch.__version__)
 
 # Each private name that is read here → whether it is required.
 NAMES: dict[str, bool] = {}

@@ -18,7 +18,7 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 
 # From the ground up: what stands in one line imports nothing of that line but itself.
 LEVELS = (
-    "errors version",
+    "errors torch_releases version",
     "extras fork_safe outermost torch_dispatcher torch_private",
     "formatting observing uncompiled",
     "patching",

@@ -12,6 +12,8 @@ import torch.nn.functional as F
 import hmp
 import saved_oracle as oracle
 
+pytestmark = oracle.packs
+
 Tensor = torch.Tensor
 
 

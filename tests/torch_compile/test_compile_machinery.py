@@ -11,7 +11,7 @@ import torch._dynamo.convert_frame
 from torch._dynamo.variables import torch_function
 
 import hmp
-from compile_kit import BF16, BRIDGED, F32, LOW, Graphs, dtypes, same_results
+from compile_kit import BF16, BRIDGED, F32, FAKES_REFUSE, LOW, Graphs, dtypes, same_results
 from process_kit import alone
 
 pytestmark = pytest.mark.usefixtures("fresh_compiler")
@@ -174,6 +174,7 @@ def test_what_torch_refuses_is_the_programs_to_catch_where_dynamo_lets_it():
     assert outcome() is (BF16 if plain is F32 else plain)
 
 
+@FAKES_REFUSE
 def test_a_mixture_that_torch_refuses_first_leaves_no_exception_behind():
     def mixed(x):
         found = torch.einsum("ij,kj->ik", x.bfloat16(), x)

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from compile_kit import AOT_FIRST, BF16, BRIDGED, EACH_BACKEND, F32, LOW, same_results
+from compile_kit import AOT_FIRST, BF16, BRIDGED, EACH_BACKEND, F32, LOW, NOT_IN_2_11, TRACES_COPY, TRACES_GET, same_results
 from trap_kit import policy
 
 # by default each question is asked of one of the backends
@@ -76,6 +76,8 @@ CASES = {
     ),
     "unlisted": (lambda x, y: torch.tanh(x) + torch.sigmoid(low(y)), lambda x, y: torch.tanh(x) + torch.sigmoid(low(y))),
 }
+if NOT_IN_2_11:  # see FAKES_REFUSE
+    del CASES["einsum of mixed inputs"]
 
 
 class Pair(NamedTuple):
@@ -194,6 +196,7 @@ def test_compiled_custom_bwd_runs_under_the_casts_of_its_forward(backend):
     same_results([x.grad, y.grad], [wide(ones @ low(Y).t()), wide(low(X).t() @ ones)])
 
 
+@TRACES_GET
 def test_compiled_code_makes_modules_whose_init_calls_their_bases():
     scores, targets = F.log_softmax(X, -1), torch.arange(4)
     with hmp.casts(LISTS):
@@ -241,7 +244,7 @@ class Outputs(OrderedDict):  # as what models of transformers return
         super().__setattr__(key, value)
 
 
-@pytest.mark.parametrize("kind", [OrderedDict, Outputs])
+@pytest.mark.parametrize("kind", [OrderedDict, pytest.param(Outputs, marks=TRACES_COPY)])
 def test_compiled_functions_of_the_users_have_dicts_of_other_classes_cast(kind):
     @hmp.bf16_function
     def product(named):

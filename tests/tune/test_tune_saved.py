@@ -12,8 +12,10 @@ from torch import nn
 
 import hmp
 from hmp.lists import scopes
+from saved_oracle import packs
 from tune_kit import sgd, trained
 
+pytestmark = packs
 STEPS = 12
 
 
