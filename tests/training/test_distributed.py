@@ -30,7 +30,7 @@ MORE = ["ddp, power SGD", "fsdp2, float32", "fsdp2, kept unsharded", "fsdp2, no_
 
 def launched(folder: Path, script: str, *arguments: list[str], seconds: int = 300) -> list[Any]:
     """What each rank measured. Raises if one fails, or is not done in time: it then kills itself, and what it says is in the error."""
-    path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT), str(KIT.parents[1] / "saved")])
+    path = os.pathsep.join([str(Path(hmp.__file__).parents[1]), str(KIT), str(KIT.parents[1] / "support")])
     # tensors are tiny: threads of a rank would only wait for those of the other
     environment = {**os.environ, "PYTHONPATH": path, "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
     # standalone: a port that is free
