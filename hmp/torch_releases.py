@@ -7,7 +7,7 @@ import re
 import torch
 
 # The releases of torch that all default tests were run with: docs/releases/versions.json.
-RELEASES_RUN = ("2.7.1", "2.13.0", "2.14.1", "2.15.0")
+RELEASES_RUN = ("2.7.1", "2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 
 def release(text: str) -> tuple[int, ...]:
