@@ -275,6 +275,7 @@ def test_without_a_graph_one_copy_is_kept_and_dies_with_its_source():
         assert source() is None and second() is None and _last() is None
 
 
+@pytest.mark.slow
 def test_no_copy_travels_with_a_model():
     def size(value):
         buffer = io.BytesIO()

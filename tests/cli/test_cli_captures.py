@@ -34,6 +34,7 @@ def run(folder: Path, *options: str, launcher: tuple[str, ...] = ("-m",)) -> sub
     return python(*launcher, "hmp", "run", *options, cwd=folder)
 
 
+@pytest.mark.slow
 def test_the_first_call_of_every_model_is_captured_however_the_script_ends(tmp_path: Path) -> None:
     ended = run(tmp_path, "--capture", "a.capture", "script.py", "fail")
     assert (ended.returncode, ended.stderr) == (1, "as asked for\n"), "a script's own end, and no word of casts: none were asked for"

@@ -221,6 +221,7 @@ def test_hmp_callback_verifies_the_first_step(tmp_path):
     trained(model, tmp_path, HMPCallback(lists, verify=True, allow=["disable_casts"]))
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_in_an_exception_is_not_recorded_for_good(tmp_path):
     from hmp.compat.transformers import HMPCallback
 

@@ -151,6 +151,7 @@ def test_bf16_mixed_is_habanas_policy_and_trains_as_explicit_casts_do(home: str)
     assert_same_weights(model.net, network)
 
 
+@pytest.mark.slow
 @both_homes
 @pytest.mark.parametrize("how", ["precision", "plugin", "policy"])
 def test_with_torchs_lists_the_losses_are_those_of_plain_lightning(home: str, how: str, monkeypatch: pytest.MonkeyPatch):

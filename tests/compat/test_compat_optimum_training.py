@@ -107,6 +107,7 @@ def test_the_lists_are_those_of_berts_configuration_without_any(tmp_path: Path) 
     assert (set(query), set(words), set(normed), set(logits)) == ({BF16}, {F32}, {BF16}, {F32})
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_computed_outside_the_model_is_cast_and_the_optimizers_step_is_not(tmp_path: Path) -> None:
     from optimum.habana import GaudiTrainer
 

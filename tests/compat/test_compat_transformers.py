@@ -94,6 +94,7 @@ def test_a_second_trainer_with_the_same_model_follows_its_own_policy(tmp_path: P
     assert [hook.__name__ for hook in second.model._forward_hooks.values()].count("_in_float32") == 1
 
 
+@pytest.mark.slow
 def test_model_init_makes_a_model_that_is_cast(tmp_path: Path) -> None:
     made = trainer(tmp_path, HMPCallback())
     again = Trainer(args=made.args, model_init=model, train_dataset=examples(), callbacks=[HMPCallback()])

@@ -74,6 +74,7 @@ def matrices(draw: st.DrawFn) -> torch.Tensor:
     return torch.from_numpy(matrix).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.float16])))
 
 
+@pytest.mark.slow
 @given(matrices(), st.sampled_from(FORMS), st.sampled_from(KINDS), st.sampled_from([-1, -2]))
 @settings(max_examples=300)
 def test_codes_and_scales_are_those_of_the_definition(matrix: torch.Tensor, form: torch.dtype, kind: tuple[str, bool], axis: int) -> None:

@@ -29,6 +29,7 @@ CANNOT_PAD_LEFT = {"longformer", "reformer", "rwkv", "recurrent-gemma", "longt5"
 OVERFLOWS_ITSELF = {("canine", "torch-cpu")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", each([name for name in TEXT_MODELS if name != "nystromformer"], quick=("bert", "llama", "t5")))
 def test_padding_changes_nothing_and_a_masked_row_is_as_finite_as_in_float32(model: Model):
     built = build_for_text(model)

@@ -23,6 +23,7 @@ def cases(*cases: tuple[str, ...]) -> list[object]:
     return [pytest.param(*case, marks=pytest.mark.slow if i else (), id="-".join(case)) for i, case in enumerate(cases)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("mutation", "name"),
     [

@@ -109,6 +109,7 @@ def test_the_verdict_says_who_is_nearer_and_which_op_makes_it(found: Any) -> Non
     assert json.loads(json.dumps(both.to_dict()))["verdict"] == both.verdict()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("errors", "wanted"),
     [

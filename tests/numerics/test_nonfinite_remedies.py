@@ -65,6 +65,7 @@ def test_a_product_in_fp8_leaves_the_fp8_list_too() -> None:
         assert torch.equal(torch.nn.functional.linear(x, x), torch.full((16, 16), 1_440_000.0))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("entry", ["linear @ 0", "linear @ *", "* @ 0"])
 def test_an_entry_for_some_modules_leaves_the_list_with_its_scope(entry: str) -> None:
     before = hmp.Policy(bf16={entry, "mm"}, dtype="float16")

@@ -167,6 +167,7 @@ def test_names_taken_before_convert_cast_and_are_given_back(users):
     assert fast_paths(vars(users)) == before
 
 
+@pytest.mark.slow
 def test_a_second_policy_reaches_names_that_the_first_left_alone(users):
     with hmp.convert(policy=policy(bf16=["matmul"])):
         assert users.matmul(X, X).dtype is BF16 and users.ACT2FN["tanh"](X).dtype is F32

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 
 import hmp
@@ -46,6 +47,7 @@ def test_convert_takes_habanas_arguments_by_position_and_name(tmp_path: Path) ->
         assert not hmp.is_converted()
 
 
+@pytest.mark.slow
 def test_importing_hmp_waits_for_nothing_and_brings_torch_and_the_standard_library_alone() -> None:
     script = """if True:
         import pickle, sys, types

@@ -65,6 +65,7 @@ def test_the_table_of_presets_is_what_they_hold() -> None:
         assert row.split("|")[names.index(name)].strip() == held
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -150,6 +150,7 @@ def test_calls_without_times_get_no_advice_and_a_page() -> None:
     assert not advice.advices(report).items
 
 
+@pytest.mark.slow
 def test_names_are_text_and_never_html(tmp_path: Path) -> None:
     nasty = page_kit.NASTY
     rows = [Row(f"op{nasty}", "bf16", f"x{nasty} (/a/{nasty}:1)", "float32", f"float32{nasty}", "$x$", f"net.{nasty}", f"/{nasty}", 1, 1, 1,

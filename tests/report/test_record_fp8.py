@@ -137,6 +137,7 @@ def test_recordings_nest() -> None:
         assert {row.compute for row in report.rows if row.op == "linear"} == {"float8_e4m3fn"}
 
 
+@pytest.mark.slow
 def test_what_has_no_values_has_no_figures_and_spoils_none() -> None:
     net, x = Net(), wide()
     with hmp.casts(LINEAR), hmp.record() as report:

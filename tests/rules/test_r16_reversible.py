@@ -38,6 +38,7 @@ def test_r16_revert_leaves_torch_as_it_was_found(name, torch_differences):
     assert not hmp.is_converted()
 
 
+@pytest.mark.slow
 @pytest.mark.searches_references
 def test_r16_every_way_back(torch_differences):
     hmp.convert().revert()

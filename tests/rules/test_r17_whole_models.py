@@ -73,6 +73,7 @@ def _in_region(run):
         return run(X)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("how", ["convert", "apply"])
 @pytest.mark.parametrize("around", ["script", "engine", "compiled"])
 @pytest.mark.usefixtures("fresh_compiler")

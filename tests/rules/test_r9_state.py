@@ -258,6 +258,7 @@ def test_r9_state_made_of_views_of_cast_views_is_the_view_too():
         assert parameter.untyped_storage().data_ptr() == w.untyped_storage().data_ptr()
 
 
+@pytest.mark.slow
 def test_r9_a_cast_view_keeps_nothing_alive_and_falls_back_to_its_copy():
     a, b, w = torch.randn(2, 3), torch.randn(2, 3), torch.randn(2, 2)
     alive = weakref.ref(a)

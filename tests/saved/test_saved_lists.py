@@ -49,6 +49,7 @@ def test_r22_a_scoped_line_packs_in_its_modules_alone() -> None:
         assert run("here") < 256 * 64 * 1.1 and run("there") == 256 * 64 * 4
 
 
+@pytest.mark.slow
 @packs
 def test_r22_convert_takes_the_file_and_star_means_what_keeps_numbers(tmp_path: Path) -> None:
     file = tmp_path / "mine.txt"

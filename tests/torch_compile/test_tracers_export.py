@@ -128,6 +128,7 @@ def test_an_exported_program_is_saved_and_loaded_with_its_casts(tmp_path):
     assert_casts(torch.export.load(tmp_path / "program.pt2").module()(X), model)
 
 
+@pytest.mark.slow
 def test_an_exported_graph_trains_with_the_gradients_of_explicit_casts():
     model = Model()
     with hmp.casts(LISTS):
@@ -199,6 +200,7 @@ TRACED_LISTS = policy(bf16=["linear", "matmul", "relu", "mul", "gelu", "t"], fp3
 TRACED_DTYPES = [BF16, BF16, F32, BF16, BF16, BF16, BF16]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("when", ["before", "while", "without casts"])
 def test_a_symbolic_trace_casts_as_its_model_does(when):
     model = Traced()

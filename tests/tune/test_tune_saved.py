@@ -82,6 +82,7 @@ def test_all_that_is_kept_is_packed_and_the_folder_says_what_that_brings(tmp_pat
         assert "units packed for backward" in page and "<h3>saved.txt</h3>" in page
 
 
+@pytest.mark.slow
 def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp_path: Path) -> None:
     result = tuned(1e4, per_module=True, folder=tmp_path)
     assert "gelu @ first" in result.best.saved and "gelu @ second" not in result.best.saved

@@ -26,6 +26,7 @@ def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimiz
     return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
 
 
+@pytest.mark.slow
 def test_the_lists_are_within_the_tolerance_in_a_run_of_the_users() -> None:
     model, batches = perceptron()
     result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, tolerance=0.01, objective="memory")

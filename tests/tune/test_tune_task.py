@@ -227,6 +227,7 @@ def test_gradients_are_compared_where_a_policy_reaches_other_parameters() -> Non
     assert not low.fits
 
 
+@pytest.mark.slow
 def test_what_the_users_code_raises_under_a_policy_is_laid_on_the_policy() -> None:
     def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
         found = model(x).float().square().mean()
