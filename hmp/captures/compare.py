@@ -11,7 +11,7 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import count
-from ..numerics.distance import distance
+from ..numerics.distance import LARGE, distance
 from .capture import INPUTS, Call, Capture, Output
 from .comparison import CaptureComparison, Computed, Gap, side_of
 from .fingerprint import sampled_columns, sketch
@@ -46,7 +46,8 @@ def compare_captures(
             f"{one.path} and {other.path} have no module's name in common: {_names(one)} and {_names(other)}; say which are the same: "
             'map=["model.layers.*=transformer.h.*"], --map "model.layers.*=transformer.h.*"'
         )
-    common.sort(key=lambda pair: _order(one.calls[pair[0]]))
+    order = _order(one.calls)
+    common.sort(key=lambda pair: order[pair[0]])
     find = _Alignments(one, other, rows)
     with disable_casts(), torch.no_grad():
         gaps = [gap for at, found in common for gap in _gaps(one, other, at, found, find.of(at, found))]
@@ -57,9 +58,12 @@ def compare_captures(
     return CaptureComparison(side_of(one), side_of(other), tuple(gaps), tuple(alone), tuple(alone_there), (*find.notes(), *notes))
 
 
-def _order(call: Call) -> tuple[str, int, bool]:
-    """What sorts calls by model and its calls, what that was given first."""
-    return call.root, call.step, not call.module.endswith(INPUTS)
+def _order(calls: Sequence[Call]) -> list[tuple[int, bool]]:
+    """What sorts calls as they returned, and what a model was given before the first of that call of the model."""
+    begun: dict[tuple[str, int], int] = {}
+    for at, call in enumerate(calls):
+        begun.setdefault((call.root, call.step), at)
+    return [(begun[call.root, call.step], False) if call.module.endswith(INPUTS) else (at, True) for at, call in enumerate(calls)]
 
 
 class _Alignments:
@@ -127,7 +131,19 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
     picked = None if values is None else alignment.picked(*values)
     if picked is None:
         return None, "", f"shapes {list(one.shape)} and {list(other.shape)} do not tell which rows and places are the same"
-    return distance(*picked).relative, "values" if one.is_whole and other.is_whole else "sample", ""
+    return _relative(*picked), "values" if one.is_whole and other.is_whole else "sample", ""
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b|| in float64; infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign."""
+    one, other = a.to(torch.float64), b.to(torch.float64)
+    kinds = [torch.where(each.abs() < LARGE, 0.0, each.clamp(-1.0, 1.0).nan_to_num(2.0)) for each in (one, other)]
+    if not torch.equal(*kinds):
+        return math.inf
+    found = distance(one, other).relative
+    if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
+        return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
+    return found
 
 
 def _same_columns(a: Tensor, b: Tensor, one: Output, other: Output) -> tuple[Tensor, Tensor] | None:
@@ -140,13 +156,15 @@ def _same_columns(a: Tensor, b: Tensor, one: Output, other: Output) -> tuple[Ten
     return a[..., columns] if one.is_whole else a[..., : len(columns)], b[..., columns] if other.is_whole else b[..., : len(columns)]
 
 
-def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]) -> tuple[float, str, str]:
+def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]) -> tuple[float | None, str, str]:
     """The distance of two outputs of which not all values are kept, estimated from their projections."""
     one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
     if one.nonfinite != other.nonfinite:
         return math.inf, "projections", ""
     difference = _sketch(a, here, one) - _sketch(b, there, other)
     error = float(torch.linalg.vector_norm(difference))
+    if not error and one.dtype == other.dtype:
+        return None, "", "its bits are others, and its projections do not tell by how much"
     return (error / other.norm if other.norm else math.inf if error else 0.0), "projections", ""
 
 

@@ -86,6 +86,8 @@ def aligned(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: 
             "name one of each: rows=(0, 3), --row-a 0 --row-b 3"
         )
     made = tuple(_pair(one, other, *pair) for pair in pairs)
+    if all(pair.places_a is not None and not len(pair.places_a) for pair in made):
+        raise HmpError(f"no place counts in the rows of {one.name} and {other.name}: give the captures a mask= that is 1 where one does")
     same_rows = rows is None and one.rows == other.rows and [(pair.row_a, pair.row_b) for pair in made] == [(r, r) for r in range(one.rows)]
     is_whole = (
         same_rows and all(_is_all(pair.places_a, one) and _is_all(pair.places_b, other) for pair in made) and one.length == other.length
@@ -95,7 +97,7 @@ def aligned(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: 
 
 def _batch(capture: Capture, call: int | None) -> Batch:
     outputs = () if call is None else capture.calls[call].outputs
-    shapes = [output.shape for output in outputs if output.shape]
+    shapes = [output.shape for output in outputs if output.shape and output.path != MASK]
     shape = next((each for each in shapes if len(each) > 1), shapes[0] if shapes else (0,))
     given: dict[str, Tensor] = {}
     for at, each in enumerate(outputs):
@@ -103,6 +105,13 @@ def _batch(capture: Capture, call: int | None) -> Batch:
             given[each.path] = capture.values(call, at)
     if TOKENS in given:
         shape = tuple(given[TOKENS].shape)
+    elif MASK in given:  # the input that it goes over
+        shape = next((each for each in shapes if each[:2] == tuple(given[MASK].shape)), shape)
+    if call is not None and not capture.calls[call].root and MASK in given and not _fits(given[MASK], shape):
+        raise HmpError(
+            f"{capture.name}: the mask= of its capture() is {list(given[MASK].shape)}, and the batch {list(shape[:2])}; capture again with "
+            "one of the batch's shape, 1 where a place counts"
+        )
     rows, length = shape[0], shape[1] if len(shape) > 1 else 0
     counted = next(
         (_counted(given[name], marks, length) for name, marks in MASKS.items() if name in given and _fits(given[name], shape)), None

@@ -68,7 +68,7 @@ def capture(
     on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
     target = file.of_rank(Path(path))
-    _check(model, keep, mask)
+    _check(model, keep, mask, calls)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
     failed = True
@@ -83,7 +83,7 @@ def capture(
             raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
 
 
-def _check(model: Any, keep: Any, mask: Any) -> None:
+def _check(model: Any, keep: Any, mask: Any, calls: int | None) -> None:
     if model is not None and not isinstance(model, torch.nn.Module):
         raise HmpError(f"capture() takes a file and a torch.nn.Module; {type(model).__name__} is no module")
     if isinstance(model, torch.jit.ScriptModule):
@@ -92,6 +92,10 @@ def _check(model: Any, keep: Any, mask: Any) -> None:
         raise HmpError(f'keep={keep!r} is none of capture()\'s: give "outputs" or "fingerprints"')
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
         raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
+    if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
+        raise HmpError("mask= is 1 where a place counts and 0 where none does; another value is in it")
+    if calls is not None and calls < 1:
+        raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
 
 
 class _Watcher:
