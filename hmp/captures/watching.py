@@ -67,17 +67,21 @@ def capture(
     say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
     on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
-    target = file.of_rank(Path(path))
+    target = file.of_rank(Path(path), file.rank())
     _check(model, keep, mask, calls)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
+    found = Capture(target)
+    found.is_written = False
     failed = True
     try:
         with watcher.watch():
-            yield Capture(target)
+            yield found
         failed = False
     finally:
+        found.is_written = True
         if watcher.calls:
+            found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
             raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
@@ -114,6 +118,8 @@ class _Watcher:
         self._numbers: Counter[str] = Counter()
         self._outputs = self._left_out = self._unkept = self._unread = 0
         self._device = ""
+        self.rank = ""  # when the first call returned: a script may join the others in the region, and leave them
+        self._hooked: dict[str, None] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
 
@@ -167,7 +173,10 @@ class _Watcher:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
-            is_outermost = self._running()[:1] == [module]
+            running = self._running()
+            is_outermost = running[:1] == [module] and module not in running[1:]
+            if module._forward_hooks:
+                self._hooked[place.name] = None
             policy = _policy_here(result)
             with torch.no_grad(), disable_casts(), without_torch_function(), without_dispatch_modes():
                 self._note(module, place, (args, kwargs), result, policy)
@@ -198,6 +207,7 @@ class _Watcher:
         outputs = tuple(self._output(f"{at}.{number}", path, tensor) for number, (path, tensor) in enumerate(found))
         self.calls.append(replace(call, number=self._numbers[call.module], outputs=outputs))
         self._numbers[call.module] += 1
+        self.rank = self.rank or file.rank()
         self._device = self._device or next((tensor.device.type for _, tensor in found), "")
 
     def _output(self, key: str, path: str, tensor: Tensor) -> Output:
@@ -259,6 +269,9 @@ class _Watcher:
                 f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
                 f"kernels, or where their parent reads the weights itself: {_some(unseen)}"
             )
+        if self._hooked:
+            hooked = _some([name or "the model" for name in self._hooked])
+            notes.append(f"{count(len(self._hooked), 'module')} with forward hooks: what is kept is what came before these: {hooked}")
         if self._left_out:
             notes.append(
                 f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
@@ -272,10 +285,13 @@ class _Watcher:
         return notes
 
 
-def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them."""
+def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them. What holds
+    itself is gone through once; `inside` is what holds `value`."""
     if isinstance(value, Tensor):
         yield path, value
+        return
+    if any(each is value for each in inside):
         return
     items: Any = ()
     if isinstance(value, Mapping):
@@ -287,7 +303,7 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif is_dataclass(value) and not isinstance(value, type):
         items = ((each.name, getattr(value, each.name, None)) for each in fields(value))
     for key, item in items:
-        yield from named_tensors(item, f"{path}.{key}" if path else str(key))
+        yield from named_tensors(item, f"{path}.{key}" if path else str(key), (*inside, value))
 
 
 def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
