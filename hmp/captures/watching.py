@@ -120,6 +120,7 @@ class _Watcher:
         self._device = ""
         self.rank = ""  # when the first call returned: a script may join the others in the region, and leave them
         self._hooked: dict[str, None] = {}
+        self._opaque: dict[str, None] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
 
@@ -199,6 +200,8 @@ class _Watcher:
 
     def _add(self, call: Call, result: Any) -> None:
         found = list(named_tensors(result))
+        if not found and result is not None and call.kind:
+            self._opaque[call.module] = None
         if self._outputs + len(found) > _MOST_OUTPUTS:
             self._left_out += 1
             return
@@ -269,9 +272,11 @@ class _Watcher:
                 f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
                 f"kernels, or where their parent reads the weights itself: {_some(unseen)}"
             )
-        if self._hooked:
-            hooked = _some([name or "the model" for name in self._hooked])
-            notes.append(f"{count(len(self._hooked), 'module')} with forward hooks: what is kept is what came before these: {hooked}")
+        for names, said in (
+            (self._hooked, "with forward hooks: what is kept is what came before these"),
+            (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
+        ):
+            notes += [f"{count(len(names), 'module')} {said}: {_some([name or 'the model' for name in names])}"] if names else []
         if self._left_out:
             notes.append(
                 f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
