@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -140,9 +141,9 @@ class _Watcher:
             stack.enter_context(self._names.following_compiled(self._around))
             yield
 
-    def _running(self) -> list[torch.nn.Module]:
-        """The model's modules that are running in this thread, outermost first."""
-        found: list[torch.nn.Module] | None = getattr(self._threads, "running", None)
+    def _running(self) -> list[tuple[torch.nn.Module, int]]:
+        """The model's modules that are running in this thread, outermost first, with how deep in the stack they were called."""
+        found: list[tuple[torch.nn.Module, int]] | None = getattr(self._threads, "running", None)
         if found is None:
             found = self._threads.running = []
         return found
@@ -151,12 +152,17 @@ class _Watcher:
         if not _is_unseen():
             with self._lock:
                 if self._names.place(module) is not None:
-                    self._running().append(module)
+                    running, depth = self._running(), sum(1 for _ in traceback.walk_stack(None))
+                    while running and running[-1][1] >= depth:
+                        running.pop()  # a KeyboardInterrupt ended it, of which torch tells no hook
+                    running.append((module, depth))
 
     def _ended(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         # more than one where a hook of the user's raised before ours ran
-        if not _is_unseen() and module in (running := self._running()):
-            del running[len(running) - 1 - running[::-1].index(module) :]
+        if not _is_unseen():
+            running = self._running()
+            last = next((at for at in reversed(range(len(running))) if running[at][0] is module), len(running))
+            del running[last:]
 
     def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         self._called(module, args)
@@ -174,8 +180,7 @@ class _Watcher:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
-            running = self._running()
-            is_outermost = running[:1] == [module] and module not in running[1:]
+            is_outermost = [each is module for each, _ in self._running()].count(True) == 1 and self._running()[0][0] is module
             if module._forward_hooks:
                 self._hooked[place.name] = None
             policy = _policy_here(result)
