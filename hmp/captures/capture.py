@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..errors import HmpError
 from ..formatting import aligned, count, in_notebook, versioned
 from . import file
 
@@ -74,6 +75,7 @@ class Capture:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
+        self.is_written = True  # not in the region of capture(): what is there is an earlier one, or none
 
     @classmethod
     def load(cls, path: str | Path) -> Capture:
@@ -84,6 +86,8 @@ class Capture:
 
     @cached_property
     def _file(self) -> file.Opened:
+        if not self.is_written:
+            raise HmpError(f"{self.path} is written when the region of capture() ends; read it after that")
         return file.opened(self.path)
 
     @property

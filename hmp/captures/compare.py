@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -11,7 +13,7 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import count
-from ..numerics.distance import distance
+from ..numerics.distance import LARGE, distance
 from .capture import INPUTS, Call, Capture, Output
 from .comparison import CaptureComparison, Computed, Gap, side_of
 from .fingerprint import sampled_columns, sketch
@@ -37,29 +39,77 @@ def compare_captures(
     to `b`. HmpError where no names are common, rows cannot be told, or the programs were given other tokens.
     """
     one, other = (each if isinstance(each, Capture) else Capture.load(each) for each in (a, b))
+    if one.name == other.name and one.path != other.path:
+        one, other = _ByPath(one.path), _ByPath(other.path)
     rename = renamer(map, dict.fromkeys(call.module for call in one.calls))
-    there = {(call.module, call.number): at for at, call in enumerate(other.calls)}
-    pairs = [(at, there.get((rename(call.module), call.number))) for at, call in enumerate(one.calls)]
+    pairs = list(_pairs(one.calls, other.calls, rename))
     common = [(at, found) for at, found in pairs if found is not None]
     if not any(one.calls[at].kind for at, _ in common):
         raise HmpError(
             f"{one.path} and {other.path} have no module's name in common: {_names(one)} and {_names(other)}; say which are the same: "
             'map=["model.layers.*=transformer.h.*"], --map "model.layers.*=transformer.h.*"'
         )
-    common.sort(key=lambda pair: _order(one.calls[pair[0]]))
+    order = _order(one.calls)
+    common.sort(key=lambda pair: order[pair[0]])
     find = _Alignments(one, other, rows)
     with disable_casts(), torch.no_grad():
         gaps = [gap for at, found in common for gap in _gaps(one, other, at, found, find.of(at, found))]
     alone = dict.fromkeys(one.calls[at].module for at, found in pairs if found is None)
     taken = {found for _, found in common}
     alone_there = dict.fromkeys(call.module for at, call in enumerate(other.calls) if at not in taken)
-    notes = _notes(one, other, list(alone), list(alone_there), gaps)
+    notes = [*_notes(one, other, list(alone), list(alone_there), gaps), *_told_of_pairs(one, other, common)]
     return CaptureComparison(side_of(one), side_of(other), tuple(gaps), tuple(alone), tuple(alone_there), (*find.notes(), *notes))
 
 
-def _order(call: Call) -> tuple[str, int, bool]:
-    """What sorts calls by model and its calls, what that was given first."""
-    return call.root, call.step, not call.module.endswith(INPUTS)
+class _ByPath(Capture):
+    """A capture that is called by its path, where both files have one name."""
+
+    @property
+    def name(self) -> str:
+        return str(self.path)
+
+
+def _pairs(a: Sequence[Call], b: Sequence[Call], rename: Callable[[str], str]) -> Iterator[tuple[int, int | None]]:
+    """Each call of the first with that of the second beside it: in the same call of the model, which need not call each module every time,
+    as experts; else, where the second calls a part by itself, the one of the same number."""
+    outermost = {(name, number): step for name, number, step in _outermost(b)}
+    steps: dict[tuple[str, int], tuple[str, int]] = {}
+    for name, number, step in _outermost(a):
+        if (there_too := outermost.pop((rename(name), number), None)) is not None:
+            steps[step] = there_too
+    there = {(call.module, call.number): at for at, call in enumerate(b)}
+    in_step = {(call.module, (call.root, call.step), nth): at for at, (call, nth) in enumerate(_counted(b))}
+    taken = set(steps.values())
+    for at, (call, nth) in enumerate(_counted(a)):
+        renamed, beside = rename(call.module), steps.get((call.root, call.step))
+        found = there.get((renamed, call.number))
+        if beside is not None and (found is None or (b[found].root, b[found].step) in taken):
+            found = in_step.get((renamed, beside, nth))
+        yield at, found
+
+
+def _outermost(calls: Sequence[Call]) -> Iterator[tuple[str, int, tuple[str, int]]]:
+    """The calls of what no other module called: module, number, and which call of the model that is. Their inputs stand after them."""
+    for call, after in pairwise(calls):
+        if after.module.endswith(INPUTS):
+            yield call.module, call.number, (call.root, call.step)
+
+
+def _counted(calls: Sequence[Call]) -> Iterator[tuple[Call, int]]:
+    """Each call, and how many of its module there were before it in the same call of the model."""
+    seen: Counter[tuple[str, str, int]] = Counter()
+    for call in calls:
+        key = call.module, call.root, call.step
+        yield call, seen[key]
+        seen[key] += 1
+
+
+def _order(calls: Sequence[Call]) -> list[tuple[int, bool]]:
+    """What sorts calls as they returned, and what a model was given before the first of that call of the model."""
+    begun: dict[tuple[str, int], int] = {}
+    for at, call in enumerate(calls):
+        begun.setdefault((call.root, call.step), at)
+    return [(begun[call.root, call.step], False) if call.module.endswith(INPUTS) else (at, True) for at, call in enumerate(calls)]
 
 
 class _Alignments:
@@ -104,9 +154,15 @@ def _computed(call: Call, output: int) -> Computed:
 def _outputs(a: Call, b: Call) -> list[tuple[int, int]]:
     """The outputs with one path, but masks, which say what is compared; where there is none, the first of each side, since a module may
     return a tensor or a tuple that begins with it."""
-    places = {output.path: at for at, output in enumerate(b.outputs) if output.path not in MASKS or b.kind}
-    pairs = [(at, places[output.path]) for at, output in enumerate(a.outputs) if output.path in places]
+    places = {path: at for at, path in enumerate(_paths(b)) if path[0] not in MASKS or b.kind}
+    pairs = [(at, places[path]) for at, path in enumerate(_paths(a)) if path in places]
     return pairs or ([(0, 0)] if a.outputs and b.outputs and a.kind else [])
+
+
+def _paths(call: Call) -> list[tuple[str, int]]:
+    """The paths of the outputs, each with how often it was there before: a key may have dots in it."""
+    paths = [output.path for output in call.outputs]
+    return [(path, paths[:at].count(path)) for at, path in enumerate(paths)]
 
 
 def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int], alignment: Alignment) -> tuple[float | None, str, str]:
@@ -124,10 +180,23 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
     if not one.kept or not other.kept:
         return None, "", "its values were not kept, and no rows can be told apart without them"
     values = _same_columns(a.values(*here), b.values(*there), one, other)
-    picked = None if values is None else alignment.picked(*values)
+    is_whole = one.is_whole and other.is_whole
+    picked = None if values is None else alignment.picked(*values, 0 if is_whole else one.width)
     if picked is None:
         return None, "", f"shapes {list(one.shape)} and {list(other.shape)} do not tell which rows and places are the same"
-    return distance(*picked).relative, "values" if one.is_whole and other.is_whole else "sample", ""
+    return _relative(*picked), "values" if is_whole else "sample", ""
+
+
+def _relative(a: Tensor, b: Tensor) -> float:
+    """||a - b|| / ||b|| in float64; infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign."""
+    one, other = a.to(torch.float64), b.to(torch.float64)
+    kinds = [torch.where(each.abs() < LARGE, 0.0, each.clamp(-1.0, 1.0).nan_to_num(2.0)) for each in (one, other)]
+    if not torch.equal(*kinds):
+        return math.inf
+    found = distance(one, other).relative
+    if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
+        return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
+    return found
 
 
 def _same_columns(a: Tensor, b: Tensor, one: Output, other: Output) -> tuple[Tensor, Tensor] | None:
@@ -140,13 +209,15 @@ def _same_columns(a: Tensor, b: Tensor, one: Output, other: Output) -> tuple[Ten
     return a[..., columns] if one.is_whole else a[..., : len(columns)], b[..., columns] if other.is_whole else b[..., : len(columns)]
 
 
-def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]) -> tuple[float, str, str]:
+def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]) -> tuple[float | None, str, str]:
     """The distance of two outputs of which not all values are kept, estimated from their projections."""
     one, other = a.calls[here[0]].outputs[here[1]], b.calls[there[0]].outputs[there[1]]
     if one.nonfinite != other.nonfinite:
         return math.inf, "projections", ""
     difference = _sketch(a, here, one) - _sketch(b, there, other)
     error = float(torch.linalg.vector_norm(difference))
+    if not error and one.dtype == other.dtype:
+        return None, "", "its bits are others, and its projections do not tell by how much"
     return (error / other.norm if other.norm else math.inf if error else 0.0), "projections", ""
 
 
@@ -171,6 +242,29 @@ def _notes(a: Capture, b: Capture, alone_a: list[str], alone_b: list[str], gaps:
         some = sum(gap.how == how for gap in gaps)
         notes += [f"{count(some, 'output')} compared {said}"] if some else []
     return notes + [f"{capture.name}: {note}" for capture in (a, b) for note in capture.notes]
+
+
+def _told_of_pairs(a: Capture, b: Capture, common: Sequence[tuple[int, int]]) -> list[str]:
+    """Outputs that a module has on one side alone, and modules of the first that --map has given one name."""
+    notes = []
+    beside: dict[int, str] = {}
+    twice: dict[str, None] = {}
+    alone: tuple[dict[str, None], dict[str, None]] = {}, {}
+    for at, found in common:
+        if found in beside and a.calls[at].kind:
+            twice |= dict.fromkeys([beside[found], a.calls[at].module])
+        beside[found] = a.calls[at].module
+        calls = a.calls[at], b.calls[found]
+        paired = _outputs(*calls)
+        for side, call in enumerate(calls):
+            missing = set(range(len(call.outputs))) - {pair[side] for pair in paired}
+            outputs = [call.outputs[each].path for each in sorted(missing)]
+            alone[side].update((f"{call.module or '(the model)'}[{path}]", None) for path in outputs if path not in MASKS or call.kind)
+    if twice:
+        notes.append(f"{count(len(twice), 'module')} of {a.name} share their name in {b.name} with another one: {_some(list(twice))}")
+    for capture, names in zip((a, b), alone, strict=True):
+        notes += [f"{count(len(names), 'output')} of {capture.name} alone: {_some(list(names))}"] if names else []
+    return notes
 
 
 def _names(capture: Capture) -> str:

@@ -62,9 +62,10 @@ class Gap:
     """An output of a module's call in both programs, and how far it is apart.
 
     `module` is its name in the second program, `module_a` in the first; `kind` the class, `number` which call of it; `output` the path in
-    what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that cannot be told, and
-    `ulps` the same in spacings of bfloat16. `how` says what was compared: "bits" (all are the same), "values", "sample" (some columns of
-    the last dimension), "projections" (random projections of all values, mostly within a tenth) or "", and then `why` not.
+    what it returned. `relative` is ||a - b|| / ||b|| over what stands for the same rows and places, None where that cannot be told; what
+    is NaN, infinite or beyond 2**100 in both, as masks are, does not count. `how` says what was compared: "bits" (all are the same),
+    "values", "sample" (some columns of the last dimension), "projections" (random projections of all values, mostly within a tenth) or "",
+    and then `why` not.
     """
 
     module: str
@@ -202,10 +203,14 @@ class CaptureComparison:
         first, beyond, last = self.first, self.beyond_rounding, self.last
         if first is None:
             known = sum(gap.relative is not None for gap in self.gaps)
+            if not known:
+                return ["they may part or not: no output can be compared"]
             return [f"they do not part: {count(known, 'output')} that can be compared {'is' if known == 1 else 'are'} equal"]
         kind = f" ({first.kind})" if first.kind else ""
         equal = [gap for gap in self.gaps[: self.gaps.index(first)] if gap.relative == 0 and gap.kind]
         since = f"; {equal[-1].named}, which returned before it, is equal" if equal else ""
+        unknown = sum(gap.relative is None for gap in self.gaps[: self.gaps.index(first)])
+        since += f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
         said = [f"they part first at {first.named}{kind}: {short(first.relative)}, {first.a} beside {first.b}{since}"]
         if beyond is None:
             said.append("no output is further apart than one rounding to its dtype explains")

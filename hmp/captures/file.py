@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,12 +35,15 @@ class Opened:
         return found
 
 
-def of_rank(path: Path) -> Path:
-    """The file of this process, where several run the program: `a.rank1.capture` of rank 1."""
+def rank() -> str:
+    """The number of this process, where several run the program."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        rank = str(torch.distributed.get_rank())
-    else:
-        rank = os.environ.get("RANK", "0")
+        return str(torch.distributed.get_rank())
+    return os.environ.get("RANK", "0")
+
+
+def of_rank(path: Path, rank: str) -> Path:
+    """The file of a process: `a.rank1.capture` of rank 1."""
     return path if rank == "0" else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
@@ -49,23 +53,33 @@ def check(path: Path) -> None:
         raise HmpError(f"{path}: there is no folder {path.parent} to write the capture into; make the folder first")
     if path.is_dir():
         raise HmpError(f"{path} is a folder; give the file that the capture is to be written into")
+    try:
+        tempfile.TemporaryFile(dir=path.absolute().parent).close()
+    except OSError as error:
+        raise HmpError(f"{path}: no file can be written into the folder {path.parent}: {error}; give one in another folder") from None
     _safetensors()
 
 
 def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes the file, whole or not at all: under its name there is never a part of it."""
-    save_file = _safetensors().torch.save_file
+    library = _safetensors()
     metadata = {_KEY: str(FORM), "about": json.dumps(dict(about)), "notes": json.dumps(list(notes)), "calls": json.dumps(list(calls))}
     being_written = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
-        save_file(dict(tensors), being_written, metadata=metadata)
+        library.torch.save_file(dict(tensors), being_written, metadata=metadata)
         being_written.replace(path)
+    except (library.SafetensorError, OSError) as error:
+        raise HmpError(
+            f"{path} was not written: {error}; give a file where there is room, or capture less: calls=1, bytes_all=, keep='fingerprints'"
+        ) from error
     finally:
         being_written.unlink(missing_ok=True)
 
 
 def opened(path: Path) -> Opened:
     """The file, of which the header alone is read; HmpError where it is no capture, is cut off, or has another form."""
+    if path.is_dir():
+        raise HmpError(f"{path} is a folder; give the file that hmp.capture() or hmp run --capture wrote")
     if not path.is_file():
         raise HmpError(f"{path}: there is no such file; hmp.capture() and hmp run --capture write captures")
     library = _safetensors()
@@ -73,6 +87,8 @@ def opened(path: Path) -> Opened:
         handle = library.safe_open(path, "pt")
     except library.SafetensorError as error:
         raise HmpError(f"{path} is no capture, or is cut off: {error}; copy it again, or capture again") from None
+    except OSError as error:
+        raise HmpError(f"{path} cannot be read: {error}") from None
     metadata = handle.metadata() or {}
     form = metadata.get(_KEY)
     if form is None:

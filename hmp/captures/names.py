@@ -116,6 +116,6 @@ class Names:
 
 
 def _unwrapped(module: torch.nn.Module) -> torch.nn.Module:
-    while (inside := getattr(module, _WRAPPERS.get(type(module).__name__, ""), None)) is not None:
+    while (name := _WRAPPERS.get(type(module).__name__)) is not None and (inside := getattr(module, name, None)) is not None:
         module = inside
     return module

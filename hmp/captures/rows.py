@@ -47,23 +47,27 @@ class Alignment:
     is_whole: bool
     note: str
 
-    def picked(self, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor] | None:
-        """The elements of two outputs that stand for the same rows and places, as vectors; None where the shapes do not tell which."""
+    def picked(self, a: Tensor, b: Tensor, width: int = 0) -> tuple[Tensor, Tensor] | None:
+        """The elements of two outputs that stand for the same rows and places, as vectors; None where the shapes do not tell which. Of a
+        sample, `width` is how many columns there were: they must be no places."""
         if self.is_whole:
             return (a.reshape(-1), b.reshape(-1)) if a.shape == b.shape else None
         with_rows_a, with_rows_b = _with_rows(a, self.a), _with_rows(b, self.b)
         if with_rows_a is None or with_rows_b is None or with_rows_a.dim() != with_rows_b.dim():
             return None
-        dims = _dims_of_places(with_rows_a.shape, with_rows_b.shape, self.a.length, self.b.length)
+        one, other = ([*each.shape[:-1], width or each.shape[-1]] for each in (with_rows_a, with_rows_b))
+        dims = _dims_of_places(one, other, self.a.length, self.b.length)
+        if dims is None or (width and with_rows_a.dim() - 2 in dims):
+            return None
         found = []
         for pair in self.pairs:
             if pair.row_a >= len(with_rows_a) > 1 or pair.row_b >= len(with_rows_b) > 1:
                 return None
-            one = _places(with_rows_a[pair.row_a % len(with_rows_a)], dims, pair.places_a)
-            other = _places(with_rows_b[pair.row_b % len(with_rows_b)], dims, pair.places_b)
-            if one.shape != other.shape:
+            picked_a = _places(with_rows_a[pair.row_a % len(with_rows_a)], dims, pair.places_a)
+            picked_b = _places(with_rows_b[pair.row_b % len(with_rows_b)], dims, pair.places_b)
+            if picked_a.shape != picked_b.shape:
                 return None
-            found.append((one.reshape(-1), other.reshape(-1)))
+            found.append((picked_a.reshape(-1), picked_b.reshape(-1)))
         return torch.cat([one for one, _ in found]), torch.cat([other for _, other in found])
 
 
@@ -86,6 +90,8 @@ def aligned(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: 
             "name one of each: rows=(0, 3), --row-a 0 --row-b 3"
         )
     made = tuple(_pair(one, other, *pair) for pair in pairs)
+    if all(pair.places_a is not None and not len(pair.places_a) for pair in made):
+        raise HmpError(f"no place counts in the rows of {one.name} and {other.name}: give the captures a mask= that is 1 where one does")
     same_rows = rows is None and one.rows == other.rows and [(pair.row_a, pair.row_b) for pair in made] == [(r, r) for r in range(one.rows)]
     is_whole = (
         same_rows and all(_is_all(pair.places_a, one) and _is_all(pair.places_b, other) for pair in made) and one.length == other.length
@@ -95,7 +101,7 @@ def aligned(a: Capture, b: Capture, calls: tuple[int | None, int | None], rows: 
 
 def _batch(capture: Capture, call: int | None) -> Batch:
     outputs = () if call is None else capture.calls[call].outputs
-    shapes = [output.shape for output in outputs if output.shape]
+    shapes = [output.shape for output in outputs if output.shape and output.path != MASK]
     shape = next((each for each in shapes if len(each) > 1), shapes[0] if shapes else (0,))
     given: dict[str, Tensor] = {}
     for at, each in enumerate(outputs):
@@ -103,6 +109,13 @@ def _batch(capture: Capture, call: int | None) -> Batch:
             given[each.path] = capture.values(call, at)
     if TOKENS in given:
         shape = tuple(given[TOKENS].shape)
+    elif MASK in given:  # the input that it goes over
+        shape = next((each for each in shapes if each[:2] == tuple(given[MASK].shape)), shape)
+    if call is not None and not capture.calls[call].root and MASK in given and not _fits(given[MASK], shape):
+        raise HmpError(
+            f"{capture.name}: the mask= of its capture() is {list(given[MASK].shape)}, and the batch {list(shape[:2])}; capture again with "
+            "one of the batch's shape, 1 where a place counts"
+        )
     rows, length = shape[0], shape[1] if len(shape) > 1 else 0
     counted = next(
         (_counted(given[name], marks, length) for name, marks in MASKS.items() if name in given and _fits(given[name], shape)), None
@@ -197,12 +210,15 @@ def _with_rows(values: Tensor, batch: Batch) -> Tensor | None:
     return values.unflatten(0, (batch.rows, batch.length)) if batch.length and len(values) == batch.rows * batch.length else None
 
 
-def _dims_of_places(a: Sequence[int], b: Sequence[int], length_a: int, length_b: int) -> list[int]:
-    """The dimensions of a row that run over its places: the first that is as long as the batch in both; others where they differ in size,
-    and both of the last two of attention's weights [rows, heads, places, places]."""
+def _dims_of_places(a: Sequence[int], b: Sequence[int], length_a: int, length_b: int) -> list[int] | None:
+    """The dimensions of a row that run over its places: the first that is as long as the batch in both, others where they differ in size,
+    and the last two of attention's weights [rows, heads, places, places]. None where heads are as many as places, before them or after."""
     fitting = [dim for dim in range(1, len(a)) if (a[dim], b[dim]) == (length_a, length_b)]
-    is_square = len(a) == 4 and fitting[-2:] == [2, 3]
-    return [dim - 1 for dim in fitting if dim == fitting[0] or a[dim] != b[dim] or (is_square and dim > 1)]
+    if len(a) == 4 and fitting[-2:] == [2, 3]:
+        return [1, 2]
+    if len(a) == 4 and fitting == [1, 2] and length_a == length_b:
+        return None
+    return [dim - 1 for dim in fitting if dim == fitting[0] or a[dim] != b[dim]]
 
 
 def _places(row: Tensor, dims: Sequence[int], places: Tensor | None) -> Tensor:

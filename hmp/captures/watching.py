@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
+import traceback
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -67,23 +68,27 @@ def capture(
     say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
     on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
-    target = file.of_rank(Path(path))
-    _check(model, keep, mask)
+    target = file.of_rank(Path(path), file.rank())
+    _check(model, keep, mask, calls)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
+    found = Capture(target)
+    found.is_written = False
     failed = True
     try:
         with watcher.watch():
-            yield Capture(target)
+            yield found
         failed = False
     finally:
+        found.is_written = True
         if watcher.calls:
+            found.path = target = file.of_rank(Path(path), watcher.rank)
             file.write(target, watcher.about(), watcher.notes(), [asdict(call) for call in watcher.calls], watcher.tensors)
         elif not failed:
             raise NothingCalled(f"{target} was not written: no module of {watcher.named()} was called through model(...) in the region")
 
 
-def _check(model: Any, keep: Any, mask: Any) -> None:
+def _check(model: Any, keep: Any, mask: Any, calls: int | None) -> None:
     if model is not None and not isinstance(model, torch.nn.Module):
         raise HmpError(f"capture() takes a file and a torch.nn.Module; {type(model).__name__} is no module")
     if isinstance(model, torch.jit.ScriptModule):
@@ -92,6 +97,10 @@ def _check(model: Any, keep: Any, mask: Any) -> None:
         raise HmpError(f'keep={keep!r} is none of capture()\'s: give "outputs" or "fingerprints"')
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):
         raise HmpError("mask= takes a tensor with a row for each of the batch and a column for each place, 1 where one counts")
+    if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
+        raise HmpError("mask= is 1 where a place counts and 0 where none does; another value is in it")
+    if calls is not None and calls < 1:
+        raise HmpError(f"calls={calls}: give how many calls of the model are noted, from 1 on, or None for all")
 
 
 class _Watcher:
@@ -110,6 +119,9 @@ class _Watcher:
         self._numbers: Counter[str] = Counter()
         self._outputs = self._left_out = self._unkept = self._unread = 0
         self._device = ""
+        self.rank = ""  # when the first call returned: a script may join the others in the region, and leave them
+        self._hooked: dict[str, None] = {}
+        self._opaque: dict[str, None] = {}
         self._lock = fork_safe.RLock()
         self._threads = threading.local()
 
@@ -129,9 +141,9 @@ class _Watcher:
             stack.enter_context(self._names.following_compiled(self._around))
             yield
 
-    def _running(self) -> list[torch.nn.Module]:
-        """The model's modules that are running in this thread, outermost first."""
-        found: list[torch.nn.Module] | None = getattr(self._threads, "running", None)
+    def _running(self) -> list[tuple[torch.nn.Module, int]]:
+        """The model's modules that are running in this thread, outermost first, with how deep in the stack they were called."""
+        found: list[tuple[torch.nn.Module, int]] | None = getattr(self._threads, "running", None)
         if found is None:
             found = self._threads.running = []
         return found
@@ -140,12 +152,17 @@ class _Watcher:
         if not _is_unseen():
             with self._lock:
                 if self._names.place(module) is not None:
-                    self._running().append(module)
+                    running, depth = self._running(), sum(1 for _ in traceback.walk_stack(None))
+                    while running and running[-1][1] >= depth:
+                        running.pop()  # a KeyboardInterrupt ended it, of which torch tells no hook
+                    running.append((module, depth))
 
     def _ended(self, module: torch.nn.Module, args: Any, result: Any) -> None:
         # more than one where a hook of the user's raised before ours ran
-        if not _is_unseen() and module in (running := self._running()):
-            del running[len(running) - 1 - running[::-1].index(module) :]
+        if not _is_unseen():
+            running = self._running()
+            last = next((at for at in reversed(range(len(running))) if running[at][0] is module), len(running))
+            del running[last:]
 
     def _around(self, compiled: Any, module: torch.nn.Module, args: Any, kwargs: Any) -> Any:
         self._called(module, args)
@@ -163,7 +180,9 @@ class _Watcher:
             place = self._names.place(module)
             if place is None or (self._most_calls is not None and place.root.calls >= self._most_calls):
                 return
-            is_outermost = self._running()[:1] == [module]
+            is_outermost = [each is module for each, _ in self._running()].count(True) == 1 and self._running()[0][0] is module
+            if module._forward_hooks:
+                self._hooked[place.name] = None
             policy = _policy_here(result)
             with torch.no_grad(), disable_casts(), without_torch_function(), without_dispatch_modes():
                 self._note(module, place, (args, kwargs), result, policy)
@@ -186,6 +205,8 @@ class _Watcher:
 
     def _add(self, call: Call, result: Any) -> None:
         found = list(named_tensors(result))
+        if not found and result is not None and call.kind:
+            self._opaque[call.module] = None
         if self._outputs + len(found) > _MOST_OUTPUTS:
             self._left_out += 1
             return
@@ -194,6 +215,7 @@ class _Watcher:
         outputs = tuple(self._output(f"{at}.{number}", path, tensor) for number, (path, tensor) in enumerate(found))
         self.calls.append(replace(call, number=self._numbers[call.module], outputs=outputs))
         self._numbers[call.module] += 1
+        self.rank = self.rank or file.rank()
         self._device = self._device or next((tensor.device.type for _, tensor in found), "")
 
     def _output(self, key: str, path: str, tensor: Tensor) -> Output:
@@ -255,6 +277,11 @@ class _Watcher:
                 f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
                 f"kernels, or where their parent reads the weights itself: {_some(unseen)}"
             )
+        for names, said in (
+            (self._hooked, "with forward hooks: what is kept is what came before these"),
+            (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
+        ):
+            notes += [f"{count(len(names), 'module')} {said}: {_some([name or 'the model' for name in names])}"] if names else []
         if self._left_out:
             notes.append(
                 f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
@@ -268,10 +295,13 @@ class _Watcher:
         return notes
 
 
-def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
-    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them."""
+def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a module returns or is given, each with its path: keys, fields and positions, with dots between them. What holds
+    itself is gone through once; `inside` is what holds `value`."""
     if isinstance(value, Tensor):
         yield path, value
+        return
+    if any(each is value for each in inside):
         return
     items: Any = ()
     if isinstance(value, Mapping):
@@ -283,7 +313,7 @@ def named_tensors(value: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
     elif is_dataclass(value) and not isinstance(value, type):
         items = ((each.name, getattr(value, each.name, None)) for each in fields(value))
     for key, item in items:
-        yield from named_tensors(item, f"{path}.{key}" if path else str(key))
+        yield from named_tensors(item, f"{path}.{key}" if path else str(key), (*inside, value))
 
 
 def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:

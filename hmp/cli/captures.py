@@ -80,6 +80,9 @@ def check(options: argparse.Namespace) -> None:
         raise hmp.HmpError(f"--capture-calls {options.capture_calls}: give a number from 1 on")
     if lacks := lacking("capture"):
         raise hmp.HmpError(f"--capture needs {lacks}: {to_install('capture')}")
+    from ..captures import file
+
+    file.check(Path(options.capture))
 
 
 @contextlib.contextmanager

@@ -180,3 +180,54 @@ def test_the_form_is_told_by_the_file_alone(tmp_path: Path) -> None:
     found = hmp.Capture.load(tmp_path / "a")
     assert file.FORM == 1 and found.values(0, 0).tolist() == [3.0, 4.0] and found.calls[0].outputs[0].norm == 5.0
     assert str(found).splitlines()[-1].split() == ["(the", "model)", "Linear", "float32", "-", "[2]", "float32", "5"]
+
+
+def test_a_region_in_progress_does_not_read_an_earlier_file(tmp_path: Path) -> None:
+    captured(path := tmp_path / "a.capture")
+    with hmp.capture(path, model := nn.Linear(3, 3)) as found:
+        model(torch.randn(5, 3))
+        with pytest.raises(hmp.HmpError, match=r"a\.capture is written when the region of capture\(\) ends; read it after that"):
+            str(found)
+    assert found.calls[0].outputs[0].shape == (5, 3)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="files that cannot be written or read, whoever runs the test")
+def test_a_file_that_cannot_be_written_or_read_is_told_by_its_path(tmp_path: Path) -> None:
+    with pytest.raises(hmp.HmpError, match=r"/proc/a\.capture: no file can be written into the folder /proc: .*; give one in another"):
+        with hmp.capture("/proc/a.capture", nn.Linear(3, 3)):
+            pytest.fail("the region began")
+    (folder := tmp_path / "gone").mkdir()
+    model = nn.Linear(3, 3)
+    model.register_forward_hook(lambda *_: folder.rmdir())
+    with pytest.raises(hmp.HmpError, match=r"gone/a was not written: .*; give a file where there is room, or capture less: calls=1"):
+        with hmp.capture(folder / "a", model):
+            model(torch.randn(2, 3))
+    with pytest.raises(hmp.HmpError, match=r"/proc/self/mem cannot be read: "):
+        hmp.Capture.load("/proc/self/mem")
+    with pytest.raises(hmp.HmpError, match=r"is a folder; give the file that hmp\.capture\(\) or hmp run --capture wrote"):
+        hmp.Capture.load(tmp_path)
+
+
+def test_what_holds_itself_is_gone_through_once(tmp_path: Path) -> None:
+    class Holds(nn.Module):
+        def forward(self, x: torch.Tensor) -> dict[str, object]:
+            found: dict[str, object] = {"x": x, "twice": [x, x]}
+            return found | {"parts": [found], "itself": found.setdefault("inside", found)}
+
+    with hmp.capture(tmp_path / "a", model := Holds()) as found:
+        model(torch.randn(2, 3))
+    assert [each.path for each in found.calls[0].outputs][:3] == ["x", "twice.0", "twice.1"]
+
+
+def test_a_module_with_hooks_is_named_since_they_may_return_something_else(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    model[0].register_forward_hook(lambda module, args, out: out * 100)
+    with hmp.capture(tmp_path / "a", model) as found:
+        model(torch.randn(2, 3))
+    assert found.notes == ("1 module with forward hooks: what is kept is what came before these: 0",)
+
+
+def test_a_number_of_calls_below_one_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(hmp.HmpError, match=r"calls=0: give how many calls of the model are noted, from 1 on, or None for all"):
+        with hmp.capture(tmp_path / "a", nn.Linear(3, 3), calls=0):
+            pytest.fail("the region began")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
@@ -113,3 +114,60 @@ def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
     assert sorted(modules(tmp_path / "b")) == sorted(4 * ["0", "1", "", "(inputs)"])
     numbers = [call.number for call in hmp.Capture.load(tmp_path / "a").calls if call.module == "1.0"]
     assert numbers == [0, 1, 2, 3]
+
+
+def test_a_model_that_calls_itself_is_one_call(tmp_path: Path) -> None:
+    class Again(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor, times: int = 1) -> torch.Tensor:
+            return self.layer(self(x, times - 1) if times else x)
+
+    model = Again()
+    with hmp.capture(tmp_path / "a", model, calls=1) as found:
+        model(torch.randn(3, 4))
+    assert modules(tmp_path / "a") == ["layer", "", "layer", "", "(inputs)"]
+    assert torch.equal(found.values(3, 0), model.layer(found.values(1, 0)))
+
+
+def test_the_rank_is_that_of_the_script_which_joins_and_leaves_the_others_in_the_region(tmp_path: Path) -> None:
+    model = net()
+    with hmp.capture(tmp_path / "a.capture") as found:
+        torch.distributed.init_process_group("fake", store=FakeStore(), rank=1, world_size=2)
+        try:
+            model(torch.randn(3, 4))
+        finally:
+            torch.distributed.destroy_process_group()
+    assert found.path == tmp_path / "a.rank1.capture" and [each.name for each in tmp_path.iterdir()] == [found.path.name]
+
+
+def test_an_interrupt_that_is_caught_leaves_nothing_running(tmp_path: Path) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    hook = model[1].register_forward_pre_hook(interrupt)
+    with hmp.capture(tmp_path / "a", model) as found:
+        for _ in range(3):
+            try:
+                model(torch.randn(3, 4))
+            except KeyboardInterrupt:
+                hook.remove()
+    names = [("0", 0), ("0", 0), ("1", 0), ("", 0), ("(inputs)", 0), ("0", 1), ("1", 1), ("", 1), ("(inputs)", 1)]
+    assert [(call.module, call.step) for call in found.calls] == names
+
+
+def test_a_module_that_answers_to_every_name_is_no_wrapper(tmp_path: Path) -> None:
+    class Forwards(nn.Module):
+        def __getattr__(self, name: str) -> Any:
+            return super().__getattr__(name) if name in ("layer", "_modules", "_parameters") else self.layer
+
+    model = Forwards()
+    model.layer = nn.Linear(4, 4)
+    model.forward = lambda x: model.layer(x)
+    with hmp.capture(tmp_path / "a", model):
+        model(torch.randn(3, 4))
+    assert modules(tmp_path / "a") == ["layer", "", "(inputs)"]

@@ -79,6 +79,15 @@ def test_what_cannot_be_written_is_told_before_the_script_runs(
     assert capsys.readouterr().err == f"hmp run: {said}\n"
 
 
+@pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write")
+def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script := tmp_path / "fails.py").write_text("1 / 0\n")
+    assert main(["run", "--capture", "/proc/a.capture", str(script)]) == 2
+    assert capsys.readouterr().err.startswith("hmp run: /proc/a.capture: no file can be written into the folder /proc: ")
+
+
 def test_without_the_extra_the_command_that_adds_it_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,183 @@
+"""What must not pass for equal, and is not named too early: NaN, large integers, masks that leave nothing, models that run by turns."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import hmp
+
+
+class Gives(nn.Module):
+    """Returns what it is told to."""
+
+    def __init__(self, value: Any) -> None:
+        super().__init__()
+        self.value = value
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.value
+
+
+def gap_of(tmp_path: Path, a: Any, b: Any, **options: Any) -> Any:
+    for name, value in (("a", a), ("b", b)):
+        with hmp.capture(tmp_path / name, model := Gives(value), **options):
+            model(torch.zeros(2, 3))
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    (gap,) = [gap for gap in found.gaps if gap.kind]
+    assert (found.first is gap) is bool(gap.relative)
+    return gap
+
+
+INF, NAN, MOST = float("inf"), float("nan"), 3e38
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "wanted"),
+    [
+        *[(1.0, NAN, INF), (NAN, 1.0, INF), (1.0, INF, INF), (INF, NAN, INF), (INF, -INF, INF), (MOST, -MOST, INF), (1.0, MOST, INF)],
+        *[(NAN, NAN, 0.0), (-INF, -INF, 0.0), (-INF, -MOST, 0.0)],
+    ],
+)
+def test_what_one_side_alone_has_of_nan_and_infinity_is_no_mask(a: float, b: float, wanted: float, tmp_path: Path) -> None:
+    one, other = torch.ones(2, 3), torch.ones(2, 3)
+    one[1, 1], other[1, 1] = a, b
+    assert gap_of(tmp_path, one, other).relative == wanted
+
+
+@pytest.mark.parametrize("a", [2**24, 2**60])
+def test_integers_that_float32_or_float64_do_not_hold_are_told_apart(a: int, tmp_path: Path) -> None:
+    assert 0 < gap_of(tmp_path, torch.tensor([[a]]), torch.tensor([[a + 1]])).relative < 1e-7
+    assert 0 < gap_of(tmp_path, *(torch.tensor([[each]], dtype=torch.uint64) for each in (a, a + 1))).relative < 1e-7
+
+
+@pytest.mark.parametrize(("a", "b"), [(INF, NAN), (INF, -INF), (1e-20, 2e-20)])
+def test_what_projections_do_not_tell_is_not_said_to_be_equal(a: float, b: float, tmp_path: Path) -> None:
+    one, other = (torch.tensor([[1e3] * 257 + [each]], dtype=torch.float64) for each in (a, b))
+    gap = gap_of(tmp_path, one, other, keep="fingerprints")
+    assert (gap.relative, gap.why) == (None, "its bits are others, and its projections do not tell by how much")
+
+
+def test_of_several_models_the_one_that_ran_first_is_named_first(tmp_path: Path) -> None:
+    """The first with parameters has no prefix, and runs after one that has none."""
+    head = nn.Linear(3, 3)
+    for name, scale in (("a", 1.0), ("b", 2.0)):
+        with hmp.capture(tmp_path / name):
+            head(nn.Threshold(0.0, 0.0)(Gives(torch.ones(2, 3) * scale)(torch.zeros(2, 3))))
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert found.first is not None and found.first.module == "Gives"
+    assert [gap.module for gap in found.gaps] == ["Gives(inputs)", "Gives", "Threshold(inputs)", "Threshold", "(inputs)", ""]
+
+
+def test_a_mask_that_leaves_nothing_or_does_not_fit_is_refused(tmp_path: Path) -> None:
+    values = torch.ones(2, 3), torch.ones(2, 3) * 7
+    with pytest.raises(hmp.HmpError, match=r"no place counts in the rows of a and b: give the captures a mask= that is 1 where one does"):
+        gap_of(tmp_path, *values, mask=torch.zeros(2, 3))
+    with pytest.raises(hmp.HmpError, match=r"a: the mask= of its capture\(\) is \[4, 3\], and the batch \[2, 3\]; capture again with one"):
+        gap_of(tmp_path, *values, mask=torch.ones(4, 3))
+    with pytest.raises(hmp.HmpError, match=r"mask= is 1 where a place counts and 0 where none does; another value is in it"):
+        gap_of(tmp_path, *values, mask=torch.tensor([[0.0, 0.0, -1e9]] * 2))
+
+
+def test_a_mask_goes_over_the_input_of_its_shape(tmp_path: Path) -> None:
+    """The first input is a picture, whose second dimension is none of places."""
+
+    class Both(nn.Module):
+        def forward(self, picture: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
+            return text * 2
+
+    text = torch.randn(2, 5, 4)
+    other = text.clone()
+    other[:, :2] = 9.0
+    for name, each in (("a", text), ("b", other)):
+        with hmp.capture(tmp_path / name, model := Both(), mask=torch.tensor([[0, 0, 1, 1, 1]] * 2)):
+            model(torch.ones(2, 3, 8, 8), each)
+    (gap,) = [gap for gap in hmp.compare_captures(tmp_path / "a", tmp_path / "b").gaps if gap.kind]
+    assert gap.relative == 0.0
+
+
+def test_modules_that_are_not_called_every_time_are_beside_the_same_call_of_the_model(tmp_path: Path) -> None:
+    """An expert's first call in one program may be in the second batch, and a part may be called by itself before the whole."""
+
+    class Experts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.experts = nn.Embedding(9, 4), nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+
+        def forward(self, input_ids: torch.Tensor, chosen: int, embedded: torch.Tensor | None = None) -> torch.Tensor:
+            return self.experts[chosen](self.embed(input_ids) if embedded is None else embedded)
+
+    model, batches = Experts(), [torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5, 6]])]
+    for name, chosen in (("a", (0, 1)), ("b", (1, 1))):
+        with hmp.capture(tmp_path / name, model):
+            for ids, each in zip(batches, chosen, strict=True):
+                model(ids, each)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert [(gap.module, gap.relative) for gap in found.gaps if gap.step == 1 and gap.kind] == [
+        ("embed", 0.0),
+        ("experts.1", 0.0),
+        ("", 0.0),
+    ]
+    assert (found.unmatched_a, found.unmatched_b) == (("experts.0",), ("experts.1",))
+    with hmp.capture(tmp_path / "parts", model):
+        model(batches[0], 0, model.embed(batches[0]))
+    with hmp.capture(tmp_path / "whole", model, calls=1):
+        model(batches[0], 0)
+    found = hmp.compare_captures(tmp_path / "whole", tmp_path / "parts")
+    assert {gap.module: gap.relative for gap in found.gaps if gap.kind} == {"embed": 0.0, "experts.0": 0.0, "": 0.0}
+
+
+def test_columns_that_are_places_are_no_sample_and_heads_as_many_as_places_are_not_guessed(tmp_path: Path) -> None:
+    class Layouts(nn.Module):
+        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> dict[str, torch.Tensor]:
+            x = input_ids.double()
+            products = x[:, None, :, None] * x[:, None, None, :]
+            return {"places": x, "heads": products[..., :3].repeat(1, 5, 1, 1), "weights": products.repeat(1, 5, 1, 1)}
+
+    ids, mask = torch.tensor([[0, 0, 5, 6, 7]] * 2), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    for name, shift in (("a", 0), ("b", -2)):
+        for most in (2**20, 48):
+            with hmp.capture(tmp_path / f"{name}{most}", model := Layouts(), bytes_each=most):
+                model(ids.roll(shift, 1), mask.roll(shift, 1))
+    gaps = {gap.output: gap for gap in hmp.compare_captures(tmp_path / f"a{2**20}", tmp_path / f"b{2**20}").gaps if gap.kind}
+    assert {name: gap.relative for name, gap in gaps.items()} == {"places": 0.0, "heads": None, "weights": 0.0}
+    assert gaps["heads"].why == "shapes [2, 5, 5, 3] and [2, 5, 5, 3] do not tell which rows and places are the same"
+    sampled = hmp.compare_captures(tmp_path / "a48", tmp_path / "b48")
+    assert {gap.relative for gap in sampled.gaps if gap.kind} == {None}
+
+
+def test_what_stands_beside_nothing_or_twice_is_told(tmp_path: Path) -> None:
+    one, other = torch.ones(3), torch.zeros(3)
+    for folder, value in (("x", {"a.b": one, "a": {"b": other}, "loss": one}), ("y", {"a.b": one, "a": {"b": other}})):
+        (tmp_path / folder).mkdir()
+        with hmp.capture(tmp_path / folder / "a", model := Gives(value)):
+            model(one)
+    x, y = tmp_path / "x" / "a", tmp_path / "y" / "a"
+    found = hmp.compare_captures(x, y)
+    assert found.first is None, "a key with a dot in it is not the key of a dict inside"
+    assert str(found).startswith(f"{x} beside {y}: 3 outputs") and found.notes[-1] == f"1 output of {x} alone: (the model)[loss]"
+
+    layers = {"q": nn.Linear(3, 3), "k": nn.Linear(3, 3)}
+    for name, keys in (("a", ("q", "k")), ("b", ("q",))):
+        with hmp.capture(tmp_path / name, model := nn.ModuleDict({key: layers[key] for key in keys})):
+            for key in keys:
+                model[key](one)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b", map=["k=q"])
+    assert "2 modules of a share their name in b with another one: q, k" in found.notes
+
+
+def test_that_nothing_could_be_compared_is_no_verdict(tmp_path: Path) -> None:
+    for name, value in (("a", torch.ones(3)), ("b", torch.ones(4))):
+        with hmp.capture(tmp_path / name, model := nn.Sequential(Gives(value), Gives(torch.ones(2) * len(value)), Gives(object()))):
+            model(torch.zeros(1))
+        opaque = hmp.Capture.load(tmp_path / name).notes
+        assert opaque == ("2 modules returned no tensor, and no tuple, list, dict or dataclass with one: 2, the model",)
+    found = hmp.compare_captures(tmp_path / "a", tmp_path / "b")
+    assert found.verdict()[0].endswith("at 1 (Gives): 0.25, float32 beside float32; 1 output before it could not be compared")
+    alone = dataclasses.replace(found, gaps=tuple(gap for gap in found.gaps if gap.relative is None))
+    assert alone.verdict() == ["they may part or not: no output can be compared"]
