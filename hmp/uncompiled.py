@@ -7,26 +7,49 @@ from typing import Any
 import torch
 
 from . import fork_safe
+from .torch_private import dynamo
 
 _lock = fork_safe.RLock()
 _asking: list[object] = []
 _stance: Any = None
+_plain: Any = None  # torch.compile, while ours is in its place
 
 
 def run_uncompiled(asks: object) -> None:
     """Has compiled code run as it was written until `run_compiled` was called for each that asks, in whatever order: a conversion may begin
-    in a recording and end after it. torch's own stances end in the order of their beginnings alone."""
-    global _stance
+    in a recording and end after it. torch's own stances end in the order of their beginnings alone. Dynamo, which takes seconds to import,
+    is not imported for that: until it is there, the first torch.compile does it."""
+    global _plain
     with _lock:
-        if not _asking:
-            _stance = torch.compiler.set_stance("force_eager")
         _asking.append(asks)
+        if dynamo() is not None:
+            _force()
+        elif _plain is None:
+            _plain, torch.compile = torch.compile, _compile
 
 
 def run_compiled(asks: object) -> None:
     """Takes back what `asks` asked for. May be called again, after an interrupt."""
+    global _stance, _plain
     with _lock:
-        if _asking == [asks]:
-            _stance.__exit__(None, None, None)
         if asks in _asking:
             _asking.remove(asks)
+        if not _asking and _stance is not None:
+            _stance.__exit__(None, None, None)
+            _stance = None
+        if not _asking and torch.compile is _compile:  # else somebody's is around ours, which does nothing now
+            torch.compile, _plain = _plain, None
+
+
+def _force() -> None:
+    global _stance
+    if _stance is None:
+        _stance = torch.compiler.set_stance("force_eager")
+
+
+def _compile(*args: Any, **kwargs: Any) -> Any:
+    with _lock:
+        if _asking:
+            _force()
+        plain = torch.compile if _plain is None else _plain  # ours is called late where somebody kept it
+    return plain(*args, **kwargs)

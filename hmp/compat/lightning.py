@@ -295,14 +295,16 @@ class TokenErrors(_Callbacks):  # type: ignore[misc]  # its bases are known when
         self._watch: CallWithLogits | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuses a trainer without a logger."""
+        """Refuses a trainer without a logger, and begins anew."""
         _check_loggers(trainer, "TokenErrors")
+        self._last = -1
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int, *unused: Any) -> None:
         """Begins to look for the call with logits, if it is time to."""
-        step = trainer.global_step
-        if step % self._every == 0 and step != self._last:
-            self._last = step
+        self._look_no_more()  # for what a batch gave that ended in the middle
+        turn = trainer.global_step // self._every  # with several optimizers it goes on by more than one
+        if turn != self._last:
+            self._last = turn
             # of the LightningModule itself a strategy calls steps, and not the forward
             self._watch = CallWithLogits([module for module in pl_module.modules() if module is not pl_module], batch)
 
@@ -317,6 +319,9 @@ class TokenErrors(_Callbacks):  # type: ignore[misc]  # its bases are known when
 
     def on_exception(self, trainer: Any, *given: Any) -> None:
         """Looks no more."""
+        self._look_no_more()
+
+    def _look_no_more(self) -> None:
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.close()

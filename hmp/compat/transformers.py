@@ -180,6 +180,11 @@ class TokenErrors(TrainerCallback):
         if state.global_step % self._every == 0:
             self._watch = CallWithLogits([kwargs["model"]])
 
+    def on_substep_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """The first of several batches in a step is done: the others are not looked at."""
+        if self._watch is not None:
+            self._watch.close()
+
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Calls the model twice more, and logs."""
         watch, self._watch = self._watch, None

@@ -137,7 +137,9 @@ def _with_packing(
         return found
 
     def gradients() -> dict[str, Tensor]:
-        written = [(t, t.detach().clone()) for t in (*model.buffers(), *each_tensor((batch,)))]
+        before = [(t, t.detach().clone()) for t in map(local, _tensors(model, batch))]
+        # what nobody wrote stays unwritten: the caller's own graph may keep it, and into an expanded tensor torch writes nothing
+        written = ((t, values) for t, values in before if t.layout is not torch.strided or not torch.equal(t, values))
         with _as_before(model, batch, written), uncompiled(), calling.region(model, chosen, scopes):
             value, _ = _loss_of(model, calling.call(model, batch), loss)
             if value is not None:
@@ -321,11 +323,17 @@ def _advice(rows: Any) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(worth.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, Tensor]:
-    """The model's and the batch's tensors by the memory that they stand in."""
-    by_storage = {storage_address(t): local(t) for t in (*model.parameters(), *model.buffers(), *each_tensor((batch,)))}
+def _by_storage(model: torch.nn.Module, batch: Any) -> dict[int, list[Tensor]]:
+    """The model's and the batch's tensors by the memory that they stand in, which several may share."""
+    by_storage: dict[int, list[Tensor]] = {}
+    for tensor in _tensors(model, batch):
+        by_storage.setdefault(storage_address(tensor), []).append(local(tensor))
     by_storage.pop(0, None)
     return by_storage
+
+
+def _tensors(model: torch.nn.Module, batch: Any) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers(), *each_tensor((batch,))]
 
 
 @contextmanager

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
+from .distance import as_real
+
 Tensor = torch.Tensor
 _NAMED = 3
 
@@ -70,7 +72,7 @@ def _ranked(found: Mapping[str, _Squares]) -> tuple[tuple[str, float], ...]:
 
 
 def _dense(gradient: Tensor) -> Tensor:
-    return (gradient if gradient.layout is torch.strided else gradient.to_dense()).double()
+    return as_real(gradient if gradient.layout is torch.strided else gradient.to_dense()).double()
 
 
 def _squares(tensor: Tensor) -> float:

@@ -40,7 +40,7 @@ class Shadows(TorchDispatchMode):
     from the same op in float32 (None where that cannot be computed) and from the float32 run, and whether its own error is counted in
     that of the op that it is a part of. `values` gets what calls and modules return, and what the ops of backward make."""
 
-    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, Tensor], values: Values | None = None) -> None:
+    def __init__(self, attribution: Attribution, seen: Seen, guarded: dict[int, list[Tensor]], values: Values | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._attribution = attribution
         self._seen = seen
@@ -50,7 +50,7 @@ class Shadows(TorchDispatchMode):
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
         self._received = WeakTensorKeyDictionary()  # what collectives wrote
         self._node: Any = None
-        self._guarded = guarded  # storage → tensor: what must be as before when all is over
+        self._guarded = guarded  # storage → tensors: what must be as before when all is over
         self.saved: list[tuple[Tensor, Tensor]] = []
 
     def __len__(self) -> int:
@@ -254,9 +254,8 @@ class Shadows(TorchDispatchMode):
 
     def _before_write(self, tensor: Tensor) -> None:
         """What is written gets a reference of its own, and what is the model's is remembered."""
-        owner = self._guarded.pop(storage_address(tensor), None)
-        if owner is not None:
-            self.saved.append((owner, owner.detach().clone()))
+        owners = self._guarded.pop(storage_address(tensor), ())
+        self.saved.extend((owner, owner.detach().clone()) for owner in owners)
         if self._known(tensor) is not None or not _has_reference(tensor):
             return
         base, found = tensor._base, None

@@ -94,6 +94,7 @@ class SideBySide(Comparison):
     def _nearer(self, near: int, far: int, end: str) -> str:
         one, other = self.policies[near], self.policies[far]
         small, large = getattr(self.comparisons[near], end), getattr(self.comparisons[far], end)
+        and_is = f", and {one} is"
         if large == 0:
             return f"{one} and {other} have float32's {end}"
         if small == 0:
@@ -101,10 +102,10 @@ class SideBySide(Comparison):
         elif large / small < EQUAL:
             said = f"{one} and {other} are equally near to float32 in the {end}"
         else:
-            said = f"{one} is {_times(large / small)} times nearer to float32 than {other} in the {end}"
+            said, and_is = f"{one} is {_times(large / small)} times nearer to float32 than {other} in the {end}", " and"
         small, large = self.comparisons[near].gradient, self.comparisons[far].gradient
         if end != "gradient" and small and large and (more := max(large / small, small / large)) >= EQUAL:
-            said += f" and {_times(more)} times {'nearer' if large > small else 'farther'} in the gradient"
+            said += f"{and_is} {_times(more)} times {'nearer' if large > small else 'farther'} in the gradient"
         most = [(op, part) for op, part in self.difference(far, near) if part > 0]
         return said + (f"; {most[0][0]} makes {100 * most[0][1]:.0f} % of the difference" if most else "")
 
@@ -257,4 +258,4 @@ def _error(value: float | None) -> str:
 
 
 def _times(ratio: float) -> str:
-    return f"{ratio:.2g}" if ratio < 100 else f"{ratio:,.0f}"
+    return f"{ratio:.2g}" if ratio < 99.5 else f"{ratio:,.0f}"  # from where two digits are written as 1e+02

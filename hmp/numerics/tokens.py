@@ -160,7 +160,8 @@ def _labels(logits: Tensor, given: Mapping[str, Any]) -> Tensor | None:
     for name in LABELS:
         found = given.get(name)
         if isinstance(found, Tensor) and found.dtype in (torch.int64, torch.int32) and found.shape == logits.shape[:-1]:
-            return found.long()
+            # a vector with an element for none of them is an embedding, say
+            return found.long() if bool((found < logits.shape[-1]).all()) else None
     return None
 
 

@@ -87,8 +87,13 @@ def beside_float32(call: Call, region: contextlib.AbstractContextManager[Any]) -
         put_back(states)
         with disable_casts():
             in_float32 = module(*call.args, **call.kwargs)
-            exact = dict(zip(map(id, each_tensor((output,))), each_tensor((in_float32,)), strict=True))
+            exact = dict(zip(map(id, _tensors(output)), _tensors(in_float32), strict=True))
             return distance_of_tokens(output, call.given, None, lambda tensor: exact[id(tensor)])
+
+
+def _tensors(output: Any) -> list[Tensor]:
+    """Those of an output, also of one of a class of its own with logits and a loss."""
+    return [*each_tensor((output,)), *each_tensor((getattr(output, "logits", None), getattr(output, "loss", None)))]
 
 
 @contextlib.contextmanager

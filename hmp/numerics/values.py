@@ -52,7 +52,7 @@ class Values:
             found.append(None)
             return
         error, size, _ = error_and_size(sample, self._sample(reference, most), kept[len(found)])
-        each = math.sqrt(tensor.numel() / sample.numel())
+        each = math.sqrt(as_real(tensor).numel() / sample.numel())
         found.append((each * error if math.isfinite(error) else math.inf, each * size))
 
     def largest(self, keys: Iterable[Key]) -> float | None:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from ..context import state
 from ..formatting import provenance
 from ..session import observed_by
-from ..torch_private import dynamo
 from ..uncompiled import run_compiled, run_uncompiled
 from .recorder import Recorder, Unlisted
 from .report import Report
@@ -42,27 +40,12 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
 
 @contextmanager
 def uncompiled() -> Iterator[None]:
-    """A stretch in which compiled code runs as it was written; Dynamo, which takes seconds to import, is not imported for that."""
+    """A stretch in which compiled code runs as it was written."""
     asks = object()
-    asked = dynamo() is not None
-    plain = torch.compile
-
-    def compile(*args: Any, **kwargs: Any) -> Any:
-        nonlocal asked
-        if not asked:
-            asked = True
-            run_uncompiled(asks)
-        return plain(*args, **kwargs)
-
-    if asked:
-        run_uncompiled(asks)
-    else:
-        torch.compile = compile
     try:
+        run_uncompiled(asks)
         yield
     finally:
-        if torch.compile is compile:
-            torch.compile = plain
         run_compiled(asks)
 
 

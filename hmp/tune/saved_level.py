@@ -91,23 +91,31 @@ class SavedLevel:
         order = [Key(unit.op, unit.module) for unit in units]
 
         def fits(packed: frozenset[Key], last: Key | None = None) -> bool:
-            name = f"{len(packed)} of {len(order)} packed" + (f", {last}" if last is not None else "")
-            return self._evaluate(name, self._policy(best.policy, packed, order), packed, best).fits
+            listed = _listed(packed, order)
+            name = f"{len(listed)} of {len(order)} packed" + (f", {last}" if last is not None else "")
+            return self._evaluate(name, _policy(best.policy, listed, order), listed, best).fits
 
-        bisect(frozenset(), order, fits, self._bar)
-
-    def _policy(self, best: Policy, packed: frozenset[Key], order: Sequence[Key]) -> Policy:
-        """The policy with these units on its saved list: an op by its name where all of its units are, else by the modules."""
-        barred = set(order) - packed
-        whole = packed - {key for key in packed if any(key.op == each.op for each in barred)}
-        lines = [
-            ListEntry(key.op, "saved", scope=scope_of(key.module))
-            for key in sorted(packed - whole)
-            # a line holds for the modules inside as well
-            if key.module and not any(each.op == key.op and f"{each.module}.".startswith(f"{key.module}.") for each in barred)
-        ]
-        named = frozenset(key.op for key in whole)
-        return best.replace(saved=named, saved_recipe=as_policy(PRESET).saved_recipe, scoped=(*best.scoped, *lines))
+        packed = bisect(frozenset(), order, fits, self._bar)
+        for key in sorted(packed - _listed(packed, order)):
+            self._notes.append(f"{key}: not packed, as a line for it would hold for units of `{key.op}` that are left out, too")
 
     def _bar(self, key: Key) -> None:
         self._notes.append(f"{key}: with what it keeps packed the tolerance is left, found by bisection")
+
+
+def _listed(packed: frozenset[Key], order: Sequence[Key]) -> frozenset[Key]:
+    """Those of the units that lines can pack and leave out the others: a line holds for the modules inside as well."""
+    barred = set(order) - packed
+
+    def holds_for(key: Key, other: Key) -> bool:
+        return key.op == other.op and (not key.module or f"{other.module}.".startswith(f"{key.module}."))
+
+    return frozenset(key for key in packed if not any(holds_for(key, other) for other in barred))
+
+
+def _policy(best: Policy, listed: frozenset[Key], order: Sequence[Key]) -> Policy:
+    """The policy with these units on its saved list: an op by its name where all of its units are, else by the modules."""
+    others = {key.op for key in set(order) - listed}
+    lines = [ListEntry(key.op, "saved", scope=scope_of(key.module)) for key in sorted(listed) if key.module and key.op in others]
+    named = frozenset(key.op for key in listed if key.op not in others)
+    return best.replace(saved=named, saved_recipe=as_policy(PRESET).saved_recipe, scoped=(*best.scoped, *lines))

@@ -78,6 +78,22 @@ def test_a_trainer_logs_them_and_trains_as_without_them(tmp_path: Path) -> None:
     assert (metric.latest.tokens, metric.latest.of) == (24, "labels, shifted by one as in the model's loss")
 
 
+def test_of_several_batches_in_a_step_the_first_is_called_again(tmp_path: Path) -> None:
+    rows: list[Tensor] = []
+
+    def note(module: nn.Module, args: Any, kwargs: Any) -> None:
+        rows.append(kwargs["input_ids"])
+
+    more = settings(max_steps=1, gradient_accumulation_steps=2, per_device_train_batch_size=2)
+    model = llama()
+    model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer = Trainer(model, TrainingArguments(str(tmp_path), **ON_CPU, **more), train_dataset=texts(), callbacks=[HMPCallback("habana")])
+    trainer.add_callback(TokenErrors(trainer))
+    trainer.train()
+    assert len(rows) == 4 and not torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[2], rows[0]) and torch.equal(rows[3], rows[0])
+
+
 def test_what_it_cannot_measure_under_is_an_error(tmp_path: Path) -> None:
     message = r"TokenErrors calls the model in float32, which bf16=True puts out of reach: leave it off, and cast by HMPCallback"
     with pytest.raises(hmp.HmpError, match=message):
@@ -117,6 +133,22 @@ def test_a_call_is_made_twice_and_leaves_no_trace() -> None:
         low = F.linear(hidden.bfloat16(), model.head.weight.bfloat16(), model.head.bias.bfloat16())
     assert isinstance(found, TokenDistance)
     assert list(found.metrics().values()) == pytest.approx(figures(low, wide, y), rel=1e-4)
+
+
+def test_logits_in_an_object_of_a_class_of_its_own() -> None:
+    class Output:
+        def __init__(self, logits: Tensor) -> None:
+            self.logits = logits
+
+    class Wrapped(Classifier):
+        def forward(self, x: Tensor) -> Output:  # type: ignore[override]
+            return Output(super().forward(x))
+
+    model = Wrapped()
+    watch = CallWithLogits([model])
+    model(torch.randn(6, 8))
+    found = beside_float32(watch.stop(), hmp.casts("habana"))
+    assert found is not None and found.tokens == 6 and found.error_mean > 0
 
 
 def test_calls_that_say_nothing_of_float32_are_errors() -> None:
@@ -185,3 +217,33 @@ def test_lightnings_loggers_get_them_and_it_trains_as_without_them(tmp_path: Pat
     assert metric.latest.tokens == 4 and metric.latest.error_mean > 0
     with pytest.raises(hmp.HmpError, match="TokenErrors logs to the trainer's logger, and there is none"):
         fit([Callback()])
+
+
+def test_with_several_optimizers_every_so_many_of_their_steps(tmp_path: Path) -> None:
+    """The first batch has one step and the others two, so that their count is never even again."""
+    kit = pytest.importorskip("lightning_kit")
+    home = "lightning.pytorch"
+    pytorch = kit.HOMES[home]
+    from hmp.compat.lightning import TokenErrors as Callback
+
+    class Two(pytorch.LightningModule):  # type: ignore[misc, name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.automatic_optimization = Classifier(), False
+
+        def training_step(self, batch: Any, index: int) -> None:
+            x, y = batch
+            self.manual_backward(F.cross_entropy(self.net(x), y))
+            for optimizer in self.optimizers()[: 1 if index == 0 else 2]:
+                optimizer.step()
+
+        def configure_optimizers(self) -> Any:
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net.body, self.net.head)]
+
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4), batch_size=4)
+    metric, logger = Callback(every=2), pytorch.loggers.CSVLogger(tmp_path, name="", version="")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        kit.trainer(home, kit.plugin("torch-cpu"), callbacks=[metric], max_epochs=1, logger=logger).fit(Two(), data)
+    with (tmp_path / "metrics.csv").open() as file:
+        assert [row["step"] for row in csv.DictReader(file) if row[METRICS[0]]] == ["1", "5", "7"]

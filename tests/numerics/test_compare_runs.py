@@ -60,6 +60,25 @@ def test_the_model_and_the_batch_are_as_before():
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_all_that_shares_memory_with_what_is_written_is_as_before():
+    class Counts(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            whole = torch.zeros(8)
+            self.register_buffer("first", whole[:4])
+            self.register_buffer("second", whole[4:])
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            self.first.add_(1)
+            return x.mul_(2) + y
+
+    model, both = Counts(), torch.randn(6, 4)
+    before = both.clone()
+    hmp.compare(model, (both[:3], both[3:]), "habana")
+    same(both, before)
+    same(model.first, torch.zeros(4))
+
+
 def test_an_exception_in_the_model_leaves_it_as_before():
     class Fails(torch.nn.Module):
         def __init__(self) -> None:

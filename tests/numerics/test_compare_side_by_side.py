@@ -127,6 +127,32 @@ def test_the_verdict_has_no_ratio_where_there_is_none(found: Any, errors: tuple[
     assert replace(both, output=errors[0], others=(other,), **none).verdict() == wanted
 
 
+@pytest.mark.parametrize(
+    ("errors", "gradients", "wanted"),
+    [
+        ((0.0, 0.5), (0.1, 0.3), "brain has float32's output, and half is 0.5 away from it, and brain is 3 times nearer in the gradient"),
+        ((0.5, 0.5), (0.3, 0.1), "brain and half are equally near to float32 in the output, and brain is 3 times farther in the gradient"),
+        ((0.1, 9.96), (0.1, 0.1), "brain is 100 times nearer to float32 than half in the output"),  # and not 1e+02
+    ],
+)
+def test_the_verdict_says_of_whom_it_speaks(found: Any, errors: Any, gradients: Any, wanted: str) -> None:
+    both, _ = found
+    other = replace(both.others[0], output=errors[1], gradient=gradients[1])
+    assert replace(both, output=errors[0], gradient=gradients[0], others=(other,), beside_ops=()).verdict() == wanted
+
+
+def test_real_and_complex_tensors_count_together_by_their_sizes() -> None:
+    torch.manual_seed(0)
+    exact = [torch.randn(32), torch.randn(32, dtype=torch.complex64)]
+    first = Values()
+    second = Values(first)
+    for values, factors in ((first, (1.0, 1.0)), (second, (1.5, 1.0))):
+        for tensor, factor in zip(exact, factors, strict=True):
+            values.add(("x",), tensor * factor, tensor)
+    wanted = norm(exact[0] * 0.5) / math.hypot(norm(exact[0]), float(exact[1].abs().double().norm()))
+    assert second.together([("x",)]) == pytest.approx(wanted)
+
+
 def test_what_one_policy_makes_infinite_is_said_and_is_no_ratio(tmp_path: Path) -> None:
     """300 * 300 is beyond float16."""
     net = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Tanh())

@@ -120,6 +120,8 @@ def test_a_plain_modules_vectors_beside_labels_are_logits_and_others_are_not() -
         assert found.tokens is not None and (found.tokens.of, found.tokens.tokens) == ("labels of a class", 4)
         assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.randn(4, 3)}, LINEAR).tokens is None
         assert hmp.compare(nn.Linear(8, 3), torch.randn(4, 8), LINEAR).tokens is None
+        # an embedding with the identities that it is trained on
+        assert hmp.compare(Classes(8, 3), {"x": torch.randn(4, 8), "labels": torch.tensor([0, 1, 2, 3])}, LINEAR).tokens is None
 
 
 def test_masked_words_are_equal_and_nan_is_infinitely_far() -> None:

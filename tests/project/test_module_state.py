@@ -38,7 +38,7 @@ torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
 torch_hooks.module_calls: _marks
 torch_hooks.scripted: _in_code
-uncompiled: _asking
+uncompiled: _asking _plain _stance
 """
 
 # What stays, and why it may.
@@ -88,7 +88,6 @@ STAYS = {
     "torch_hooks.whole_models._looks_left": "counts down to a limit; revert() begins anew",
     "torch_private._parts": "filled at import",
     "torch_private._written_count_parts": "filled at import",
-    "uncompiled._stance": "torch's own object, of the last time that compiled code ran as it was written",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",
 }
 _CONTAINERS = {

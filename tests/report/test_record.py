@@ -307,6 +307,11 @@ def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> 
         "import sys, torch, hmp\n"
         "x = torch.randn(3, 3)\n"
         "plain = torch.compile\n"
+        "one, other = hmp.record(), hmp.record()\n"  # as two threads do: neither is around the other
+        "one.__enter__(), other.__enter__()\n"
+        "kept = torch.compile\n"
+        "one.__exit__(None, None, None), other.__exit__(None, None, None)\n"
+        "assert torch.compile is plain\n"
         "with hmp.casts('habana'), hmp.record() as report:\n"
         "    assert 'torch._dynamo' not in sys.modules\n"
         "    compiled = torch.compile(lambda x: torch.nn.functional.linear(x, x), backend='eager', fullgraph=True)\n"
@@ -316,6 +321,8 @@ def test_torch_compile_that_is_first_used_inside_a_recording(tmp_path: Path) -> 
         "with hmp.casts('habana'):\n"
         "    assert compiled(x).dtype is torch.bfloat16\n"
         "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 1\n"
+        "kept(lambda x: x + 1, backend='eager')(x)\n"
+        "assert torch._dynamo.utils.counters['stats']['unique_graphs'] == 2\n"
     )
     ran = python(script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr

@@ -85,3 +85,34 @@ def test_a_model_with_an_applied_policy_is_told_of_too_and_one_without_a_saved_l
         assert hmp.compare(model, x).packing is None
     hmp.remove(model)
     assert hmp.compare(model, x, "torch-cpu", loss=squares).packing is None
+
+
+class Clamped(torch.nn.Linear):
+    """Its forward writes its weight, as the clipping of a critic does."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            self.weight.mul_(0.5)
+        return super().forward(x)
+
+
+def test_what_the_packed_steps_write_is_as_before_and_what_they_do_not_write_stays_unwritten() -> None:
+    model, x = Clamped(128, 64), torch.randn(1, 128).expand(64, 128)  # into which torch copies nothing
+    before, versions = model.weight.detach().clone(), (model.bias._version, x._version)
+    found = hmp.compare(model, x, hmp.Policy(saved={"linear"}), loss=squares).packing
+    assert found is not None
+    assert torch.equal(model.weight, before) and versions == (model.bias._version, x._version)
+
+
+def test_the_imaginary_part_of_a_gradient_counts() -> None:
+    """The loss makes the real part of the weight's gradient zero: of it alone nothing would be moved."""
+    weight = torch.nn.Parameter(torch.randn(128, dtype=torch.complex64))
+    model = torch.nn.Linear(128, 128)
+    model.register_parameter("weight_of_what_is_packed", weight)
+    x = torch.randn(64, 128)
+
+    def loss(output: Tensor) -> Tensor:
+        return (F.gelu(output) * weight.imag).square().sum()
+
+    found = hmp.compare(model, x, hmp.Policy(saved={"*"}), loss=loss).packing
+    assert found is not None and 1e-4 < dict(found.by_parameter)["weight_of_what_is_packed"] < 0.05

@@ -100,6 +100,27 @@ def test_a_module_whose_gradients_packing_spoils_is_left_out_by_scoped_lines(tmp
     assert abs(found / exact - 1) <= 0.02 < abs(spoiled / exact - 1)
 
 
+class Around(Two):
+    """Calls gelu itself, beside the modules inside."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(torch.tanh(F.gelu(self.first(x)) + self.second(x)))
+
+
+def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
+    torch.manual_seed(0)
+    model, batches = Around(1e4), [torch.randn(64, 32) for _ in range(2)]
+    options = {"optimizer": sgd, "steps": STEPS, "tolerance": 0.02, "ops": ["linear"], "start": "torch-cpu"}
+    result = hmp.tune(model, batches, loss=loss, objective="bytes", per_module=True, **options)
+    assert "gelu @ first" in result.best.saved and not {"gelu", "gelu @ second"} & set(result.best.saved)
+    assert "gelu: not packed, as a line for it would hold for units of `gelu` that are left out, too" in result.notes
+    policies = scopes.resolve(result.policy, model)
+    assert {path for path, each in ((path, policies[module]) for path, module in model.named_modules()) if "gelu" in each.saved} == {
+        "first",
+        "first.linear",
+    }
+
+
 def test_where_there_is_nothing_to_pack_no_trial_is_made_and_a_saved_list_is_not_taken_to_start_from() -> None:
     model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
     result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start="torch-cpu")
