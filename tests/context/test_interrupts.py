@@ -192,9 +192,7 @@ def interrupt(action: Callable[[], Any], times: int, seed: int = 0) -> None:
                 signal.setitimer(signal.ITIMER_REAL, drawn.uniform(2e-6, seconds))
                 repeated()
                 ended = True
-                until = time.monotonic() + 1
-                while not swallowed and time.monotonic() < until:
-                    pass
+                _wait_for(swallowed)
             except Interrupt:
                 pass
             landed += not ended
@@ -206,6 +204,13 @@ def interrupt(action: Callable[[], Any], times: int, seed: int = 0) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         sys.unraisablehook = hook
+
+
+def _wait_for(swallowed: list[Any]) -> None:
+    """A function of its own: an interrupt in the condition of a loop passes over the `try` around it in Python 3.13.0."""
+    until = time.monotonic() + 1
+    while not swallowed and time.monotonic() < until:
+        pass
 
 
 def _is_as_before(here: Any, standing: int) -> None:

@@ -143,7 +143,7 @@ def test_what_is_no_report_is_not_taken_for_one(tmp_path: Path) -> None:
         hmp.HmpError, match=r"^Report\.from_dict\(\) takes the dict that Report\.to_dict\(\) gave, not an object of type int$"
     ):
         hmp.Report.from_dict(3)  # type: ignore[arg-type]
-    for path, why in ((tmp_path, "Is a directory"), (3, "expected str, bytes or os.PathLike object, not int")):
+    for path, why in ((tmp_path, "Is a directory"), (3, ".+ not '?int'?")):
         with pytest.raises(
             hmp.HmpError, match=rf"^{path}: is no file that can be read \({why}\); give one that Report\.to_json\(\) wrote$"
         ):
