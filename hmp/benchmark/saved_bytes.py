@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ..saved import counting
+from ..saved import counting, is_pending
 from ..torch_private import memory_of
 
 
@@ -22,6 +22,7 @@ class SavedBytes:
         self._kept: dict[int, torch.UntypedStorage] = {}  # keeps them alive: a freed address would be used again
         self._opaque: list[torch.Tensor] = []  # of a layout without storage
         self._packed = 0  # bytes of what ops keep whose tensors the policy has packed
+        self._listed: set[int] = set()  # the memories that are counted there
 
     @contextmanager
     def watch(self) -> Iterator[SavedBytes]:
@@ -47,14 +48,19 @@ class SavedBytes:
                 if not any(part is known for known in self._opaque):
                     self._opaque.append(part)
                 continue
-            if storage.nbytes() and (address := memory_of(storage)) not in self._own:
+            address = memory_of(storage)
+            in_packed = address in self._listed and is_pending(address)  # a listed op keeps it, too
+            if storage.nbytes() and address not in self._own and not in_packed:
                 self._kept[address] = storage
         return tensor
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
         """Counts what an op keeps that is to be packed: in place of `keep`."""
-        counts = memory_of(tensor.untyped_storage()) not in self._own
-        self._packed += left if counts else 0
+        address = memory_of(tensor.untyped_storage())
+        counts = address not in self._own and address not in self._kept
+        if counts:
+            self._packed += left
+            self._listed.add(address)
         return counts
 
     def changed(self, counts: bool, saved: int, seconds: float, errors: list[tuple[float, float]]) -> None:

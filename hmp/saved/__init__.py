@@ -3,7 +3,8 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, counting, keeping
+from .kept import is_pending
 from .packable import KEEPS, why_never
 from .watching import watchers
 
-__all__ = ["FORMATS", "KEEPS", "check_torch", "counting", "keeping", "noting", "watchers", "why_never"]
+__all__ = ["FORMATS", "KEEPS", "check_torch", "counting", "is_pending", "keeping", "noting", "watchers", "why_never"]

@@ -260,6 +260,12 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
         return memory.keep(tensor, op)
 
 
+def is_pending(memory: int) -> bool:
+    """Whether a listed op keeps what has that memory (`memory_of` a storage), which is not packed yet."""
+    known = _pending.get(memory)
+    return known is not None and known() is not None
+
+
 def any_pending() -> bool:
     """Whether there is memory that is not packed yet."""
     return bool(_pending)

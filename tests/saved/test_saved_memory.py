@@ -98,3 +98,15 @@ def test_r22_benchmark_and_summary_count_what_is_left() -> None:
         model(x)
         F.gelu(torch.ones(8))
     assert saved.bytes <= 2 * FLOATS * 33 // 32 + FLOATS * 4
+
+
+@pytest.mark.parametrize("listed", ["tanh", "gelu"])
+def test_r22_memory_that_an_unlisted_op_keeps_too_is_counted_once(listed: str) -> None:
+    """The product keeps what tanh gives and gelu takes: behind the one, before the other."""
+    x, weight = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randn(WIDTH, WIDTH, requires_grad=True)
+    meter = SavedBytes([x, weight])
+    with hmp.casts(hmp.Policy("packed", saved={listed})), meter.watch():
+        hidden = torch.tanh(x)
+        results = F.linear(hidden, weight), F.gelu(hidden)
+    assert meter.bytes == 4 * FLOATS
+    del results
