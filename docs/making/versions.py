@@ -38,7 +38,9 @@ def runs_table() -> str:
 
 def features_table() -> str:
     """A row for each feature, a column for each release of torch."""
-    by_release = {each["torch"].partition("+")[0]: each["features"] for each in results()}
+    by_release: dict[str, dict[str, str]] = {}
+    for each in results():
+        by_release.setdefault(each["torch"].partition("+")[0], {}).update(each["features"])
     rows = [[feature, *(its.get(feature, "not tried") for its in by_release.values())] for feature in FEATURES]
     return _table([["torch", *by_release], *rows])
 
