@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,6 +15,17 @@ _lock = fork_safe.RLock()
 _asking: list[object] = []
 _stance: Any = None
 _plain: Any = None  # torch.compile, while ours is in its place
+
+
+@contextmanager
+def running_uncompiled() -> Iterator[None]:
+    """A stretch in which compiled code runs as it was written."""
+    asks = object()
+    try:
+        run_uncompiled(asks)
+        yield
+    finally:
+        run_compiled(asks)
 
 
 def run_uncompiled(asks: object) -> None:

@@ -12,7 +12,7 @@ import torch
 
 from ..context import disable_casts
 from ..errors import HmpError
-from ..formatting import count
+from ..formatting import count, some
 from ..numerics.distance import LARGE, distance
 from .capture import INPUTS, Call, Capture, Output
 from .comparison import CaptureComparison, Computed, Gap, side_of
@@ -274,4 +274,4 @@ def _names(capture: Capture) -> str:
 
 
 def _some(names: Sequence[str]) -> str:
-    return ", ".join(name or "(the model)" for name in names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return some([name or "(the model)" for name in names])

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ..formatting import SCHEMA_VERSION, aligned, count, in_notebook, json_values, written
+from ..formatting import aligned, count, in_notebook, json_values, two_digits, versioned, written
 from ..printers import printer
 from ..report.models import pattern
 from .capture import INPUTS, Capture
@@ -151,16 +151,17 @@ class CaptureComparison:
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
         ends = {"first": self.first, "beyond_rounding": self.beyond_rounding, "last": self.last}
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "a": asdict(self.a),
-            "b": asdict(self.b),
-            **{name: None if gap is None else gap.named for name, gap in ends.items()},
-            "gaps": [asdict(gap) for gap in self.gaps],
-            "unmatched_a": list(self.unmatched_a),
-            "unmatched_b": list(self.unmatched_b),
-            "notes": list(self.notes),
-        }
+        return versioned(
+            {
+                "a": asdict(self.a),
+                "b": asdict(self.b),
+                **{name: None if gap is None else gap.named for name, gap in ends.items()},
+                "gaps": [asdict(gap) for gap in self.gaps],
+                "unmatched_a": list(self.unmatched_a),
+                "unmatched_b": list(self.unmatched_b),
+                "notes": list(self.notes),
+            }
+        )
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite gap is "inf"), and returns it."""
@@ -182,10 +183,11 @@ class CaptureComparison:
         ]
         for name, gaps in list(self.layers().items())[:1]:
             shown = gaps if len(gaps) <= _ROWS else [gaps[round(at * (len(gaps) - 1) / (_ROWS - 1))] for at in range(_ROWS)]
-            rows = [(gap.module, short(gap.relative), _bar(gap, gaps)) for gap in shown]
+            rows = [(gap.module, two_digits(gap.relative), _bar(gap, gaps)) for gap in shown]
             lines += ["", *(f"  {line}" for line in aligned([(name, "apart", ""), *rows], {0, 2}))]
         jumps = [
-            (gap.named, gap.kind, str(gap.a), str(gap.b), short(gap.relative), _factor(times)) for times, _, gap in self.jumps()[:_ROWS]
+            (gap.named, gap.kind, str(gap.a), str(gap.b), two_digits(gap.relative), _factor(times))
+            for times, _, gap in self.jumps()[:_ROWS]
         ]
         if jumps:
             head = ("where the gap grows", "class", self.a.name, self.b.name, "apart", "times")
@@ -211,15 +213,16 @@ class CaptureComparison:
         since = f"; {equal[-1].named}, which returned before it, is equal" if equal else ""
         unknown = sum(gap.relative is None for gap in self.gaps[: self.gaps.index(first)])
         since += f"; {count(unknown, 'output')} before it could not be compared" if unknown else ""
-        said = [f"they part first at {first.named}{kind}: {short(first.relative)}, {first.a} beside {first.b}{since}"]
+        said = [f"they part first at {first.named}{kind}: {two_digits(first.relative)}, {first.a} beside {first.b}{since}"]
         if beyond is None:
             said.append("no output is further apart than one rounding to its dtype explains")
         else:
             said.append(
-                f"further apart than one rounding explains ({short(beyond.rounding)}) first at {beyond.named}: {short(beyond.relative)}"
+                f"further apart than one rounding explains ({two_digits(beyond.rounding)}) first at {beyond.named}: "
+                f"{two_digits(beyond.relative)}"
             )
         if last is not None:
-            said.append(f"what the model returned{f', {last.output},' if last.output else ''} is {short(last.relative)} apart")
+            said.append(f"what the model returned{f', {last.output},' if last.output else ''} is {two_digits(last.relative)} apart")
         return said
 
 
@@ -231,11 +234,6 @@ def side_of(capture: Capture) -> Side:
     policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
     about = capture.about
     return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, capture.notes, about)
-
-
-def short(value: float | None) -> str:
-    """A gap to two digits."""
-    return "-" if value is None else "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
 
 
 def _times(before: Gap, gap: Gap) -> float:

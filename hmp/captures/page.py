@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..formatting import two_digits
 from ..report.page import charts, render
-from .comparison import CaptureComparison, Gap, short
+from .comparison import CaptureComparison, Gap
 
 TABLE_ROWS = 1500
 _TOP = 12
@@ -44,7 +45,7 @@ def _figure(comparison: CaptureComparison, low: Gap | None) -> str:
     ):
         points = [(at, min(gap.relative or 0.0, 1.0)) for at, gap in chosen]
         if points:
-            titles = [f"{gap.named}: {short(gap.relative)}, {gap.a} beside {gap.b}" for _, gap in chosen]
+            titles = [f"{gap.named}: {two_digits(gap.relative)}, {gap.a} beside {gap.b}" for _, gap in chosen]
             lines.append(charts.Line(name, colour, points, size, titles if size else ()))
     if not lines or low is None:
         return ""

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 
 from ..errors import HmpError
+from ..formatting import some
 from .capture import INPUTS
 
 
@@ -63,4 +64,4 @@ def _ended(pattern: str) -> str:
 
 def _some(names: list[str]) -> str:
     shown = [name for name in names if name and not name.endswith(INPUTS)]
-    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
+    return some(shown, 4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import threading
 import traceback
 import warnings
@@ -19,7 +18,8 @@ from .. import fork_safe
 from ..casting import has_values
 from ..context import current_state, disable_casts
 from ..errors import HmpError
-from ..formatting import count, dtype_name, provenance
+from ..formatting import count, dtype_name, provenance, some
+from ..numerics.calling import named_arguments
 from ..torch_private import (
     graph_task,
     hooks_with_keywords,
@@ -198,7 +198,7 @@ class _Watcher:
 
     def _note_inputs(self, module: Any, root: Root, args: Any, kwargs: Any, policy: str) -> None:
         """What the outermost module was given, before what came of it."""
-        given = _by_name(module, args, kwargs)
+        given = named_arguments(module, args, kwargs)
         if self._mask is not None:
             given[MASK] = self._mask
         self._add(Call(f"{root.prefix}{INPUTS}", "", root.prefix, root.calls, 0, False, (), (), policy, ()), given)
@@ -268,20 +268,20 @@ class _Watcher:
         inside = {place.name: f"{place.name}." if place.name else "" for _, place in places if place.is_compiled}
         inside = {name: begin for name, begin in inside.items() if not any(each != name and each.startswith(begin) for each in seen)}
         if inside:
-            compiled = _some([name or "the model" for name in inside])
+            compiled = some([name or "the model" for name in inside])
             notes.append(f"{compiled} ran as torch.compile has compiled it: what it returned is seen, and not the modules inside it")
         others = [place.name for module, place in places if place.name not in seen and _has_weights(module)]
         unseen = [name for name in others if not name.startswith(tuple(inside.values()))]
         if unseen:
             notes.append(
                 f"{count(len(unseen), 'module')} with weights did not return through module(...), as in compiled code and fused "
-                f"kernels, or where their parent reads the weights itself: {_some(unseen)}"
+                f"kernels, or where their parent reads the weights itself: {some(unseen)}"
             )
         for names, said in (
             (self._hooked, "with forward hooks: what is kept is what came before these"),
             (self._opaque, "returned no tensor, and no tuple, list, dict or dataclass with one"),
         ):
-            notes += [f"{count(len(names), 'module')} {said}: {_some([name or 'the model' for name in names])}"] if names else []
+            notes += [f"{count(len(names), 'module')} {said}: {some([name or 'the model' for name in names])}"] if names else []
         if self._left_out:
             notes.append(
                 f"{count(self._left_out, 'call')} came after the {_MOST_OUTPUTS} outputs that a capture describes, and are left out"
@@ -316,25 +316,6 @@ def named_tensors(value: Any, path: str = "", inside: tuple[Any, ...] = ()) -> I
         yield from named_tensors(item, f"{path}.{key}" if path else str(key), (*inside, value))
 
 
-def _by_name(module: torch.nn.Module, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments of a call, those by position too, by the names that the module's forward has for them."""
-    forward = getattr(module, "_orig_mod", module).forward
-    try:
-        found = inspect.signature(forward).bind(*args, **kwargs)
-    except (TypeError, ValueError):  # a forward in C, or a wrapper's
-        return {**{str(at): each for at, each in enumerate(args)}, **kwargs}
-    named: dict[str, Any] = {}
-    for name, value in found.arguments.items():
-        kind = found.signature.parameters[name].kind
-        if kind is inspect.Parameter.VAR_KEYWORD:
-            named |= value
-        elif kind is inspect.Parameter.VAR_POSITIONAL:
-            named |= {str(at): each for at, each in enumerate(value)}
-        else:
-            named[name] = value
-    return named
-
-
 def _floats(given: Any) -> tuple[str, ...]:
     """The dtypes of the floating tensors; of all where none is floating."""
     found = [tensor for _, tensor in named_tensors(given)]
@@ -366,7 +347,3 @@ def _is_unseen() -> bool:
 
 def _has_weights(module: torch.nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
-
-
-def _some(names: list[str]) -> str:
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -5,7 +5,7 @@ from .notebooks import in_notebook
 from .origin import provenance
 from .target import written
 from .text_table import aligned
-from .units import NOTHING, count, dtype_name, duration, share, size, typeset_duration
+from .units import NOTHING, count, dtype_name, duration, share, size, some, two_digits, typeset_duration
 
 __all__ = [
     "NOTHING",
@@ -20,6 +20,8 @@ __all__ = [
     "provenance",
     "share",
     "size",
+    "some",
+    "two_digits",
     "typeset_duration",
     "versioned",
     "written",

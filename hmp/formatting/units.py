@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 NOTHING = "-"  # fills a table's cell where there is no number
@@ -44,6 +46,16 @@ def share(part: float, whole: float) -> str:
 def count(number: int, noun: str) -> str:
     """`number` with its noun: "1 call", "2 calls"."""
     return f"1 {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def two_digits(value: float | None) -> str:
+    """An error or a gap to two digits, NOTHING where it is not known."""
+    return NOTHING if value is None else "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
+
+
+def some(names: Sequence[str], most: int = 3) -> str:
+    """The first `most` names, and how many there are more: "a, b, c and 2 more"."""
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,25 @@ def arguments(batch: Any) -> tuple[Sequence[Any], Mapping[str, Any]]:
     if isinstance(batch, Mapping):
         return (), batch
     return batch if isinstance(batch, (tuple, list)) else (batch,), {}
+
+
+def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call, those by position too, by the names that the module's forward has for them."""
+    forward = getattr(module, "_orig_mod", module).forward
+    try:
+        found = inspect.signature(forward).bind(*args, **kwargs)
+    except (TypeError, ValueError):  # a forward in C, or a wrapper's
+        return {**{str(at): each for at, each in enumerate(args)}, **kwargs}
+    named: dict[str, Any] = {}
+    for name, value in found.arguments.items():
+        kind = found.signature.parameters[name].kind
+        if kind is inspect.Parameter.VAR_KEYWORD:
+            named |= value
+        elif kind is inspect.Parameter.VAR_POSITIONAL:
+            named |= {str(at): each for at, each in enumerate(value)}
+        else:
+            named[name] = value
+    return named
 
 
 def own_loss(output: Any) -> torch.Tensor | None:

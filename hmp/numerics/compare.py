@@ -16,9 +16,9 @@ from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import count, dtype_name, provenance
 from ..lists import DEFAULT, Policy, as_policy, can_be_listed
-from ..report.record import uncompiled
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
+from ..uncompiled import running_uncompiled
 from . import calling
 from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
@@ -29,7 +29,7 @@ from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 from .side_by_side import SideBySide, side_by_side
 from .spread import farthest
-from .tokens import distance_of_tokens, named_arguments
+from .tokens import distance_of_tokens
 from .values import OF_WHOLES, Values
 
 Tensor = torch.Tensor
@@ -140,7 +140,7 @@ def _with_packing(
         before = [(t, t.detach().clone()) for t in map(local, _tensors(model, batch))]
         # what nobody wrote stays unwritten: the caller's own graph may keep it, and into an expanded tensor torch writes nothing
         written = ((t, values) for t, values in before if t.layout is not torch.strided or not torch.equal(t, values))
-        with _as_before(model, batch, written), uncompiled(), calling.region(model, chosen, scopes):
+        with _as_before(model, batch, written), running_uncompiled(), calling.region(model, chosen, scopes):
             value, _ = _loss_of(model, calling.call(model, batch), loss)
             if value is not None:
                 value.backward()
@@ -202,7 +202,7 @@ def _compared(
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
             outputs = map(local, each_tensor((output,)))
             output_error = total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
-            tokens = distance_of_tokens(output, named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
+            tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
             if value is not None:
                 loss_value = float(local(value))
                 loss_error = distance(local(value), shadows.reference(local(value))).relative

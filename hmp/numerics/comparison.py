@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, written
+from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, two_digits, written
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
@@ -142,7 +142,7 @@ class Comparison:
     def _ends(self) -> str:
         """The errors of the whole that are known."""
         ends = [(name, getattr(self, name)) for name in ("output", "loss", "gradient")]
-        return ", ".join(f"{name} {short(value)}" for name, value in ends if value is not None)
+        return ", ".join(f"{name} {two_digits(value)}" for name, value in ends if value is not None)
 
     def _why_nothing(self) -> str:
         """Why no change to the lists is advised."""
@@ -255,10 +255,6 @@ def _table(title: str, groups: list[Group]) -> list[tuple[str, ...]]:
     return lines
 
 
-def short(value: float) -> str:
-    return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}"
-
-
 def at_most(value: float, limit: int) -> str:
     """Beyond its own size an error says no more than that nothing is left of the value: often one that float32 cancels to zero."""
-    return short(value) if value <= limit else f">{limit}"
+    return two_digits(value) if value <= limit else f">{limit}"

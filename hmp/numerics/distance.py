@@ -37,7 +37,7 @@ def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
         return Distance(math.inf, math.inf)
     if error == 0.0:
         return Distance(0.0, 0.0)
-    return Distance(_ratio(error, size), _ratio(error, 2.0**-7 * _norm(_power_below(reference))))
+    return Distance(ratio(error, size), ratio(error, 2.0**-7 * _norm(_power_below(reference))))
 
 
 def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
@@ -98,5 +98,6 @@ def _norm(tensor: torch.Tensor) -> float:
     return float(norm(tensor, dtype=torch.float64))
 
 
-def _ratio(error: float, norm: float) -> float:
-    return error / norm if norm else math.inf
+def ratio(error: float, norm: float) -> float:
+    """An error relative to a norm: 0 where there is no error, infinite where there is one and nothing that it could be relative to."""
+    return error / norm if norm else math.inf if error else 0.0

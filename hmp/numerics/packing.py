@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from .distance import as_real
+from .distance import as_real, ratio
 
 Tensor = torch.Tensor
 _NAMED = 3
@@ -64,7 +64,7 @@ class _Squares:
 
     @property
     def relative(self) -> float:
-        return math.sqrt(self.error / self.norm) if self.norm else math.inf if self.error else 0.0
+        return ratio(math.sqrt(self.error), math.sqrt(self.norm))
 
 
 def _ranked(found: Mapping[str, _Squares]) -> tuple[tuple[str, float], ...]:

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from ..formatting import aligned
-from .comparison import TABLE_ROWS, Comparison, Row, at_most, short
+from ..formatting import aligned, two_digits
+from .comparison import TABLE_ROWS, Comparison, Row, at_most
 from .values import Key, Values
 
 ENDS = ("output", "loss", "gradient")
@@ -98,7 +98,7 @@ class SideBySide(Comparison):
         if large == 0:
             return f"{one} and {other} have float32's {end}"
         if small == 0:
-            said = f"{one} has float32's {end}, and {other} is {short(large)} away from it"
+            said = f"{one} has float32's {end}, and {other} is {two_digits(large)} away from it"
         elif large / small < EQUAL:
             said = f"{one} and {other} are equally near to float32 in the {end}"
         else:
@@ -236,8 +236,8 @@ def _differing_references(first: str, other: str, values: Values) -> list[str]:
     if far <= 1e-3:
         return []
     return [
-        f"the float32 runs beside {first} and {other} are {short(far)} apart: the model drew other random numbers, or went other ways, and "
-        f"that is part of what is between the two"
+        f"the float32 runs beside {first} and {other} are {two_digits(far)} apart: the model drew other random numbers, or "
+        "went other ways, and that is part of what is between the two"
     ]
 
 

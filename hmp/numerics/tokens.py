@@ -5,9 +5,8 @@ Pure functions of logits under the policy, the float32 run's logits and the toke
 
 from __future__ import annotations
 
-import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -61,14 +60,6 @@ class Chosen(NamedTuple):
     tokens: Tensor
     where: Tensor
     of: str
-
-
-def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of a call of `module` by the names that its forward has for them."""
-    try:
-        return dict(inspect.signature(module.forward).bind_partial(*args, **kwargs).arguments) | dict(kwargs)
-    except TypeError:  # a forward that hides its parameters
-        return dict(kwargs)
 
 
 def distance_of_tokens(

@@ -12,8 +12,9 @@ from ..casting import each_tensor
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name
+from .calling import named_arguments
 from .random_state import put_back, random_state
-from .tokens import LABELS, TokenDistance, distance_of_tokens, has_logits, named_arguments
+from .tokens import LABELS, TokenDistance, distance_of_tokens, has_logits
 
 Tensor = torch.Tensor
 LOW = (torch.bfloat16, torch.float16)

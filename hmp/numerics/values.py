@@ -9,7 +9,7 @@ import torch
 
 from ..casting import each_tensor
 from .aten import local
-from .distance import as_real, error_and_size, held, widened
+from .distance import as_real, error_and_size, held, ratio, widened
 
 Tensor = torch.Tensor
 Key = tuple[str, ...]
@@ -58,7 +58,7 @@ class Values:
     def largest(self, keys: Iterable[Key]) -> float | None:
         """The largest distance, relative to float32's values, of a tensor of these keys; None where the runs made other tensors."""
         pairs = [pair for key in keys for pair in self._pairs(key) or ()]
-        return max((_relative(*pair) for pair in pairs), default=None)
+        return max((ratio(*pair) for pair in pairs), default=None)
 
     def together(self, keys: Iterable[Key]) -> float | None:
         """The distance of all tensors of these keys as one vector; None where the runs made other tensors."""
@@ -67,7 +67,7 @@ class Values:
         if not pairs or any(each is None for each in found):
             return None
         error, size = (math.sqrt(sum(pair[at] ** 2 for pair in pairs)) for at in (0, 1))
-        return _relative(error, size)
+        return ratio(error, size)
 
     def keys(self, kind: str) -> list[Key]:
         """Of all tensors of this kind, this run's and the first one's."""
@@ -90,7 +90,3 @@ class Values:
             turns = torch.arange(most, dtype=torch.float64) * _GOLDEN
             self._places[where] = (turns.frac() * count).long().to(tensor.device)
         return tensor.take(self._places[where])
-
-
-def _relative(error: float, size: float) -> float:
-    return 0.0 if error == 0 else error / size if size else math.inf

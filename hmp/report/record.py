@@ -10,7 +10,7 @@ import torch
 from ..context import state
 from ..formatting import provenance
 from ..session import observed_by
-from ..uncompiled import run_compiled, run_uncompiled
+from ..uncompiled import running_uncompiled
 from .recorder import Recorder, Unlisted
 from .report import Report
 
@@ -28,7 +28,7 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     report = Report((), (), (), (), device=_device(), **provenance())
     report._recorder = recorder
     try:
-        with uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
+        with running_uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:
             state.around_backward.append(unlisted.in_backward)
             try:
                 yield report
@@ -36,17 +36,6 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
                 state.around_backward.remove(unlisted.in_backward)
     finally:
         report._end()
-
-
-@contextmanager
-def uncompiled() -> Iterator[None]:
-    """A stretch in which compiled code runs as it was written."""
-    asks = object()
-    try:
-        run_uncompiled(asks)
-        yield
-    finally:
-        run_compiled(asks)
 
 
 def _device() -> str:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from ..errors import HmpError, ViolationError
+from ..formatting import some
 from .record import record
 from .report import Report
 from .violations import REMEDIES, in_lines
@@ -49,5 +50,4 @@ def raise_for(report: Report, allow: Collection[str] = (), *, may_match_nothing:
 def never_called(report: Report) -> str:
     """A line that names what is on the lists and matched no call; "" for nothing."""
     names = report.never_called
-    told = ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
-    return f"\nnotice: on the lists, and of no call: {told}" if names else ""
+    return f"\nnotice: on the lists, and of no call: {some(names, _SHOWN)}" if names else ""

@@ -25,9 +25,9 @@ from ..context import disable_casts
 from ..fp8 import PRODUCTS, RECIPES, why_not
 from ..lists import plain_path
 from ..observing import Modules
-from ..report.record import uncompiled
 from ..session import Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
+from ..uncompiled import running_uncompiled
 from .decisions import Decisions, Key
 from .measured import Flow, Measured, Measurements
 from .task import Task
@@ -44,7 +44,7 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     probing = Probe(task, decisions)
     policy = decisions.policy(())
     try:
-        with uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
+        with running_uncompiled(), task.under(policy), observed_by(probing), probing.modules.watch():
             loss = task.loss(task.batches[0])
             probing.measurements.loss = float(loss.detach())
             if loss.requires_grad:

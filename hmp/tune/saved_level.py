@@ -11,8 +11,8 @@ from ..casting import Caster
 from ..lists import ListEntry, Policy, as_policy, plain_path
 from ..observing import Modules
 from ..report.kept_packed import KeptRows
-from ..report.record import uncompiled
 from ..session import Op, OpRule, observed_by
+from ..uncompiled import running_uncompiled
 from .bisection import bisect
 from .decisions import Decisions, Key, scope_of
 from .task import Task
@@ -71,7 +71,7 @@ class SavedLevel:
         kept, calls = KeptRows(module), _Calls(module)
         policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
         self._task.from_the_start()
-        with uncompiled(), self._task.under(policy), observed_by(calls), modules.watch(), kept.watch():
+        with running_uncompiled(), self._task.under(policy), observed_by(calls), modules.watch(), kept.watch():
             loss = self._task.loss(self._task.batches[0])
             if loss.requires_grad:
                 loss.backward()

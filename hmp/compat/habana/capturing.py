@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hmp
 
 from ... import HmpError
-from ...uncompiled import run_compiled, run_uncompiled
+from ...uncompiled import running_uncompiled
 from .captured import Call, Captured, Constant, StepsOfOptimizers, Tensors, place, same_memory, tensors_in
 from .replacements import Replacements
 from .standing import standing
@@ -55,8 +55,7 @@ class Capture(TorchDispatchMode):
         torch.clear_autocast_cache()
         with contextlib.ExitStack() as stack:
             if "torch._dynamo" in sys.modules:
-                run_uncompiled(self)  # compiled kernels are called past the dispatcher
-                stack.callback(run_compiled, self)
+                stack.enter_context(running_uncompiled())  # compiled kernels are called past the dispatcher
             stack.enter_context(_telling_no_values())
             stack.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
             stack.callback(register_optimizer_step_post_hook(self._step_ended).remove)

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from ...formatting import count, share
+from ...formatting import count, share, some
 from ...lists import Listed, Policy, policies
 from ..models import pattern
 from ..report import Report
@@ -175,8 +175,7 @@ def in_short(modules: Iterable[str]) -> str:
     found: dict[str, set[str]] = {}
     for module in modules:
         found.setdefault(pattern(module), set()).add(module)
-    names = [(next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{same} ({len(kept)} modules)" for same, kept in list(found.items())[:2]]
-    return ", ".join(names) + (f" and {len(found) - 2} more" if len(found) > 2 else "")
+    return some([(next(iter(kept)) or OUTSIDE) if len(kept) == 1 else f"{same} ({len(kept)} modules)" for same, kept in found.items()], 2)
 
 
 def verdict(report: Report, sums: Row, worth: int) -> str:
