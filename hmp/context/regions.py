@@ -3,10 +3,14 @@
 At the end of its block `with` calls `__exit__`. If that were a Python function, an interrupt (Ctrl-C) could be raised as it begins, and the
 region would stay in force for ever. So a region's `__exit__` is a builtin, that of io.IOBase. It calls `close`, which is the close() of a
 generator that is suspended inside a `try`, whose `finally` ends the region.
+
+Between an `__enter__` and the block, Python 3.14 raises an interrupt where it calls `__enter__` as a C function calls it: that is what it
+does with every function while Dynamo runs frames. Then `with` drops `__exit__` without calling it. So the generator is freed with that.
 """
 
 from __future__ import annotations
 
+import datetime
 import functools
 import inspect
 import io
@@ -45,11 +49,22 @@ _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
 _open: ContextVar[tuple[weakref.ref[EnteredRegion], ...]] = ContextVar("hmp_open", default=())
 
 
+class _Holder(datetime.tzinfo):
+    """Holds what ends a region, for a datetime.time: the garbage collector does not look into one.
+
+    It would else find the generator that ends a region with the user's that is suspended in it, and finalize the two in any order.
+    """
+
+    __slots__ = ("ending",)
+    ending: Generator[None]
+
+
 class _Exit(io.IOBase):
     """The object whose `__exit__` a `with` calls: io.IOBase has one that is written in C, and calls `close`."""
 
     closed = True  # so that io.IOBase does not close it when it is freed  # type: ignore[assignment]
     region: Region
+    holds: datetime.time
 
     def close(self) -> None:
         """Leaves the region. Where a `with` entered it, `Region.__enter__` has put a builtin in place of this that ends that entering."""
@@ -121,15 +136,17 @@ class Region:
         _open.set((weakref.ref(entered), *opened))
         try:
             if leaving is not None and leaving.region is self:  # otherwise it is not a `with` that calls this
-                entered.ending = ending = _ending(entered)
+                holder = _Holder()  # type: ignore[abstract]  # tzinfo is abstract in typeshed alone
+                holder.ending = ending = _ending(entered)
                 next(ending)
+                leaving.holds = datetime.time(0, 0, 0, 0, holder)
                 leaving.close = ending.close  # type: ignore[method-assign]
             if self.brings_casts:
                 entered.suspension = suspend()
             begin(entered)
         except BaseException:
             entered.now = None  # it may have begun: where Dynamo runs frames, interrupts are raised after calls of Python functions too
-            entered.ending = entered.suspension = None  # which ends it
+            entered.suspension = None  # which ends it
             raise
         return self
 

@@ -149,13 +149,12 @@ class EnteredRegion(CountsAsOpen):
     ended, its `before` applies. A task that was started inside the region has a copy of the context, in which the state stays in force.
     """
 
-    __slots__ = ("__weakref__", "before", "ending", "key", "now", "state", "suspension", "token")
+    __slots__ = ("__weakref__", "before", "key", "now", "state", "suspension", "token")
     now: CompiledPolicy | Off | None
     state: CompiledPolicy | Off
     before: ContextValue
     key: object  # the Region object, which the user may enter many times
     token: Token[ContextValue] | None
-    ending: object  # the generator whose close() ends this one (see regions): it must live as long
     suspension: Any  # of torch.autocast, for as long as this region (see suspensions), or None
 
 
@@ -187,7 +186,7 @@ put = _current.set
 def entered_region(state: CompiledPolicy | Off, key: object = None) -> EnteredRegion:
     """An EnteredRegion of `state`, which `begin` puts in force."""
     made: EnteredRegion = EnteredRegion(None)
-    made.state, made.key, made.now, made.token, made.ending, made.suspension = state, key, None, None, None, None
+    made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
     return made
 
 
@@ -204,7 +203,6 @@ def end(old: EnteredRegion) -> None:
     old.now = None
     if get() is old:
         put(old.before)
-    old.ending = None  # the generator refers to `old`
     if old.suspension is not None:
         old.suspension.end()
 
