@@ -6,6 +6,7 @@ state behind it half changed. So a fork first takes all locks made here; parent 
 
 from __future__ import annotations
 
+import _thread
 import os
 import threading
 import time
@@ -15,13 +16,24 @@ from typing import Any
 # Seconds that a fork waits at most. A lock that another thread holds longer is reset in the child, whatever state it guards.
 PATIENCE = 10.0
 
+
+class _Lock(_thread.RLock):  # type: ignore[misc]  # final in typeshed alone
+    """A lock that an interrupt (Ctrl-C) does not leave locked. Python 3.14 raises one between a builtin `__enter__` and the block of its
+    `with`, but behind no operator, nor where a Python function returns, unless Dynamo runs frames."""
+
+    __pos__ = _thread.RLock.acquire
+
+    def __enter__(self) -> bool:  # type: ignore[override]
+        return +self
+
+
 _locks: weakref.WeakSet[threading.RLock] = weakref.WeakSet()
 _held_by = threading.local()
 
 
 def RLock() -> threading.RLock:  # in the place of threading's
     """A `threading.RLock` that is free in a forked process."""
-    lock = threading.RLock()
+    lock = _Lock()
     _locks.add(lock)
     return lock
 

@@ -24,7 +24,9 @@ import torch.nn.functional as F
 from torch._C._dynamo import eval_frame
 
 import hmp
+from hmp import fork_safe
 from hmp.context import Region, state
+from thread_kit import in_thread
 from trap_kit import policy
 
 pytestmark = [
@@ -280,8 +282,21 @@ def test_an_interrupt_between_the_entering_and_the_block_ends_the_region(by_dyna
         assert torch.is_autocast_enabled("cpu")  # which the policy had switched off
 
 
+def test_an_interrupt_leaves_no_lock_locked() -> None:
+    lock = fork_safe.RLock()
+
+    def locked() -> None:
+        with lock:
+            pass
+
+    interrupt(locked, 150)
+    others: list[bool] = []
+    in_thread(lambda: others.append(lock.acquire(blocking=False)))
+    assert others == [True]
+
+
 def test_python_3_14_does_not_leave_what_is_interrupted_between_the_entering_and_the_block() -> None:
-    """Python's own, without hmp: where this fails, `holds` in hmp.context.regions may be needless."""
+    """Python's own, without hmp: where this fails, `holds` in hmp.context.regions and `__enter__` in hmp.fork_safe may be needless."""
     left = []
 
     class Entered:
