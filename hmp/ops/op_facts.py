@@ -5,6 +5,8 @@ Facts that differ between releases of torch belong here or in sites.py.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from ..torch_private import TORCH
 
 
@@ -225,9 +227,16 @@ _MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
 # torch itself promotes the inputs of these to the widest dtype: on a promote list they need no wrapper.
 PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
-# Of those, the ones whose backward computes a part in the narrower dtype (smooth_l1_loss's on CUDA): on a promote list they are cast, for
-# exact gradients.
-NARROW_BACKWARD = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss special.xlog1py")
+# Of those, the ones that compute a part in the narrower dtype: in backward (smooth_l1_loss's on CUDA), or anywhere on XLA, whose kernels
+# also raise on some mixtures, or take the first input's dtype. On a promote list they are cast.
+PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss special.xlog1py") | _names(
+    """
+    clamp clip clamp_min clamp_max max min maximum minimum div divide true_divide truediv mod rmod remainder where
+    logaddexp logaddexp2 xlogy special.xlogy
+    """
+    if find_spec("torch_xla")
+    else ""
+)
 
 # Ops that raise on mixed inputs, in forward or backward: unlisted, their inputs become the dtype of the first castable one (R7).
 MIXED_RAISES = _names(
@@ -343,6 +352,8 @@ NORMS = _names(
 # Device type → norms whose kernels accept a low-dtype input with float32 weights (R9). For others the weights are cast as well.
 # on Gaudi: every norm takes a low input with float32 weights, and its result has the input's dtype.
 MIXED_NORM_KERNELS: dict[str, frozenset[str]] = dict.fromkeys(("cuda", "xpu", "xla"), _names("batch_norm instance_norm"))
+# Device type → norms that torch runs there on that mixture too, with a float32 result: unlisted, they are left to torch (R7).
+WIDENING_NORMS: dict[str, frozenset[str]] = {"xla": _names("layer_norm group_norm native_layer_norm native_group_norm")}
 
 # R12. Fills and bounds: a finite scalar beyond the range of the tensor's dtype becomes that dtype's finite extreme.
 FILLS = _names(

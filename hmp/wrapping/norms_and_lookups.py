@@ -1,7 +1,6 @@
 """Wrappers of ops of which not all inputs may be cast: statistics of norms and tables of look-ups are state (R2, R9).
 
-`BUILDERS` has the function that makes the wrapper, by op id. Each takes (op, op id, parameter names in order, the rule's choice of a dtype
-for a list of castable tensors, caster).
+`BUILDERS` has the function that makes the wrapper, by op id. Each takes (op, rule, caster).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import torch
 from ..casting import Caster, Tensor, castable, deliver, tensor_casts
 from ..ops import op_facts
 from . import refusals
-from .op_rule import Choose, Op
+from .op_rule import Op, OpRule, chooser
 
 # torch's own, taken before anything is patched
 _renorm_ = torch.embedding_renorm_
@@ -33,11 +32,12 @@ def _left_to_torch(values: dict[str, Any]) -> bool:
     return any(isinstance(v, Tensor) and v.dtype in tensor_casts.LEFT_TO_TORCH for v in values.values())
 
 
-def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+def norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A norm whose input is cast (R9). Weight and bias stay float32 where torch has a kernel for that; statistics are updated in place."""
+    order, choose = rule.order, chooser(rule)
     weight_at, bias_at = order.index("weight"), order.index("bias")
     others_at = tuple(order.index(n) for n in ("weight", "bias", "running_mean", "running_var") if n in order)
-    general = refusals.or_uncast(_any_norm(op, name, order, choose, caster), op)
+    general = refusals.or_uncast(_any_norm(op, rule, caster), op)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if not kwargs and type(args[0]) is Tensor and args[0].dtype in tensor_casts.CASTABLE and order[0] == "input":
@@ -55,13 +55,15 @@ def norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Cast
     return wrapper
 
 
-def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Any call of a norm (R9).
 
     torch's kernels take weight, bias and statistics in one dtype: the input's, or float32. Others are cast for the call, and the new
     statistics are written back into the tensors that were passed.
     """
+    order, choose = rule.order, chooser(rule)
     stats_at = order.index("running_mean") if "running_mean" in order else None
+    widens = {device for device, norms in op_facts.WIDENING_NORMS.items() if rule.kind == "first" and rule.op in norms}
     without_stats = tuple(n for n in order if not n.startswith("running_"))
 
     def general(*args: Any, **kwargs: Any) -> Any:
@@ -69,7 +71,7 @@ def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
         names = without_stats if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool) else order
         values = _bind(names, args, kwargs)
         x: Any = values.get("input")
-        if not castable(x) or _left_to_torch(values):
+        if not castable(x) or _left_to_torch(values) or x.device.type in widens:
             return op(*args, **kwargs)
         affine = {n: values[n] for n in ("weight", "bias") if castable(values.get(n))}
         stats = {n: values[n] for n in ("running_mean", "running_var") if castable(values.get(n))}
@@ -81,7 +83,7 @@ def _any_norm(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
         kwargs.pop("out", None)
         copies = stats
         if dtypes and dtypes != {dtype}:
-            mixed_kernel = name in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
+            mixed_kernel = rule.op in op_facts.MIXED_NORM_KERNELS.get(x.device.type, op_facts.NORMS)
             wanted = torch.float32 if mixed_kernel or stats else dtype
             affine = {n: caster(t, wanted) for n, t in _with_weight(affine, values).items()}
             copies = {n: caster(t, wanted) for n, t in stats.items()}
@@ -116,8 +118,9 @@ def _updates_statistics(order: tuple[str, ...], values: dict[str, Any]) -> bool:
     return bool(values.get("use_input_stats", True))
 
 
-def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+def embedding(op: Op, rule: OpRule, caster: Caster) -> Op:
     """A look-up whose result is cast and not its table: the values are the same (R2), and `max_norm=` renormalises the real table (R9)."""
+    choose = chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         result = op(*args, **kwargs)
@@ -130,8 +133,9 @@ def embedding(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster:
     return wrapper
 
 
-def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+def embedding_bag(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Sums of looked-up rows, of a cast table and cast per_sample_weights (R1, R2). `max_norm=` renormalises the real table first (R9)."""
+    order, choose = rule.order, chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -161,8 +165,9 @@ def embedding_bag(op: Op, name: str, order: tuple[str, ...], choose: Choose, cas
     return refusals.or_uncast(wrapper, op)
 
 
-def attention(op: Op, name: str, order: tuple[str, ...], choose: Choose, caster: Caster) -> Op:
+def attention(op: Op, rule: OpRule, caster: Caster) -> Op:
     """Attention with query, key and value cast (R1, R2, R7), and the mask in the dtype of query, its finite values staying finite (R12)."""
+    order, choose = rule.order, chooser(rule)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         values = _bind(order, args, kwargs)
@@ -186,7 +191,7 @@ def _call_with(op: Op, order: tuple[str, ...], args: tuple[Any, ...], kwargs: di
     return op(*(values[n] for n in order[: len(args)]), **{n: values[n] for n in kwargs})
 
 
-BUILDERS: dict[str, Callable[[Op, str, tuple[str, ...], Choose, Caster], Op]] = {
+BUILDERS: dict[str, Callable[[Op, OpRule, Caster], Op]] = {
     **dict.fromkeys(op_facts.NORMS, norm),
     "scaled_dot_product_attention": attention,
     "embedding": embedding,

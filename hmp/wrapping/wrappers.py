@@ -18,7 +18,7 @@ from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .one_buffer import with_one_buffer
 from .one_dtype import one_dtype_wrapper
-from .op_rule import Kind, Observer, Op, OpRule, chooser
+from .op_rule import Kind, Observer, Op, OpRule
 from .unlisted import inside_wrapper, unlisted_wrapper
 
 # What makes the wrapper, by the kind of the rule. The kinds "fp8" and "autocast" need more: see op_wrap.
@@ -61,7 +61,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
         wrapper = autocast_inside.wrapper(inner, unlisted, rule, caster)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
-        wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule.op, rule.order, chooser(rule), caster)
+        wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule, caster)
     else:
         wrapper = _WRAPPERS[rule.kind](inner, rule, caster)
     return wrapper if observer is None else observer.around(wrapper, rule)

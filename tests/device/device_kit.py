@@ -185,7 +185,8 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     assert got.device == want.device, f"{what}: on {got.device}, not {want.device}"
     assert got.dtype is want.dtype, f"{what}: {got.dtype}, not {want.dtype}"
     assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
-    got, want = got.detach(), want.detach()
+    synchronize()  # XLA would else compile a program for each tensor that is copied, and one for each shape that is compared there
+    got, want = got.detach().cpu(), want.detach().cpu()
     equal = (got == want) | (got.isnan() & want.isnan())
     if not bool(equal.all()):
         apart = (got.double() - want.double()).abs().nan_to_num(nan=float("inf")).max().item()

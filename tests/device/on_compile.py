@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from device_kit import BF16, F32, Checks, NotRun, all_same, tensor
+from device_kit import BF16, F32, Checks, NotRun, all_same, synchronize, tensor
 from networks_kit import Net, batch, gradients, lists, loss_of
 
 check = Checks()
@@ -44,6 +44,7 @@ def _steps(backend: str | None, count: int = 4) -> list[torch.Tensor]:
             y = model(batch(5)[0])
             assert y.dtype is BF16, y.dtype
             seen.append(y.clone())
+        synchronize()  # XLA would else compute each step anew in the next one
     return seen
 
 

@@ -53,16 +53,22 @@ def _listed(list_name: str, low: torch.dtype, given: torch.dtype, to: torch.dtyp
         want = by_explicit_casts(call, _to(make(), given), None, to)
         with hmp.casts(policy(**{list_name: name}, dtype=low)):
             got = outcome(call, _to(make(), given))
-        assert_same(got, _or_in_float32(want, call, _to(make(), given), to))
+        assert_same(got, _or_in_float32(name, want, _to(make(), given), to))
 
     return _each(list(OPS), one)
 
 
-def _or_in_float32(want: Outcome, call: Call, args: list[Any], to: torch.dtype) -> Outcome:
+# Ops that hmp's table (R11) has in float32 on every device; of XLA's own cdist the backward alone runs on the CPU, which has none.
+IN_FLOAT32 = {"xla": {"cdist"}}
+
+
+def _or_in_float32(name: str, want: Outcome, args: list[Any], to: torch.dtype) -> Outcome:
     """R11: what has no forward kernel in the low dtype is computed in float32 and stays so. Lacking a backward is torch's error."""
-    if want.error is None or by_explicit_casts(call, [t.detach() for t in args], None, to).error is None:
+    call = OPS[name][0]
+    if want.error is None:
         return want
-    return by_explicit_casts(call, args, None, F32)
+    forward_alone = by_explicit_casts(call, [t.detach() for t in args], None, to)
+    return want if forward_alone.error is None and name not in IN_FLOAT32.get(DEVICE, ()) else by_explicit_casts(call, args, None, F32)
 
 
 @check

@@ -39,7 +39,7 @@ def test_the_pretend_device_is_a_device(failures: dict[str, str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", ["caches", "marks", "counts", "threads", "fp16", "fp8", "tools", "compile"])
+@pytest.mark.parametrize("part", ["caches", "marks", "counts", "threads", "fp16", "fp8", "presets", "tools", "compile"])
 def test_hmp_on_the_pretend_device(part: str, failures: dict[str, str]) -> None:
     """The checks of an accelerator: copies are kept in its memory and are never stale, and no weight is cast more often than need be."""
     outcome = device_parts.checks(part)(SimpleNamespace(device="pretend"), 550)

@@ -1,4 +1,4 @@
-"""Copies of weights that lie on XLA are never stale, no weight is cast more often than under torch.autocast, and the lists are XLA's own.
+"""On XLA the cast rules hold, copies of weights are never stale, and hmp.apply(model) gives the bits of torch.autocast.
 
 XLA computes on the machine's own processor, so that its tensors need no accelerator; `.ci/versions xla` brings it. In processes of their
 own: XLA has to be there before the first backward.
@@ -16,8 +16,12 @@ import device_parts
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch_xla") is None, reason="torch_xla is not installed: .ci/versions xla")
 
 
-@pytest.mark.parametrize("part", ["caches", "marks", "counts", "fp8", "threads", "tools", "lists"])
+PARTS = ["rules", "threads", "caches", "marks", "counts", "fp16", "fp8", "presets", "lists", "tools", "compile"]
+
+
+@pytest.mark.timeout(1260)  # XLA compiles each new program
+@pytest.mark.parametrize("part", PARTS)
 def test_hmp_on_xla(part: str) -> None:
-    outcome = device_parts.checks(part)(SimpleNamespace(device="xla"), 550)
+    outcome = device_parts.checks(part)(SimpleNamespace(device="xla"), 1200)
     assert not outcome.failed, outcome.checks
     assert outcome.counts("passed")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -89,6 +90,13 @@ class Outcome:
 _seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
 
 
+def _computed() -> None:
+    """Has XLA compute what was called so far: equal calls are then equal programs, of which the second need not be compiled."""
+    xla: Any = sys.modules.get("torch_xla")
+    if xla is not None:
+        xla.sync()
+
+
 def flat(result: Any) -> list[Any]:
     if isinstance(result, (list, tuple)):
         return [leaf for item in result for leaf in flat(item)]
@@ -104,6 +112,7 @@ def outcome(call: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None =
         result = call(*args, **kwargs)
         leaves = flat(result)
         grads = _gradients(leaves, [t for t in inputs if t.requires_grad and t.is_leaf])
+        _computed()
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         return Outcome(error=type(error), inputs=inputs, message=str(error))
     return Outcome(None, leaves, grads, inputs, None if isinstance(result, torch.Tensor) else type(result))
@@ -144,6 +153,8 @@ def assert_identical(got: Any, want: Any, what: str) -> None:
     assert got.dtype is want.dtype, f"{what}: got {got.dtype}, rules.md wants {want.dtype}"
     assert got.shape == want.shape, f"{what}: got {tuple(got.shape)}, rules.md wants {tuple(want.shape)}"
     got, want = got.detach().as_subclass(torch.Tensor), want.detach().as_subclass(torch.Tensor)
+    if got.device.type == "xla":  # where each comparison would be compiled
+        got, want = got.cpu(), want.cpu()
     if got.layout is not torch.strided:
         got, want = got.to_dense(), want.to_dense()
     same = torch.eq(got, want) | (torch.ne(got, got) & torch.ne(want, want))
