@@ -97,6 +97,8 @@ def compare(
     """
     _check(model, loss)
     asked = list(policy) if isinstance(policy, (list, tuple)) else [policy]
+    if not asked:
+        raise HmpError("compare() was given an empty list of policies; give two or more, or one without a list")
     chosen = [_choose(model, each) for each in (asked if against is None else [*asked, against])]
     if isinstance(policy, (list, tuple)) and len(chosen) < 2:
         raise HmpError(f"a list of {count(len(chosen), 'policy')} leaves nothing to compare; give two or more, or one without a list")
