@@ -25,7 +25,7 @@ from ..context import disable_casts
 from ..fp8 import PRODUCTS, RECIPES, why_not
 from ..lists import plain_path
 from ..observing import Modules
-from ..session import Op, OpRule, observed_by, op_wrap
+from ..session import Observer, Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
 from ..uncompiled import running_uncompiled
 from .decisions import Decisions, Key
@@ -55,7 +55,7 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     return probing.measurements
 
 
-class _Casts:
+class _Casts(Observer):
     """Notes which tensors are cast."""
 
     def __init__(self) -> None:
@@ -72,12 +72,6 @@ class _Casts:
 
         return noting
 
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        return op
-
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        return wrapper
-
 
 @dataclass
 class _Op:
@@ -93,7 +87,7 @@ class _Op:
     fp8: Op | None
 
 
-class Probe:
+class Probe(Observer):
     """The observer. Calls of other threads than its own, and of ops inside ops, go on unwatched."""
 
     def __init__(self, task: Task, decisions: Decisions) -> None:
@@ -109,10 +103,6 @@ class Probe:
         self._producers: dict[Any, Key] = {}
         self._timed: dict[Any, tuple[float, float, int]] = {}
         self._cast_seconds: dict[int, float] = {}
-
-    def casting(self, caster: Caster) -> Caster:
-        """`caster` itself."""
-        return caster
 
     def calling(self, op: Op, rule: OpRule) -> Op:
         """`op` itself; `around` is told of its wrapper next."""

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..casting import Caster
 from ..lists import ListEntry, Policy, as_policy, plain_path
 from ..observing import Modules
 from ..report.kept_packed import KeptRows
-from ..session import Op, OpRule, observed_by
+from ..session import Observer, Op, OpRule, observed_by
 from ..uncompiled import running_uncompiled
 from .bisection import bisect
 from .decisions import Decisions, Key, scope_of
@@ -27,18 +26,12 @@ _LITTLE = "nothing packed for backward: it would save too little"
 Evaluate = Callable[[str, Policy, frozenset[Key], Trial], Trial]
 
 
-class _Calls:
+class _Calls(Observer):
     """An observer that notes which ops that can be packed are called, and in which modules."""
 
     def __init__(self, module: Callable[[], str]) -> None:
         self.seen: dict[tuple[str, str], None] = {}
         self._module = module
-
-    def casting(self, caster: Caster) -> Caster:
-        return caster
-
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        return op
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         if not rule.saved:
