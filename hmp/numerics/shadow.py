@@ -19,10 +19,10 @@ from ..casting import each_tensor, map_tensors
 from ..context import disable_casts
 from ..torch_private import TorchDispatchMode, without_torch_dispatch, without_torch_function
 from . import collectives
+from .as_before import States, put_back, random_state
 from .aten import Facts, argument, facts, local, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
-from .random_state import States, put_back, random_state
 from .values import Key, Values
 
 Tensor = torch.Tensor
