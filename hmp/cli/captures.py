@@ -14,8 +14,6 @@ from ..errors import to_install
 from ..extras import lacking
 from .output import check_folder, check_page, give_json
 
-__all__ = ["add_to_compare", "add_to_run", "are_given", "captured", "check", "compare"]
-
 
 def add_to_compare(parser: argparse.ArgumentParser) -> None:
     """Declare what says of two captures which modules and rows are the same."""

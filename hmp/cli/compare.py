@@ -11,8 +11,6 @@ from . import captures
 from .output import add_json, check_folder, check_page, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""

@@ -17,8 +17,6 @@ from ..extras import EXTRAS, lacking
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 # The flags of /proc/cpuinfo that say how fast a low dtype is.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from .parser import Parser
 
-__all__ = ["RECIPE", "add", "run"]
-
 RECIPE = '''\
 """A recipe: what hmp has to know of a model. It runs as it is; put your own in where it says CHANGE.
 

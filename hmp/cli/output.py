@@ -16,10 +16,6 @@ import hmp
 from ..errors import to_install
 from ..extras import lacking
 
-__all__ = [
-    "add_json", "check_folder", "check_page", "flush", "give_json", "lacking_for_a_page", "let_go_of_closed_pipes", "let_go_of_full_disk",
-]  # fmt: skip
-
 
 def flush() -> None:
     """Writes what was printed. BrokenPipeError where nobody reads it any more, as after `| head -1`."""

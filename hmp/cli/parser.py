@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "parse"]
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose help ends in an example, and whose errors name the option that was meant."""

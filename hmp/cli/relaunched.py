@@ -13,8 +13,6 @@ from typing import Any
 
 from ..compat.after_import import after_import
 
-__all__ = ["pass_on"]
-
 _LAUNCHERS = tuple(
     f"{home}.strategies.launchers.subprocess_script"
     for home in ("lightning.fabric", "lightning_fabric", "lightning.lite", "lightning_lite", "pytorch_lightning")

@@ -27,8 +27,6 @@ from .output import check_folder, check_page
 from .parser import Parser
 from .verified_steps import verified_steps
 
-__all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
-
 # The environment variable that tells a spawned process what its parent was to do.
 OF_PARENT = "HMP_RUN"
 _WRONG_USE = 2  # with which argparse ends a script that does not know an option

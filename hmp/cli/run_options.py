@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import hmp
 
-__all__ = ["POLICY", "from_environment", "say_where_nothing_was_cast"]
-
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
 NAMING_FILES = ("policy", "fp8", "saved", "bf16", "fp32")

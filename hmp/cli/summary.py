@@ -10,8 +10,6 @@ import hmp
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""

@@ -15,8 +15,6 @@ from ..extras import lacking
 from .output import check_folder, check_page, lacking_for_a_page
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 
 

@@ -10,8 +10,6 @@ from ...errors import to_install
 from ...extras import lacking
 from ..parser import Parser
 
-__all__ = ["add", "run"]
-
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import torch
 from sklearn.datasets import load_digits
 
-__all__ = ["Digits", "load"]
-
 _TEST_SIZE = 597  # of 1797: one picture is a sixth of a percentage point
 _SPLIT_SEED = 0
 

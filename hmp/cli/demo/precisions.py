@@ -11,8 +11,6 @@ import torch
 
 import hmp
 
-__all__ = ["AUTOCAST", "FLOAT32", "HMP", "POLICY", "PRECISIONS", "Precision"]
-
 POLICY = "habana"
 
 

@@ -8,8 +8,6 @@ import torch
 
 from ...benchmark.timing import least_seconds
 
-__all__ = ["slower", "time_ratio"]
-
 _SHAPES = ((512, 192), (192, 576))  # of the transformer's widest product
 _CALLS = 20
 _FASTER = 0.9  # a product that takes more than this of float32's time leaves casts nothing to win

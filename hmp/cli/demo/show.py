@@ -19,8 +19,6 @@ from .models import MODELS
 from .precisions import FLOAT32, HMP, POLICY, PRECISIONS
 from .training import Outcome, steps, train
 
-__all__ = ["demonstrate", "print_ops", "print_results"]
-
 _PIPED_WIDTH = 80  # a pipe has no width of its own
 _SHOWN = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 

@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_iter
 
 from ...benchmark.saved_bytes import SavedBytes
 
-__all__ = ["StepObserver", "StepReport"]
-
 _CASTS = ("_to_copy", "to")
 # These move or make data; the precision of a computation is not theirs to show.
 _NOT_COMPUTING = {*_CASTS, "_unsafe_view", "clone", "copy_", "detach", "empty_like", "fill_", "ones_like", "zeros_like"}

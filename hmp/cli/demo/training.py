@@ -17,8 +17,6 @@ from .models import DemoModel
 from .precisions import Precision
 from .step_report import StepObserver, StepReport
 
-__all__ = ["Outcome", "steps", "train"]
-
 _BATCH = 64
 _WARM_UP = 0.2  # share of the steps in which the learning rate rises
 
