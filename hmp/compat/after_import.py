@@ -10,8 +10,6 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 
 from .import_finders import found_by_others
 
-__all__ = ["after_import"]
-
 
 def after_import(name: str, then: Callable[[types.ModuleType], None]) -> Callable[[], None]:
     """Calls `then(module)` once the module of that name is imported, now if it is; the function given back calls that off."""

@@ -1,14 +1,45 @@
-"""What an import finder asks: what those behind it say of a module, and who wants to know."""
+"""What import finders have in common: what they ask, modules that they make, and how these are forgotten."""
 
 from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Sequence
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 
-__all__ = ["found_by_others", "is_an_import"]
+
+class Made(Loader):
+    """Makes a module of hmp's, to which `fill` gives its names. All are packages: `from module import name` then comes to the finder for a
+    name that the module has not, which gives the error its words."""
+
+    def __init__(self, fill: Callable[[types.ModuleType], None]) -> None:
+        self.fill = fill
+
+    def spec(self, name: str) -> ModuleSpec:
+        """That of the module of that name."""
+        return ModuleSpec(name, self, origin=__package__, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """None: a module like any other."""
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Fills it."""
+        self.fill(module)
+
+
+def is_made_by(fill: Callable[[types.ModuleType], None], name: str) -> bool:
+    """Whether a module of that name was imported, and has its names of `fill`."""
+    loader = getattr(sys.modules.get(name), "__loader__", None)
+    return isinstance(loader, Made) and loader.fill == fill
+
+
+def forget(name: str) -> None:
+    """Takes the module out of those that were imported, and out of the package that it is in."""
+    module = sys.modules.pop(name)
+    parent, _, child = name.rpartition(".")
+    if vars(sys.modules.get(parent, module)).get(child) is module:
+        delattr(sys.modules[parent], child)
 
 
 def found_by_others(

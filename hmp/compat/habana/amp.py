@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from .standing import standing
+from .device_map import standing
 
 __all__ = ["GradScaler", "autocast"]
 

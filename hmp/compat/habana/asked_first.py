@@ -7,8 +7,6 @@ import linecache
 import sys
 from types import FrameType
 
-__all__ = ["can_do_without"]
-
 _CAUGHT = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 

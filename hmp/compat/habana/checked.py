@@ -1,8 +1,11 @@
-"""Arguments of optimizers that cannot be right are refused when the optimizer is made."""
+"""What optimizers begin with: arguments that cannot be right are refused, and a closure is called."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 _AT_LEAST_0 = (lambda value: bool(value >= 0), "0 or more")
 _FRACTION = (lambda value: bool(0 <= value < 1), "from 0 up to, and without, 1")
@@ -16,3 +19,11 @@ def checked(optimizer: str, **values: Any) -> None:
         is_right, wanted = _WANTED.get(name, _AT_LEAST_0)
         if not is_right(value):
             raise ValueError(f"{optimizer}: {name}={value!r} must be {wanted}")
+
+
+def called(closure: Callable[[], Any] | None) -> Any:
+    """What the closure of a step, called with gradients enabled, returned; None without one."""
+    if closure is None:
+        return None
+    with torch.enable_grad():
+        return closure()

@@ -79,3 +79,19 @@ def mapped(device: Any) -> Any:
     if index is None or _target.index is not None or _target.type == "cpu":
         return _target
     return torch.device(_target.type, index)
+
+
+def standing(device: Any = None) -> torch.device:
+    """The device that stands for `device`: an index, "hpu", "hpu:1", or None for the current one. HmpError where nothing does."""
+    if _target is None:
+        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
+    if isinstance(device, int):
+        device = torch.device(SOURCE, device)
+    here = mapped(torch.device(SOURCE if device is None else device))
+    assert isinstance(here, torch.device)
+    return here
+
+
+def module() -> Any:
+    """torch.cuda, torch.cpu, ...: the module of the device that stands for "hpu"."""
+    return torch.get_device_module(standing())

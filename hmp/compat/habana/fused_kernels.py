@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["FUSED", "OnFusedKernels", "fusible"]
-
 # where torch 2.7 has fused kernels of SGD and AdamW
 FUSED = frozenset({"cpu", "cuda", "xpu", "mps"})
 

@@ -1,4 +1,4 @@
-"""`torch.hpu` and `habana_frameworks.torch.hpu`: the device that stands for "hpu", asked in Habana's words."""
+"""Of `torch.hpu` and `habana_frameworks.torch.hpu` what is in no module below it: the device that stands for "hpu", in Habana's words."""
 
 from __future__ import annotations
 
@@ -7,45 +7,13 @@ from typing import Any
 
 import torch
 
-from . import device_map
-from .graphs import HPUGraph, ModuleCacher, graph, make_graphed_callables, wrap_in_hpu_graph
-from .memory import (
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    memory_summary,
-    reset_accumulated_memory_stats,
-    reset_max_memory_allocated,
-    reset_peak_memory_stats,
-)
+from .device_map import module, standing, target
 from .nothing import does_nothing
-from .random import (
-    get_rng_state,
-    get_rng_state_all,
-    initial_seed,
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    set_rng_state,
-    set_rng_state_all,
-)
-from .standing import module, standing
-from .streams import Event, Stream, current_stream, default_stream, set_stream, stream
 
 __all__ = [
-    "Event",
-    "HPUGraph",
-    "ModuleCacher",
-    "Stream",
     "_is_in_bad_fork",
     "_lazy_init",
     "current_device",
-    "current_stream",
-    "default_stream",
     "device",
     "device_count",
     "empty_cache",
@@ -54,38 +22,14 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
-    "get_rng_state",
-    "get_rng_state_all",
-    "graph",
     "init",
-    "initial_seed",
     "is_autocast_hpu_enabled",
     "is_available",
     "is_bf16_supported",
     "is_initialized",
-    "make_graphed_callables",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_peak_memory_stats",
     "sdp_kernel",
-    "seed",
-    "seed_all",
     "set_device",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
     "synchronize",
-    "wrap_in_hpu_graph",
 ]
 
 sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
@@ -93,12 +37,12 @@ sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kern
 
 def is_available() -> bool:
     """Whether a device stands for "hpu"."""
-    return device_map.target() is not None
+    return target() is not None
 
 
 def device_count() -> int:
     """How many devices stand for "hpu": one, if it is the CPU or if the device map names an index; none without a map."""
-    here = device_map.target()
+    here = target()
     if here is None:
         return 0
     count: int = 1 if here.type == "cpu" or here.index is not None else module().device_count()

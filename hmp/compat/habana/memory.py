@@ -12,7 +12,7 @@ from typing import Any
 import hmp
 
 from ...diagnostics import of_allocator
-from .standing import module, standing
+from .device_map import module, standing
 
 __all__ = [
     "max_memory_allocated",

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from .nothing import DOES_NOTHING, ERROR, WORKS
 
-__all__ = ["MEDIA", "TREE", "Module"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Module:
@@ -83,9 +81,9 @@ TREE = {
     ),
     "habana_frameworks.torch.hpex.movingavrg": Module("movingavrg"),
     "habana_frameworks.torch.hpex.normalization": Module("normalization", "FusedClipNorm FusedRMSNorm"),
-    "habana_frameworks.torch.hpex.optimizers": Module("optimizers adagrad"),
+    "habana_frameworks.torch.hpex.optimizers": Module("optimizers"),
     "habana_frameworks.torch.hpu": Module(
-        "hpu",
+        "hpu graphs memory random streams",
         nothing={
             "shapes may always change": "enable_dynamic_shape disable_dynamic_shape",
             "use torch.use_deterministic_algorithms": "setDeterministic",

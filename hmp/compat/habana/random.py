@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .standing import module, standing
+from .device_map import module, standing
 
 __all__ = [
     "get_rng_state",

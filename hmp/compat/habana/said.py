@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-
-from ...observing import speaks
-
-log = logging.getLogger("hmp")
+from ...observing import log, speaks
 
 _said: set[str] = set()
 

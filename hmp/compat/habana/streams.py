@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from .standing import module, standing
+from .device_map import module, standing
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"]
 

@@ -19,8 +19,6 @@ from ..stand_in import StandIn
 from . import mended
 from .connector import register, take_hpu
 
-__all__ = ["install"]
-
 _NAMES = f"{__name__}.names"
 _ACCELERATOR = {"HPUAccelerator": _NAMES}
 _PRECISION = {"HPUPrecisionPlugin": _NAMES}

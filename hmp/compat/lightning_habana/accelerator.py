@@ -8,12 +8,11 @@ from typing import Any
 import torch
 
 from ... import HmpError
-from ..habana import hpu
-from .served import served
+from ..habana import hpu, memory
+from ..lightning_homes import without_gaudi
 
-__all__ = ["HPUAccelerator"]
-
-_Accelerators: Any = type("_Accelerators", tuple(importlib.import_module(f"{home}.accelerators").Accelerator for home in served()), {})
+_of_lightning = [importlib.import_module(f"{home}.accelerators").Accelerator for home in without_gaudi()]
+_Accelerators: Any = type("_Accelerators", tuple(_of_lightning), {})
 
 
 class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are known when it is imported
@@ -34,7 +33,7 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
 
     def get_device_stats(self, device: torch.device | str | int | None) -> dict[str, int]:
         """The ten statistics of Habana's memory_stats: limit, bytes in use, counts of allocations (0 where the device does not count)."""
-        return hpu.memory_stats(device)
+        return memory.memory_stats(device)
 
     @staticmethod
     def parse_devices(devices: int | str | list[int] | None) -> int | None:

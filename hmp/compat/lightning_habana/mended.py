@@ -12,8 +12,6 @@ from ..habana import hpu
 from ..habana.replacements import Replacements
 from ..lightning_homes import HOMES, release
 
-__all__ = ["install"]
-
 
 def install(replaced: Replacements) -> None:
     """Mends them as soon as a program has imported them, until `replaced.undo()`."""

@@ -23,8 +23,6 @@ from .configuration import GaudiConfig
 from .statistics import get_hpu_memory_stats
 from .throughput import WarmUp
 
-__all__ = ["GaudiSeq2SeqTrainer", "GaudiTrainer"]
-
 _REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 call it by different names
 _OF_NUMPYS_STATE: list[Any] = [
     *((_REBUILD, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
