@@ -56,9 +56,9 @@ def run(  # noqa: PLR0913
         compared = variants(default_names() if policies is None else policies, where, model)
         before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
-        meters = meter(where, snapshot.tensors, allocated(where) - before)
+        memory_kind, measure = meter(where, snapshot.tensors, allocated(where) - before)
         say = _progress(progress)
-        sampler = Sampler(step, snapshot, meters, where, seed, warmup, steps, untouched, say)
+        sampler = Sampler(step, snapshot, measure, where, seed, warmup, steps, untouched, say)
         try:
             collected = sampler.collect(compared, seconds, rounds)
         finally:
@@ -79,11 +79,11 @@ def run(  # noqa: PLR0913
         steps=sampler.steps or 0,
         seed=seed,
         losses_compare=snapshot.given,
-        memory_kind=meters.kind,
+        memory_kind=memory_kind,
         device=_device_name(where),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        notes=tuple(_notes(collected, snapshot.given, meters.kind, untouched)),
+        notes=tuple(_notes(collected, snapshot.given, memory_kind, untouched)),
     )
 
 

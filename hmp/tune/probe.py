@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..benchmark.saved_bytes import SavedBytes
+from ..benchmark.memory import saved_by
 from ..benchmark.snapshot import random_state_kept
 from ..benchmark.timing import least_seconds
 from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
@@ -308,9 +308,7 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
     args, kwargs = map_tensors(call, fresh)
-    with SavedBytes().watch() as saved:
-        function(*args, **kwargs)
-    return saved.bytes
+    return saved_by(partial(function, *args, **kwargs))
 
 
 def _work(function: Op, call: Call) -> int:
