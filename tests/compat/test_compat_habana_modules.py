@@ -96,6 +96,7 @@ def test_known_idioms_find_what_they_ask_for() -> None:
     assert theirs.disable_casts is hmp.disable_casts
     assert ht.hpu.is_available() is is_habana_available() is torch.hpu.is_initialized() is True
     assert htcore.hpu.device_count() == 1
+    assert htcore.hpu.memory_allocated() > 0  # of a module below it
     assert htcore.is_lazy() is False
     assert load_habana_module() is None
     assert hpu_random.get_rng_state is torch.hpu.get_rng_state

@@ -1,4 +1,4 @@
-"""Of `torch.hpu` and `habana_frameworks.torch.hpu` what is in no module below it: the device that stands for "hpu", in Habana's words."""
+"""`torch.hpu` and `habana_frameworks.torch.hpu`: the device that stands for "hpu", asked in Habana's words."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
+from . import graphs, memory, random, streams
 from .device_map import module, standing, target
+from .graphs import *  # noqa: F403  # torch.hpu has the names of its modules
+from .memory import *  # noqa: F403
 from .nothing import does_nothing
+from .random import *  # noqa: F403
+from .streams import *  # noqa: F403
 
 __all__ = [
     "_is_in_bad_fork",
@@ -31,6 +36,7 @@ __all__ = [
     "set_device",
     "synchronize",
 ]
+__all__ += graphs.__all__ + memory.__all__ + random.__all__ + streams.__all__
 
 sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
 

@@ -83,7 +83,7 @@ TREE = {
     "habana_frameworks.torch.hpex.normalization": Module("normalization", "FusedClipNorm FusedRMSNorm"),
     "habana_frameworks.torch.hpex.optimizers": Module("optimizers"),
     "habana_frameworks.torch.hpu": Module(
-        "hpu graphs memory random streams",
+        "hpu",
         nothing={
             "shapes may always change": "enable_dynamic_shape disable_dynamic_shape",
             "use torch.use_deterministic_algorithms": "setDeterministic",

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ... import HmpError
-from ..habana import hpu, memory
+from ..habana import hpu
 from ..lightning_homes import without_gaudi
 
 _of_lightning = [importlib.import_module(f"{home}.accelerators").Accelerator for home in without_gaudi()]
@@ -33,7 +33,7 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
 
     def get_device_stats(self, device: torch.device | str | int | None) -> dict[str, int]:
         """The ten statistics of Habana's memory_stats: limit, bytes in use, counts of allocations (0 where the device does not count)."""
-        return memory.memory_stats(device)
+        return hpu.memory_stats(device)
 
     @staticmethod
     def parse_devices(devices: int | str | list[int] | None) -> int | None:
