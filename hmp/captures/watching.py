@@ -68,7 +68,7 @@ def capture(
     say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
     on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
-    target = file.of_rank(Path(path), file.rank())
+    target = file.of_rank(Path(path))
     _check(model, keep, mask, calls)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))

@@ -8,7 +8,7 @@ import sys
 import hmp
 
 from . import captures
-from .output import add_json, check_folder, check_page, give_json
+from .output import add_json, check_page, give_json
 from .parser import Parser
 
 
@@ -48,7 +48,6 @@ def run(options: argparse.Namespace) -> int:
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
-    check_folder(options.html)
     check_page(options.html, "--html ")
     torch.manual_seed(options.seed)
     names = [*options.policy.split(","), *([options.against] if options.against is not None else [])]

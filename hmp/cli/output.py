@@ -70,8 +70,8 @@ def lacking_for_a_page() -> str:
 
 def check_page(file: str | Path | None, option: str = "") -> None:
     """HmpError, which begins with `option`, where the page `file` could not be made: better now than when the work is done."""
-    lacks = lacking_for_a_page() if file is not None else ""
-    if lacks:
+    check_folder(file, option)
+    if file is not None and (lacks := lacking_for_a_page()):
         raise hmp.HmpError(f"{option}needs {lacks}: {to_install('report')}")
 
 
