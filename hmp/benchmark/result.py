@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, json_values, written
+from ..formatting import json_values, json_written, versioned
 from ..printers import printer
 from .row import Row
 
@@ -58,9 +57,9 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
-        values: dict[str, Any] = json_values({"schema_version": SCHEMA_VERSION, **asdict(self)})
+        values: dict[str, Any] = json_values(versioned(asdict(self)))
         return values
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        return written(path, lambda: json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        return json_written(path, self.to_dict)

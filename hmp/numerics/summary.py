@@ -15,7 +15,7 @@ import torch
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept
 from ..casting import each_tensor
-from ..formatting import NOTHING, SCHEMA_VERSION, aligned, size
+from ..formatting import NOTHING, aligned, size, versioned
 from ..lists import Policy
 from ..observing import Modules
 from ..report.record import record
@@ -64,7 +64,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain JSON values."""
         totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
-        return {"schema_version": SCHEMA_VERSION, "policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]}
+        return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("layer", "output", "parameters", "computes in", "saves")]
@@ -74,10 +74,10 @@ class Summary:
             parameters = f"{layer.parameters:,}" if layer.parameters else NOTHING
             called = f"{name} ({layer.kind})" if layer.path else layer.kind
             rows.append((called, shapes or NOTHING, parameters, ", ".join(layer.computes) or NOTHING, size(layer.saved_bytes)))
-        heading, *body = aligned(rows, {0, 1, 3})
+        table = aligned(rows, {0, 1, 3}, ruled=True)
         under = f"under policy {self.policy!r}" if self.policy else "without a batch: dtypes and what is saved are not known"
         total = f"{self.parameters:,} parameters; {size(self.saved_bytes, none='0 B')} saved for backward"
-        return "\n".join([f"hmp summary, {under}", "", heading, "-" * len(heading), *body, "", total])
+        return "\n".join([f"hmp summary, {under}", "", *table, "", total])
 
 
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
