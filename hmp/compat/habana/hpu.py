@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from . import graphs, memory, random, streams
-from .device_map import module, standing, target
+from .device_map import forwarded, module, of_device, standing, target
 from .graphs import *  # noqa: F403  # torch.hpu has the names of its modules
 from .memory import *  # noqa: F403
 from .nothing import does_nothing
@@ -62,11 +62,7 @@ def current_device() -> int:
     return index
 
 
-def set_device(device: Any) -> None:
-    """Makes a device the current one; of the CPU there is only one."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().set_device(here)
+set_device = of_device("set_device", lambda: None, "Makes a device the current one; of the CPU there is only one.")
 
 
 class device(contextlib.ContextDecorator):
@@ -86,37 +82,19 @@ class device(contextlib.ContextDecorator):
             module().set_device(self._before)
 
 
-def synchronize(device: Any = None) -> None:
-    """Waits until everything that was started on the device is done."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().synchronize(here)
+def _no_properties() -> Any:
+    raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
 
 
-def empty_cache() -> None:
-    """Gives memory that is held for later back to the device."""
-    if standing().type != "cpu":
-        module().empty_cache()
-
-
-def get_device_name(device: Any = None) -> str:
-    """The name of the device that stands for "hpu", such as "cpu" or its product name."""
-    here = standing(device)
-    return "cpu" if here.type == "cpu" else str(module().get_device_name(here))
-
-
-def get_device_properties(device: Any = None) -> Any:
-    """What torch knows of the device; of the CPU nothing, which raises."""
-    here = standing(device)
-    if here.type == "cpu":
-        raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
-    return module().get_device_properties(here)
-
-
-def get_device_capability(device: Any = None) -> Any:
-    """The capability of the device; of the CPU the empty string."""
-    here = standing(device)
-    return "" if here.type == "cpu" else module().get_device_capability(here)
+synchronize = of_device("synchronize", lambda: None, "Waits until everything that was started on the device is done.")
+empty_cache = forwarded("empty_cache", lambda: None, "Gives memory that is held for later back to the device.")
+get_device_name = of_device(
+    "get_device_name", lambda: "cpu", 'The name of the device that stands for "hpu", such as "cpu" or its product name.'
+)
+get_device_properties = of_device(
+    "get_device_properties", _no_properties, "What torch knows of the device; of the CPU nothing, which raises."
+)
+get_device_capability = of_device("get_device_capability", lambda: "", "The capability of the device; of the CPU the empty string.")
 
 
 def is_bf16_supported() -> bool:

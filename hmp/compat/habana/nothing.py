@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import HmpError
+from .device_map import named
 from .said import say_once
 
 WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"
@@ -31,10 +32,8 @@ def refuses(name: str, instead: str) -> Any:
 
 
 def _named(function: Any, name: str, state: str, words: str) -> Any:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{state.capitalize()}: {words}."
     function.here = state, words  # for the page that lists all names
-    return function
+    return named(function, name, f"{state.capitalize()}: {words}.")
 
 
 def what_is_said_of(value: Any) -> tuple[str, str]:

@@ -74,7 +74,7 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
     @staticmethod
     def get_device_name() -> str:
         """The name of the device that stands for "hpu"."""
-        return hpu.get_device_name()
+        return str(hpu.get_device_name())
 
     @staticmethod
     def is_lazy() -> bool:
