@@ -19,8 +19,7 @@ from ..lists import Policy
 from ..session import any_applied, is_in_place
 from ..torch_private import is_any_autocast_enabled
 from .memory import SAVED, allocated, meter
-from .result import Benchmark, StepError
-from .row import Row
+from .result import Benchmark, Row, StepError
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
 from .timing import ratios

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..formatting import NOTHING, aligned, count, duration, size
-from .result import Benchmark
-from .row import Row
+from .result import Benchmark, Row
 
 
 def table(result: Benchmark) -> str:

@@ -11,7 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..compat.after_import import after_import
+from ..compat.import_finders import after_import
 
 _LAUNCHERS = tuple(
     f"{home}.strategies.launchers.subprocess_script"

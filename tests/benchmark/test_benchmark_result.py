@@ -17,8 +17,7 @@ from torch import nn
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
 from hmp.benchmark import memory, saved_bytes, timing
-from hmp.benchmark.result import Benchmark
-from hmp.benchmark.row import Row
+from hmp.benchmark.result import Benchmark, Row
 
 # -- time, by a clock that only steps move
 

@@ -70,7 +70,7 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
             said = len(caplog.records)
             with caplog.at_level(logging.WARNING, "hmp"):
                 (call() if last == "ModuleCacher" else call)(torch.nn.Linear(1, 1))
-            habana.said.forget_said()
+            habana.nothing.forget_said()
             assert words in caplog.records[said].getMessage()
         elif last not in ("*", "ImageFolderWithManifest"):
             exec(f"from {module} import {last}")

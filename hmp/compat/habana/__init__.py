@@ -17,8 +17,8 @@ from ... import fork_safe
 from .. import lightning_habana, optimum_habana
 from . import compile_backend, device_calls, factories, gaudi_repairs, int32, modules
 from .device_map import parse, set_target
+from .nothing import forget_said, say_once
 from .replacements import IN_PLACE
-from .said import forget_said, say_once
 
 __all__ = ["Shim", "install", "uninstall"]
 

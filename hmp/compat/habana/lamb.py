@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .checked import called, checked
+from .optimizer_parts import called, checked
 
 Tensors = list[torch.Tensor]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .checked import called, checked
+from .optimizer_parts import called, checked
 from .optimizer_wrapper import OptimizerWrapper
 
 

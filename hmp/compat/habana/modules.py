@@ -12,8 +12,7 @@ from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ..import_finders import Made, forget, is_an_import, is_made_by
-from .asked_first import can_do_without
+from ..import_finders import Made, can_do_without, forget, is_an_import, is_made_by
 from .names import MEDIA, TREE
 from .nothing import ERROR, does_nothing, what_is_said_of
 

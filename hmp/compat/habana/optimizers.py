@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from .checked import called, checked
-from .fused_kernels import OnFusedKernels, fusible
 from .lamb import FusedLamb
 from .lars import FusedLars, FusedResourceApplyMomentum
+from .optimizer_parts import OnFusedKernels, called, checked, fusible
 
 __all__ = ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
 

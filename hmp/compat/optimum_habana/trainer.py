@@ -15,8 +15,8 @@ from transformers import Seq2SeqTrainer, Trainer
 import hmp
 
 from ... import HmpError
+from ..habana.nothing import say_once
 from ..habana.optimizers import FusedAdamW
-from ..habana.said import say_once
 from ..transformers import HMPCallback
 from .arguments import GaudiTrainingArguments
 from .configuration import GaudiConfig
