@@ -47,6 +47,12 @@ def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mappin
     return named
 
 
+def compiled_in(module: torch.nn.Module) -> torch.nn.Module | None:
+    """What is compiled where the module is called: the one inside of what torch.compile(module) gave, or itself by module.compile()."""
+    inside: torch.nn.Module | None = vars(module).get("_modules", {}).get("_orig_mod")
+    return module if inside is None and module._compiled_call_impl is not None else inside
+
+
 def own_loss(output: Any) -> torch.Tensor | None:
     """The scalar that a model's output has as its loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)

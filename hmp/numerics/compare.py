@@ -259,7 +259,8 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     if loss is not None:
         value, source = loss(output), "forward and backward of the given loss"
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise HmpError(f"loss(output) is {type(value).__name__}{_shape(value)}; return a tensor with one element")
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            raise HmpError(f"loss(output) is {type(value).__name__}{shape}; return a tensor with one element")
     else:
         found = calling.own_loss(output)
         if found is None:
@@ -287,10 +288,6 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
             f"take that out, or to compare the forward alone {without}"
         )
     return f"the loss needs no gradient: nothing that it was computed from does; {without}"
-
-
-def _shape(value: Any) -> str:
-    return f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
 
 
 def _recorder(statistics: Statistics) -> Seen:

@@ -13,7 +13,7 @@ from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name
 from .as_before import as_before, put_back
-from .calling import named_arguments
+from .calling import compiled_in, named_arguments
 from .tokens import LABELS, TokenDistance, distance_of_tokens, has_logits
 
 Tensor = torch.Tensor
@@ -38,7 +38,7 @@ class CallWithLogits:
         self._batch = batch
         modules = list(modules)
         # a hook inside of compiled code would be compiled too
-        compiled = [each for module in modules for each in _compiled_in(module)]
+        compiled = [each for module in modules if (inside := compiled_in(module)) is not None for each in inside.modules()]
         self._hooks = [module.register_forward_hook(self._ended, with_kwargs=True) for module in modules if module not in compiled]
 
     def _ended(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -110,9 +110,3 @@ def _labels_beside(batch: Any, call: Any) -> dict[str, Any]:
     taken = {id(tensor) for tensor in each_tensor((call,))}
     others = [t for t in each_tensor((batch,)) if id(t) not in taken and not t.is_floating_point()]
     return {LABELS[0]: others[-1]} if others else {}
-
-
-def _compiled_in(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules that are compiled where `module` is called."""
-    inside = module if module._compiled_call_impl is not None else getattr(module, "_orig_mod", None)
-    return [] if inside is None else list(inside.modules())

@@ -58,8 +58,8 @@ class Capture(TorchDispatchMode):
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(running_uncompiled())  # compiled kernels are called past the dispatcher
             stack.enter_context(_telling_no_values())
-            stack.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
-            stack.callback(register_optimizer_step_post_hook(self._step_ended).remove)
+            stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizers.begins(optimizer)).remove)
+            stack.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizers.ended(optimizer)).remove)
             stack.enter_context(self)
             self._open = stack.pop_all()
 
@@ -112,12 +112,6 @@ class Capture(TorchDispatchMode):
         if tensor.untyped_storage().resizable():  # else it is memory of NumPy's, and not of torch's making
             self._made.add(place(tensor))
             self._calls.append(Constant(same_memory(tensor), tensor.clone(), torch.is_inference_mode_enabled()))
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._optimizers.begins(optimizer)
-
-    def _step_ended(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._optimizers.ended(optimizer)
 
 
 class _Random:

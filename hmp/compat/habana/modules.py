@@ -79,7 +79,7 @@ def refusal(module: str, name: str) -> str:
     instead = what_is_said_of(refused[name])[1] if name in refused else _tree[module].instead().get(name)
     if instead:
         return f"{module}.{name} is Gaudi's alone, and there is none here; {instead}"
-    has = [*_public(public_names(module)), *(child.rpartition(".")[2] for child in _children(module))]
+    has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
     return (
         f"{module} has no {name!r} in hmp's stand-in for it, which has what Habana's programs were seen to use: "
         f"{', '.join(sorted(has)) or 'nothing'}. Please report it, with the line that asks for it"
@@ -93,10 +93,6 @@ def _refused_when_called(module: str) -> dict[str, Any]:
 
 def _source(name: str) -> types.ModuleType:
     return importlib.import_module(name if name == "hmp" else f"{_HERE}.{name}")
-
-
-def _public(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
 
 
 def _children(module: str) -> list[str]:
