@@ -1,6 +1,6 @@
 """Numbers, tables and JSON as text, for reports, messages and notebooks."""
 
-from .files import SCHEMA_VERSION, json_text, json_values, json_written, provenance, versioned, written
+from .files import SCHEMA_VERSION, json_text, json_values, json_written, of_json, provenance, versioned, written
 from .tables import aligned, in_notebook
 from .units import NOTHING, count, dtype_name, duration, share, size, some, two_digits, typeset_duration
 
@@ -15,6 +15,7 @@ __all__ = [
     "json_text",
     "json_values",
     "json_written",
+    "of_json",
     "provenance",
     "share",
     "size",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -15,6 +16,7 @@ from ..errors import HmpError
 from ..version import __version__
 
 SCHEMA_VERSION = 1
+T = TypeVar("T")
 
 
 def json_values(value: Any) -> Any:
@@ -24,6 +26,17 @@ def json_values(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [json_values(each) for each in value]
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def of_json(kind: type[T], values: Mapping[str, Any]) -> T:
+    """The dataclass of that kind whose fields `values` describes: lists become tuples, and strings the floats that JSON lacks."""
+    found: dict[str, Any] = {}
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if each.name in values:
+            value = values[each.name]
+            is_number = isinstance(value, str) and "float" in str(each.type)
+            found[each.name] = float(value) if is_number else tuple(value) if isinstance(value, list) else value
+    return kind(**found)
 
 
 def versioned(values: Mapping[str, Any]) -> dict[str, Any]:

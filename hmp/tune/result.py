@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..formatting import json_values, json_written, versioned, written
+from ..formatting import json_values, json_written, of_json, versioned, written
 from ..lists import Policy
 from ..printers import printer
 from .tolerance import Tolerance
-from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
+from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, trial_of, trial_values
 
 _NESTED = ("policy", "best", "trials", "units", "flows", "packed")
 
@@ -97,15 +97,13 @@ class TuneResult:
 def result_of(values: Mapping[str, Any]) -> TuneResult:
     """The result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
-    fields = {
-        **{name: value for name, value in values.items() if name not in (*_NESTED, "schema_version")},
-        "policy": Policy.from_dict(values["policy"]),
-        "best": next(trial for trial in trials if trial.name == values["best"]),
-        "trials": trials,
-        "units": tuple(map(unit_of, values["units"])),
-        "flows": tuple(Flow(**each) for each in values["flows"]),
-        "packed": tuple(Packed(**each) for each in values.get("packed", ())),
-        "tolerance": Tolerance(**values["tolerance"]),
-        "notes": tuple(values["notes"]),
-    }
-    return TuneResult(**{**fields, **numbers(fields, ("predicted", "left"))})
+    return replace(
+        of_json(TuneResult, {"packed": (), **values}),
+        policy=Policy.from_dict(values["policy"]),
+        best=next(trial for trial in trials if trial.name == values["best"]),
+        trials=trials,
+        units=tuple(of_json(Unit, each) for each in values["units"]),
+        flows=tuple(of_json(Flow, each) for each in values["flows"]),
+        packed=tuple(of_json(Packed, each) for each in values.get("packed", ())),
+        tolerance=Tolerance(**values["tolerance"]),
+    )
