@@ -10,7 +10,7 @@ from pathlib import Path
 
 import hmp
 
-from .output import check_page, give_json
+from .output import check_page, give
 
 
 def add_to_compare(parser: argparse.ArgumentParser) -> None:
@@ -56,11 +56,7 @@ def compare(options: argparse.Namespace) -> int:
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
     check_page(options.html, "--html ")
     rows = None if options.row_a is None else (options.row_a, options.row_b)
-    found = hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows)
-    if give_json(options.json, found.to_dict()):
-        print(found)
-    if options.html is not None:
-        found.to_html(options.html)
+    give(options, hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows))
     return 0
 
 

@@ -24,7 +24,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     )
     parser.add_argument("--problems", action="store_true", help="print problems and notes only")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -41,7 +41,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument("--summary", action="store_true", help="of two policies, print how many ops of each family change, not which")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

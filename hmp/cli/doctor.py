@@ -31,7 +31,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something stands in the way, 2 for wrong use.",
     )
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

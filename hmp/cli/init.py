@@ -98,7 +98,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "Exit status 0 done, 2 if the file is there already or cannot be written.",
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="recipe.py", help="the file to write (default recipe.py)")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -99,3 +99,11 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
         return False
     Path(file).write_text(json_text(values) + "\n", encoding="utf-8")
     return True
+
+
+def give(options: argparse.Namespace, result: Any) -> None:
+    """Prints a result, or gives it as --json asks for, and writes its page where --html does."""
+    if give_json(options.json, result.to_dict()):
+        print(result)
+    if getattr(options, "html", None) is not None:
+        result.to_html(options.html)

@@ -83,7 +83,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "command", metavar="SCRIPT [ARGUMENT ...]", nargs=argparse.PARSER, help="a Python file, with -m a module; its arguments"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

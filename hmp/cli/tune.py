@@ -63,7 +63,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
     parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with the extra report)")
     parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
-    parser.set_defaults(run=run)
 
 
 class _Loss:

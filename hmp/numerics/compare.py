@@ -14,7 +14,7 @@ from ..caches import clear_cache
 from ..casting import each_tensor
 from ..context import disable_casts
 from ..errors import HmpError
-from ..formatting import count, dtype_name, provenance
+from ..formatting import dtype_name, provenance
 from ..lists import Policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
@@ -101,7 +101,7 @@ def compare(
         raise HmpError("compare() was given an empty list of policies; give two or more, or one without a list")
     chosen = [calling.chosen_policy(model, each) for each in (asked if against is None else [*asked, against])]
     if isinstance(policy, (list, tuple)) and len(chosen) < 2:
-        raise HmpError(f"a list of {count(len(chosen), 'policy')} leaves nothing to compare; give two or more, or one without a list")
+        raise HmpError("a list of 1 policy leaves nothing to compare; give two or more, or one without a list")
     return compare_under(model, batch, chosen, loss)
 
 

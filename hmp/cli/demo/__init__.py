@@ -23,7 +23,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--epochs", type=positive, metavar="N", help="train each model for N epochs only; accuracy suffers")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
     parser.add_argument("--ops", action="store_true", help="print which ATen ops ran in which dtype, too")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
