@@ -89,14 +89,21 @@ def run(  # noqa: PLR0913
 def _check_step(step: Any) -> None:
     if not callable(step):
         raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
+    if error := misfit(step, 0):
+        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)")
+
+
+def misfit(function: Callable[..., Any], arguments: int) -> str:
+    """Why a function cannot be called with so many arguments; "" where it can, and for one written in C, of which nobody can tell."""
     try:
-        signature = inspect.signature(step)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # written in C: nobody can tell
+        return ""
     try:
-        signature.bind()
+        signature.bind(*[None] * arguments)
     except TypeError as error:
-        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)") from None
+        return str(error)
+    return ""
 
 
 def _check_numbers(seconds: float, **counts: int | None) -> None:
