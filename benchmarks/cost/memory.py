@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import hmp
-from hmp.benchmark.memory import Saved
+from hmp.benchmark.memory import saved_by
 
 from ..harness.results import Found, Row
 from ..harness.sides import Side, autocast, policy_of, under_hmp
@@ -36,7 +36,7 @@ def saved_bytes(case: Case, side: Side) -> int:
     with side.visit():
         side.run(case.loss).backward()  # as in the middle of training: whatever is made once has been made
         case.model.zero_grad(set_to_none=True)
-        return Saved([*case.model.parameters(), *case.model.buffers()]).measure(lambda: side.run(case.loss))
+        return saved_by(lambda: side.run(case.loss), [*case.model.parameters(), *case.model.buffers()])
 
 
 def run(names: list[str], sizes: list[str], device: str) -> Found:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from hmp.benchmark.memory import Saved
+from hmp.benchmark.memory import saved_by
 
 from ..harness.results import Found, Row
 from ..harness.sides import LOW, Side, autocast, policy_of, rotated, under_hmp
@@ -81,7 +81,7 @@ def saved_bytes(case: Reused, side: Side) -> int:
     with side.visit():
         for _ in range(2):
             _step(case, side)
-        return Saved([*case.model.parameters(), *case.model.buffers()]).measure(lambda: side.run(case.loss))
+        return saved_by(lambda: side.run(case.loss), [*case.model.parameters(), *case.model.buffers()])
 
 
 def casts_of_weights(case: Reused, side: Side) -> int:

@@ -6,7 +6,7 @@ import gc
 import itertools
 from collections.abc import Callable, Iterable
 
-from hmp.benchmark.memory import Saved
+from hmp.benchmark.memory import saved_by
 
 from ..harness.sides import Side, rotated
 from ..harness.timing import WALL, step_seconds, steps_for
@@ -21,7 +21,7 @@ def saved_bytes(task: Task, side: Side, seed: int = 0) -> int:
     with side.visit():
         side.run(lambda: task.loss(model, batch)).backward()  # whatever is made once has been made
         model.zero_grad(set_to_none=True)
-        return Saved([*model.parameters(), *model.buffers()]).measure(lambda: side.run(lambda: task.loss(model, batch)))
+        return saved_by(lambda: side.run(lambda: task.loss(model, batch)), [*model.parameters(), *model.buffers()])
 
 
 def stepper(task: Task, side: Side, seed: int = 0) -> Callable[[], object]:

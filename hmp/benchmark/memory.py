@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -13,39 +13,14 @@ from .saved_bytes import SavedBytes
 
 PEAK = "peak memory"
 SAVED = "saved for backward"
+Meter = Callable[[Callable[[], object]], int]  # gives the bytes of a step, which it runs
 
 
-class Peak:
-    """Measures the most bytes that the allocator of a device held during one step, hmp's own copies of the state left out."""
-
-    kind = PEAK
-
-    def __init__(self, device: torch.device, copies: int) -> None:
-        self._device = device
-        self._module: Any = getattr(torch, device.type)
-        self._copies = copies
-
-    def measure(self, step: Callable[[], object]) -> int:
-        """The bytes of one step, which is run."""
-        self._module.reset_peak_memory_stats(self._device)
+def saved_by(step: Callable[[], object], own: Iterable[torch.Tensor] = ()) -> int:
+    """The bytes that a step, which is run, saves for backward, the tensors `own` left out."""
+    with SavedBytes(own).watch() as found:
         step()
-        peak: int = self._module.max_memory_allocated(self._device)
-        return peak - self._copies
-
-
-class Saved:
-    """Measures the bytes that one step saves for backward."""
-
-    kind = SAVED
-
-    def __init__(self, own: list[torch.Tensor]) -> None:
-        self._own = own
-
-    def measure(self, step: Callable[[], object]) -> int:
-        """The bytes of one step, which is run."""
-        with SavedBytes(self._own).watch() as saved:
-            step()
-        return saved.bytes
+    return found.bytes
 
 
 def allocated(device: torch.device) -> int:
@@ -54,12 +29,18 @@ def allocated(device: torch.device) -> int:
     return 0 if tell is None else int(tell(device))
 
 
-def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> Peak | Saved:
-    """The way to measure on this device."""
-    module = getattr(torch, device.type, None)
-    if all(hasattr(module, name) for name in ("reset_peak_memory_stats", "max_memory_allocated")):
-        return Peak(device, copies)
-    return Saved(own)
+def meter(device: torch.device, own: list[torch.Tensor], copies: int) -> tuple[str, Meter]:
+    """Which memory is measured on this device, and how: the most that its allocator holds during a step, less the `copies` of the state
+    that are hmp's; elsewhere what a step saves for backward, the state's `own` tensors left out."""
+    module: Any = getattr(torch, device.type, None)
+
+    def peak(step: Callable[[], object]) -> int:
+        module.reset_peak_memory_stats(device)
+        step()
+        return int(module.max_memory_allocated(device)) - copies
+
+    tells = all(hasattr(module, name) for name in ("reset_peak_memory_stats", "max_memory_allocated"))
+    return (PEAK, peak) if tells else (SAVED, lambda step: saved_by(step, own))
 
 
 def enters_autocast(step: Callable[[], object]) -> bool:

@@ -2,16 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, json_values, written
+from ..formatting import json_values, json_written, versioned
 from ..printers import printer
-from .row import Row
+
+
+@dataclass(frozen=True)
+class Row:
+    """One policy. What could not be measured is None.
+
+    `seconds` is the median time of a step over the `samples`, one sample a round; `spread` is their interquartile range in
+    seconds. `ratio` is the median, over the rounds, of a sample divided by the baseline's sample of the same round. `memory` is in
+    bytes; `first_loss` and `last_loss` are those of the first and the last step of the first sample; `loss_change` is how far the
+    last loss moved between the rounds, which all did the same. `error` is what the step raised, if it did.
+    """
+
+    name: str
+    description: str
+    seconds: float | None = None
+    spread: float | None = None
+    ratio: float | None = None
+    memory: int | None = None
+    first_loss: float | None = None
+    last_loss: float | None = None
+    loss_change: float | None = None
+    error: str | None = None
+    samples: tuple[float, ...] = ()
 
 
 class StepError(HmpError):
@@ -58,9 +79,9 @@ class Benchmark:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values, seconds and bytes; a loss that is not finite is the string "nan", "inf" or "-inf"."""
-        values: dict[str, Any] = json_values({"schema_version": SCHEMA_VERSION, **asdict(self)})
+        values: dict[str, Any] = json_values(versioned(asdict(self)))
         return values
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        return written(path, lambda: json.dumps(self.to_dict(), indent=2, allow_nan=False) + "\n")
+        return json_written(path, self.to_dict)

@@ -19,8 +19,7 @@ from ..lists import Policy
 from ..session import any_applied, is_in_place
 from ..torch_private import is_any_autocast_enabled
 from .memory import SAVED, allocated, meter
-from .result import Benchmark, StepError
-from .row import Row
+from .result import Benchmark, Row, StepError
 from .sampling import MIN_ROUNDS, Sampler, Samples, described
 from .snapshot import Snapshot, random_state_kept
 from .timing import ratios
@@ -56,9 +55,9 @@ def run(  # noqa: PLR0913
         compared = variants(default_names() if policies is None else policies, where, model)
         before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
-        meters = meter(where, snapshot.tensors, allocated(where) - before)
+        memory_kind, measure = meter(where, snapshot.tensors, allocated(where) - before)
         say = _progress(progress)
-        sampler = Sampler(step, snapshot, meters, where, seed, warmup, steps, untouched, say)
+        sampler = Sampler(step, snapshot, measure, where, seed, warmup, steps, untouched, say)
         try:
             collected = sampler.collect(compared, seconds, rounds)
         finally:
@@ -79,25 +78,32 @@ def run(  # noqa: PLR0913
         steps=sampler.steps or 0,
         seed=seed,
         losses_compare=snapshot.given,
-        memory_kind=meters.kind,
+        memory_kind=memory_kind,
         device=_device_name(where),
         torch=torch.__version__,
         threads=torch.get_num_threads(),
-        notes=tuple(_notes(collected, snapshot.given, meters.kind, untouched)),
+        notes=tuple(_notes(collected, snapshot.given, memory_kind, untouched)),
     )
 
 
 def _check_step(step: Any) -> None:
     if not callable(step):
         raise HmpError(f"step is an object of type {type(step).__name__}; give a function without arguments that does one step")
+    if error := misfit(step, 0):
+        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)")
+
+
+def misfit(function: Callable[..., Any], arguments: int) -> str:
+    """Why a function cannot be called with so many arguments; "" where it can, and for one written in C, of which nobody can tell."""
     try:
-        signature = inspect.signature(step)
+        signature = inspect.signature(function)
     except (TypeError, ValueError):
-        return  # written in C: nobody can tell
+        return ""
     try:
-        signature.bind()
+        signature.bind(*[None] * arguments)
     except TypeError as error:
-        raise HmpError(f"step is called without arguments, and this one is not ({error}); give lambda: step(...)") from None
+        return str(error)
+    return ""
 
 
 def _check_numbers(seconds: float, **counts: int | None) -> None:

@@ -15,7 +15,7 @@ import torch
 
 from ..session import is_in_place, revert
 from . import timing
-from .memory import Peak, Saved, enters_autocast
+from .memory import Meter, enters_autocast
 from .snapshot import Snapshot, seed_all
 from .variants import FLOAT32, Variant
 
@@ -43,7 +43,7 @@ class Sampler:
 
     step: Callable[[], Any]
     snapshot: Snapshot
-    meter: Peak | Saved
+    measure: Meter
     device: torch.device
     seed: int
     warmup: int
@@ -96,7 +96,7 @@ class Sampler:
         watched = Samples(samples.variant)
         with self._from_the_start(watched):
             self._once(samples.variant)
-            samples.memory = self.meter.measure(lambda: self._once(samples.variant))
+            samples.memory = self.measure(lambda: self._once(samples.variant))
             if samples.variant.name == FLOAT32:
                 culprit = "torch.autocast" if enters_autocast(self.step) else "hmp" if self.untouched and is_in_place() else None
                 if culprit is not None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..formatting import NOTHING, aligned, count, duration, size
-from .result import Benchmark
-from .row import Row
+from .result import Benchmark, Row
 
 
 def table(result: Benchmark) -> str:
@@ -15,9 +14,9 @@ def table(result: Benchmark) -> str:
     cells = [[row.name, *_numbers(row, result.losses_compare)] for row in result.rows if row.error is None]
     names = max(len(heading) for heading in (headings[0], *(row.name for row in result.rows)))
     headings[0] = headings[0].ljust(names)  # also those of policies that failed, which have no cells
-    heading, *body = aligned([headings, *cells])
+    heading, rule, *body = aligned([headings, *cells], ruled=True)
     numbers = iter(body)
-    lines = [_heading(result), "", heading, "-" * len(heading)]
+    lines = [_heading(result), "", heading, rule]
     lines += [next(numbers) if row.error is None else f"{row.name:{names}}  {row.error}" for row in result.rows]
     return "\n".join([*lines, *([""] if result.notes else []), *result.notes])
 

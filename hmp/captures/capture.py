@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import aligned, count, in_notebook, versioned
+from ..formatting import aligned, count, in_notebook, of_json, versioned
 from . import file
 
 Tensor = torch.Tensor
@@ -140,5 +140,4 @@ class Capture:
 
 
 def _call_of(values: dict[str, Any]) -> Call:
-    outputs = tuple(Output(**{**each, "shape": tuple(each["shape"])}) for each in values["outputs"])
-    return Call(**{**values, "inputs": tuple(values["inputs"]), "weights": tuple(values["weights"]), "outputs": outputs})
+    return replace(of_json(Call, values), outputs=tuple(of_json(Output, each) for each in values["outputs"]))

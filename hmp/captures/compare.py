@@ -13,7 +13,7 @@ import torch
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import count, some
-from ..numerics.distance import LARGE, distance
+from ..numerics.distance import distance, ratio
 from .capture import INPUTS, Call, Capture, Output
 from .comparison import CaptureComparison, Computed, Gap, side_of
 from .fingerprint import sampled_columns, sketch
@@ -189,11 +189,7 @@ def _apart(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, int]
 
 def _relative(a: Tensor, b: Tensor) -> float:
     """||a - b|| / ||b|| in float64; infinite where one side alone is NaN, infinite, or beyond 2**100, as masks are, or has another sign."""
-    one, other = a.to(torch.float64), b.to(torch.float64)
-    kinds = [torch.where(each.abs() < LARGE, 0.0, each.clamp(-1.0, 1.0).nan_to_num(2.0)) for each in (one, other)]
-    if not torch.equal(*kinds):
-        return math.inf
-    found = distance(one, other).relative
+    found = distance(a.to(torch.float64), b.to(torch.float64)).relative
     if not found and a.dtype == b.dtype and not a.is_floating_point() and not torch.equal(a, b):
         return torch.finfo(torch.float64).eps  # integers that float64 does not tell apart
     return found
@@ -218,7 +214,7 @@ def _projected(a: Capture, b: Capture, here: tuple[int, int], there: tuple[int, 
     error = float(torch.linalg.vector_norm(difference))
     if not error and one.dtype == other.dtype:
         return None, "", "its bits are others, and its projections do not tell by how much"
-    return (error / other.norm if other.norm else math.inf if error else 0.0), "projections", ""
+    return ratio(error, other.norm), "projections", ""
 
 
 def _sketch(capture: Capture, at: tuple[int, int], output: Output) -> Tensor:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..formatting import aligned, count, in_notebook, json_values, two_digits, versioned, written
+from ..formatting import aligned, count, in_notebook, json_written, two_digits, versioned, written
 from ..printers import printer
 from ..report.models import pattern
 from .capture import INPUTS, Capture
@@ -165,7 +164,7 @@ class CaptureComparison:
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite gap is "inf"), and returns it."""
-        return written(path, lambda: json.dumps(json_values(self.to_dict()), indent=1) + "\n")
+        return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""

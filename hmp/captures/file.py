@@ -42,9 +42,10 @@ def rank() -> str:
     return os.environ.get("RANK", "0")
 
 
-def of_rank(path: Path, rank: str) -> Path:
-    """The file of a process: `a.rank1.capture` of rank 1."""
-    return path if rank == "0" else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
+def of_rank(path: Path, number: str = "") -> Path:
+    """The file of the process of that number, of this one without: `a.rank1.capture` of rank 1."""
+    number = number or rank()
+    return path if number == "0" else path.with_name(f"{path.stem}.rank{number}{path.suffix}")
 
 
 def check(path: Path) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ..numerics.calling import compiled_in
+
 # Wrapper's class → the attribute that it holds the wrapped module in, which has the wrapper's place in the model.
 _WRAPPERS = {
     "DataParallel": "module",
@@ -19,9 +21,6 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
 }
 _COMPILED = "_orig_mod"  # of what torch.compile(module) gives
-
-
-_compiling = torch.compiler.is_compiling
 
 
 @dataclass
@@ -74,8 +73,7 @@ class Names:
             if each in self.places:
                 continue  # it is held under two names: the first one
             inside = vars(each)["_modules"].get(_COMPILED)
-            is_compiled = inside is not None or each._compiled_call_impl is not None
-            self.places[each] = Place(name, root, is_compiled)
+            self.places[each] = Place(name, root, compiled_in(each) is not None)
             children = list((each if inside is None else inside).named_children())
             todo += [(child, f"{name}.{key}" if name else key) for key, child in reversed(children)]
 
@@ -89,7 +87,7 @@ class Names:
             compiled: Any = module._compiled_call_impl
 
             def call(*args: Any, **kwargs: Any) -> Any:
-                return compiled(*args, **kwargs) if _compiling() else around(compiled, module, args, kwargs)
+                return compiled(*args, **kwargs) if torch.compiler.is_compiling() else around(compiled, module, args, kwargs)
 
             module._compiled_call_impl = call
             followed.append((module, compiled, call))

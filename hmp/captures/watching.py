@@ -19,7 +19,7 @@ from ..casting import has_values
 from ..context import current_state, disable_casts
 from ..errors import HmpError
 from ..formatting import count, dtype_name, provenance, some
-from ..numerics.calling import named_arguments
+from ..numerics.calling import check_module, named_arguments
 from ..torch_private import (
     graph_task,
     hooks_with_keywords,
@@ -68,7 +68,7 @@ def capture(
     say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
     on. Needs the extra `capture` (safetensors). HmpError where no module was called.
     """
-    target = file.of_rank(Path(path), file.rank())
+    target = file.of_rank(Path(path))
     _check(model, keep, mask, calls)
     file.check(target)
     watcher = _Watcher(model, keep, mask, calls, (bytes_each, bytes_all))
@@ -89,10 +89,8 @@ def capture(
 
 
 def _check(model: Any, keep: Any, mask: Any, calls: int | None) -> None:
-    if model is not None and not isinstance(model, torch.nn.Module):
-        raise HmpError(f"capture() takes a file and a torch.nn.Module; {type(model).__name__} is no module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError("capture() sees nothing inside a scripted module, which is compiled; give the module that it was made of")
+    if model is not None:
+        check_module(model, "capture()", "a file and a torch.nn.Module")
     if keep not in ("outputs", "fingerprints"):
         raise HmpError(f'keep={keep!r} is none of capture()\'s: give "outputs" or "fingerprints"')
     if mask is not None and (not isinstance(mask, Tensor) or mask.dim() != 2):

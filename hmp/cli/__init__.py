@@ -1,8 +1,8 @@
 """The command line: ``python -m hmp SUBCOMMAND`` and the console script ``hmp``.
 
 A subcommand is one module (or package) of this package that has ``add(subparsers)``, which declares its
-options and sets its ``run(options) -> int`` as the default for ``run``. Nothing that imports torch is imported
-before ``run`` is called. An HmpError that leaves ``run`` is wrong use.
+options, and ``run(options) -> int``. Nothing that imports torch is imported before ``run`` is called. An HmpError
+that leaves ``run`` is wrong use.
 """
 
 from __future__ import annotations
@@ -81,6 +81,6 @@ def _parser() -> Parser:
     subparsers = parser.add_subparsers(title="subcommands", metavar="SUBCOMMAND", parser_class=Parser)
     for subcommand in _SUBCOMMANDS:
         subcommand.add(subparsers)
-    for subparser in subparsers.choices.values():
-        subparser.set_defaults(parser=subparser)
+    for subcommand, subparser in zip(_SUBCOMMANDS, subparsers.choices.values(), strict=True):
+        subparser.set_defaults(parser=subparser, run=subcommand.run)
     return parser

@@ -9,10 +9,8 @@ import traceback
 
 import hmp
 
-from .output import add_json, give_json
+from .output import add_json, give
 from .parser import Parser
-
-__all__ = ["add", "run"]
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -40,7 +38,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every sample (default 0)")
     parser.add_argument("--device", metavar="NAME", help="where the step computes (default: the model's device, else the accelerator)")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -70,8 +67,7 @@ def run(options: argparse.Namespace) -> int:
             traceback.print_exception(error.__cause__, file=sys.stderr)
         print(f"hmp benchmark: {error if failed else error.__cause__ if isinstance(error, StepError) else error}", file=sys.stderr)
         return 1 if failed else 2
-    if give_json(options.json, result.to_dict()):
-        print(result)
+    give(options, result)
     return 1 if any(row.error is not None for row in result) else 0
 
 

@@ -10,11 +10,7 @@ from pathlib import Path
 
 import hmp
 
-from ..errors import to_install
-from ..extras import lacking
-from .output import check_folder, check_page, give_json
-
-__all__ = ["add_to_compare", "add_to_run", "are_given", "captured", "check", "compare"]
+from .output import check_page, give
 
 
 def add_to_compare(parser: argparse.ArgumentParser) -> None:
@@ -58,14 +54,9 @@ def compare(options: argparse.Namespace) -> int:
             raise hmp.HmpError(f"--{name} is for a recipe: what two captures were computed under stands in them; leave it out")
     if (options.row_a is None) != (options.row_b is None):
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
-    check_folder(options.html)
     check_page(options.html, "--html ")
     rows = None if options.row_a is None else (options.row_a, options.row_b)
-    found = hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows)
-    if give_json(options.json, found.to_dict()):
-        print(found)
-    if options.html is not None:
-        found.to_html(options.html)
+    give(options, hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows))
     return 0
 
 
@@ -73,16 +64,14 @@ def check(options: argparse.Namespace) -> None:
     """HmpError where the capture that is asked for could not be written: better now than when the script has run."""
     if options.capture is None:
         return
-    check_folder(options.capture, "--capture ")
-    if Path(options.capture).is_dir():
-        raise hmp.HmpError(f"--capture {options.capture} is a folder; give a file")
     if options.capture_calls < 1:
         raise hmp.HmpError(f"--capture-calls {options.capture_calls}: give a number from 1 on")
-    if lacks := lacking("capture"):
-        raise hmp.HmpError(f"--capture needs {lacks}: {to_install('capture')}")
     from ..captures import file
 
-    file.check(Path(options.capture))
+    try:
+        file.check(Path(options.capture))
+    except (hmp.HmpError, ImportError) as error:
+        raise hmp.HmpError(f"--capture: {error}") from None
 
 
 @contextlib.contextmanager

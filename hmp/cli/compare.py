@@ -8,10 +8,8 @@ import sys
 import hmp
 
 from . import captures
-from .output import add_json, check_folder, check_page, give_json
+from .output import add_json, check_page, give
 from .parser import Parser
-
-__all__ = ["add", "run"]
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -37,7 +35,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)
     parser.add_argument("--html", metavar="FILE", help="also write a page")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -50,7 +47,6 @@ def run(options: argparse.Namespace) -> int:
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
-    check_folder(options.html)
     check_page(options.html, "--html ")
     torch.manual_seed(options.seed)
     names = [*options.policy.split(","), *([options.against] if options.against is not None else [])]
@@ -65,10 +61,6 @@ def run(options: argparse.Namespace) -> int:
     except hmp.HmpError as error:
         print(f"hmp compare: {error}", file=sys.stderr)
         return 1
-    if result.rank is not None and torch.distributed.get_rank() > 0:
-        return 0  # the first process says it for all
-    if give_json(options.json, result.to_dict()):
-        print(result)
-    if options.html is not None:
-        result.to_html(options.html)
+    if result.rank is None or torch.distributed.get_rank() == 0:  # the first process says it for all
+        give(options, result)
     return 0

@@ -11,8 +11,6 @@ import hmp
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 _SHORT = 20  # so many differences are seen at a glance
 # How many bits each list leaves an op; of an op on neither of these, its inputs decide.
 _BITS = {"fp8": 8, "saved": 8, "bf16": 16, "promote": 24, "unlisted": 24, "fp32": 32}
@@ -43,7 +41,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("b", metavar="B", help="another one")
     parser.add_argument("--summary", action="store_true", help="of two policies, print how many ops of each family change, not which")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

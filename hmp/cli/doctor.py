@@ -17,8 +17,6 @@ from ..extras import EXTRAS, lacking
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 # The flags of /proc/cpuinfo that say how fast a low dtype is.
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
@@ -33,7 +31,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "installed, what is converted, and other hmp's on the path. Exit status 0, 1 if something stands in the way, 2 for wrong use.",
     )
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

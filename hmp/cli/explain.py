@@ -10,8 +10,6 @@ import hmp
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
@@ -24,7 +22,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("op", metavar="OP", help="a name as list files spell it")
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

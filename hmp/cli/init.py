@@ -8,8 +8,6 @@ from pathlib import Path
 
 from .parser import Parser
 
-__all__ = ["RECIPE", "add", "run"]
-
 RECIPE = '''\
 """A recipe: what hmp has to know of a model. It runs as it is; put your own in where it says CHANGE.
 
@@ -100,7 +98,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "Exit status 0 done, 2 if the file is there already or cannot be written.",
     )
     parser.add_argument("recipe", metavar="RECIPE", nargs="?", default="recipe.py", help="the file to write (default recipe.py)")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

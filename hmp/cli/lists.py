@@ -9,8 +9,6 @@ import hmp
 from .output import add_json, give_json
 from .parser import Parser
 
-__all__ = ["add", "run"]
-
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     """Declare the subcommand's options."""
@@ -24,7 +22,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("policy", metavar="POLICY", nargs="?", help="a preset's name or a folder of list files")
     parser.add_argument("--ask", metavar="FOLDER", help="of torch-DEVICE, such as torch-cuda: write the installed torch's lists there")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:

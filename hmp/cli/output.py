@@ -16,10 +16,6 @@ import hmp
 from ..errors import to_install
 from ..extras import lacking
 
-__all__ = [
-    "add_json", "check_folder", "check_page", "flush", "give_json", "lacking_for_a_page", "let_go_of_closed_pipes", "let_go_of_full_disk",
-]  # fmt: skip
-
 
 def flush() -> None:
     """Writes what was printed. BrokenPipeError where nobody reads it any more, as after `| head -1`."""
@@ -74,8 +70,8 @@ def lacking_for_a_page() -> str:
 
 def check_page(file: str | Path | None, option: str = "") -> None:
     """HmpError, which begins with `option`, where the page `file` could not be made: better now than when the work is done."""
-    lacks = lacking_for_a_page() if file is not None else ""
-    if lacks:
+    check_folder(file, option)
+    if file is not None and (lacks := lacking_for_a_page()):
         raise hmp.HmpError(f"{option}needs {lacks}: {to_install('report')}")
 
 
@@ -103,3 +99,11 @@ def give_json(file: str | None, values: Mapping[str, Any]) -> bool:
         return False
     Path(file).write_text(json_text(values) + "\n", encoding="utf-8")
     return True
+
+
+def give(options: argparse.Namespace, result: Any) -> None:
+    """Prints a result, or gives it as --json asks for, and writes its page where --html does."""
+    if give_json(options.json, result.to_dict()):
+        print(result)
+    if getattr(options, "html", None) is not None:
+        result.to_html(options.html)

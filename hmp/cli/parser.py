@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-__all__ = ["Parser", "parse"]
-
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser whose help ends in an example, and whose errors name the option that was meant."""
@@ -43,6 +41,14 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
         if text.startswith("example:\n"):
             return textwrap.indent(text, indent)
         return textwrap.fill(" ".join(text.split()), width, initial_indent=indent, subsequent_indent=indent)
+
+
+def positive(text: str) -> int:
+    """The number that an option takes, 1 or more."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
+    return number
 
 
 def parse(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:

@@ -11,9 +11,7 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from ..compat.after_import import after_import
-
-__all__ = ["pass_on"]
+from ..compat.import_finders import after_import
 
 _LAUNCHERS = tuple(
     f"{home}.strategies.launchers.subprocess_script"

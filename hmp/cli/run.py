@@ -27,8 +27,6 @@ from .output import check_folder, check_page
 from .parser import Parser
 from .verified_steps import verified_steps
 
-__all__ = ["OF_PARENT", "add", "pass_on", "prepare", "run"]
-
 # The environment variable that tells a spawned process what its parent was to do.
 OF_PARENT = "HMP_RUN"
 _WRONG_USE = 2  # with which argparse ends a script that does not know an option
@@ -85,7 +83,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "command", metavar="SCRIPT [ARGUMENT ...]", nargs=argparse.PARSER, help="a Python file, with -m a module; its arguments"
     )
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -101,8 +98,12 @@ def run(options: argparse.Namespace) -> int:
         print(f"hmp run: {error}", file=sys.stderr)
         return 2
     try:
-        with captures.captured(options.capture, options.capture_calls), _recorded(options.report, options.html), _verified(options.verify):
-            with _watched(options.detect_nonfinite):
+        with captures.captured(options.capture, options.capture_calls), _recorded(options.report, options.html):
+            with contextlib.ExitStack() as watching:
+                if options.verify:
+                    watching.enter_context(verified_steps())
+                if options.detect_nonfinite is not None:
+                    watching.enter_context(hmp.detect_nonfinite(options.detect_nonfinite))
                 _launch(script, arguments, options.is_module)
     except SystemExit as end:
         if end.code in (None, 0, _WRONG_USE):
@@ -174,9 +175,7 @@ def prepare(options: argparse.Namespace) -> None:
         raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
     if options.report is not None:
         _check_report(Path(options.report))
-    if options.html is not None:
-        check_folder(options.html, "--html ")
-        check_page(options.html, "--html ")
+    check_page(options.html, "--html ")
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
             from ..compat import habana  # here: other runs do without
@@ -206,12 +205,14 @@ def _recorded(name: str | None, page: str | None) -> Iterator[None]:
     if name is None and page is None:
         yield
         return
+    from ..captures.file import of_rank  # here: other runs do without
+
     with hmp.record() as report:
         try:
             yield
         finally:
             if name is not None:
-                target = _of_rank(name)
+                target = of_rank(Path(name))
                 if target.suffix == ".html":
                     report.to_html(target)
                 elif target.suffix == ".json":
@@ -219,23 +220,7 @@ def _recorded(name: str | None, page: str | None) -> Iterator[None]:
                 else:
                     target.write_text(f"{report}\n", encoding="utf-8")
             if page is not None:
-                report.to_html(_of_rank(page))
-
-
-def _of_rank(name: str) -> Path:
-    """The file of this process, where several run the script."""
-    target, rank = Path(name), os.environ.get("RANK", "0")
-    return target if rank == "0" else target.with_name(f"{target.stem}.rank{rank}{target.suffix}")
-
-
-def _verified(is_asked: bool) -> contextlib.AbstractContextManager[Any]:
-    """Verifies the first steps of the script, where that is asked for."""
-    return verified_steps() if is_asked else contextlib.nullcontext()
-
-
-def _watched(on_find: Any) -> contextlib.AbstractContextManager[Any]:
-    """Looks for NaN and Inf while the script runs, where that is asked for."""
-    return contextlib.nullcontext() if on_find is None else hmp.detect_nonfinite(on_find)
+                report.to_html(of_rank(Path(page)))
 
 
 def _launch(script: str, arguments: list[str], is_module: bool) -> None:

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 import hmp
 
-__all__ = ["POLICY", "from_environment", "say_where_nothing_was_cast"]
-
 # The environment variable that names a policy where no option does.
 POLICY = "HMP_POLICY"
 NAMING_FILES = ("policy", "fp8", "saved", "bf16", "fp32")
@@ -34,9 +32,15 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
     for hmp, and of which the script may have said that it does not know it; and where nobody, neither options nor script, asked for
     anything."""
     is_in_use = "hmp.session" in sys.modules
-    if "torch" not in sys.modules or (is_in_use and _any_compiled()):
+    if "torch" not in sys.modules:
         return
-    from ..observing import speaks  # here: it imports torch
+    from ..observing import speaks  # here, as what is next: it imports torch
+
+    if is_in_use:
+        from ..session import any_compiled
+
+        if any_compiled():
+            return
 
     target = f"-m {script}" if options.is_module else script
     known = {name for name in options.parser._option_string_actions if name.startswith("--")} - {"--help"}
@@ -55,9 +59,3 @@ def say_where_nothing_was_cast(options: argparse.Namespace, script: str, argumen
         return
     if speaks():
         print(f"hmp run: {told}", file=sys.stderr)
-
-
-def _any_compiled() -> bool:
-    from ..session import any_compiled
-
-    return any_compiled()

@@ -7,10 +7,8 @@ import sys
 
 import hmp
 
-from .output import add_json, give_json
+from .output import add_json, give
 from .parser import Parser
-
-__all__ = ["add", "run"]
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -27,7 +25,6 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument("--policy", default="autocast", metavar="NAME", help="a preset's name or a folder of list files (default autocast)")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and its randomness (default 0)")
     add_json(parser)
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -48,6 +45,5 @@ def run(options: argparse.Namespace) -> int:
     except hmp.HmpError as error:
         print(f"hmp summary: {error}", file=sys.stderr)
         return 1
-    if give_json(options.json, result.to_dict()):
-        print(result)
+    give(options, result)
     return 0

@@ -12,10 +12,8 @@ import hmp
 
 from ..errors import to_install
 from ..extras import lacking
-from .output import check_folder, check_page, lacking_for_a_page
-from .parser import Parser
-
-__all__ = ["add", "run"]
+from .output import check_page, lacking_for_a_page
+from .parser import Parser, positive
 
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 
@@ -60,12 +58,11 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         help="what is made small: a step's time, what it keeps for backward, or that with packing (default time)",
     )
     parser.add_argument(
-        "--steps", type=_positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
+        "--steps", type=positive, metavar="N", help="training steps of a trial (default: once over the batches, at least 20)"
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the model and of every trial (default 0)")
     parser.add_argument("--html", metavar="FILE", help="the page to write (default: tune.html in the folder, with the extra report)")
     parser.add_argument("--no-resume", action="store_true", help="begin again: use nothing that an earlier search measured")
-    parser.set_defaults(run=run)
 
 
 class _Loss:
@@ -142,9 +139,7 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
     if lacks := lacking("tune", "scipy"):
         raise hmp.HmpError(f"needs {lacks}: {to_install('tune')}")
-    if options.html is not None:
-        check_folder(options.html)
-        check_page(options.html, "--html ")
+    check_page(options.html, "--html ")
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():
@@ -190,10 +185,3 @@ def _budget(text: str) -> float | str:
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
-    return number

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["STEPS", "verified_steps"]
-
 STEPS = 3
 
 

@@ -8,9 +8,8 @@ import sys
 
 from ..errors import to_install
 
-__all__ = ["HOMES", "has_gaudi", "installed", "preferred", "release"]
-
 HOMES = ("lightning.pytorch", "pytorch_lightning")
+STAND_IN = "hmp's stand-in for lightning_habana"  # who needs them, in an error
 
 
 def installed(who: str) -> list[str]:
@@ -34,6 +33,11 @@ def release(home: str) -> tuple[int, int]:
 def has_gaudi(home: str) -> bool:
     """Whether that package has Gaudi itself: releases before 2.1, whose "hpu" is lightning_habana's since."""
     return release(home) < (2, 1)
+
+
+def without_gaudi() -> list[str]:
+    """Those that are installed and are told by lightning_habana what "hpu" is."""
+    return [home for home in installed(STAND_IN) if not has_gaudi(home)]
 
 
 def preferred(who: str) -> str:

@@ -12,10 +12,8 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .habana.said import say_once
-from .import_finders import found_by_others, is_an_import
-
-__all__ = ["StandIn"]
+from .habana.nothing import say_once
+from .import_finders import Made, forget, found_by_others, is_an_import, is_made_by
 
 
 class StandIn(MetaPathFinder):
@@ -50,10 +48,10 @@ class StandIn(MetaPathFinder):
             sys.meta_path.remove(self)
         if self._serves():
             self._forget()
-            self._forget_module(self.root)
+            forget(self.root)
         for name in reversed(self._parents):
-            if isinstance(getattr(sys.modules.get(name), "__loader__", None), _Empty):
-                self._forget_module(name)
+            if is_made_by(_leave_empty, name):
+                forget(name)
 
     def is_used(self) -> bool:
         """Whether hmp answers for the package, which is imported for that; ModuleNotFoundError where neither can be."""
@@ -65,17 +63,16 @@ class StandIn(MetaPathFinder):
         if fullname == self.root:
             real = self._real(fullname, path, target)
             if real is None:
-                return ModuleSpec(fullname, _Own(self), origin=__name__, is_package=True)
+                return Made(self.fill).spec(fullname)
             assert real.loader is not None
             real.loader = _Trying(self, real.loader)
             return real
         if fullname in self._parents and found_by_others(self, fullname, path, target) is None:
-            return ModuleSpec(fullname, _Empty(), origin=__name__, is_package=True)
+            return Made(_leave_empty).spec(fullname)
         if not fullname.startswith(f"{self.root}.") or not self._serves():
             return None
         if fullname in self._tree:
-            # all are packages: `from module import name` comes here for a name that the module has not, which gives the error its words
-            return ModuleSpec(fullname, _Own(self), origin=__name__, is_package=True)
+            return Made(self.fill).spec(fullname)
         parent, _, name = fullname.rpartition(".")
         if parent in self._tree and is_an_import():
             # without `name`, by which the import system takes the error for its own, and puts it into other words
@@ -124,7 +121,7 @@ class StandIn(MetaPathFinder):
             delattr(module, name)
         module.__path__ = []
         assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = _Own(self)
+        module.__spec__.loader = module.__loader__ = Made(self.fill)
         module.__spec__.submodule_search_locations = []
         self.fill(module)
 
@@ -134,40 +131,11 @@ class StandIn(MetaPathFinder):
         return None if found is None or found.origin is None else found  # a folder of that name is no package
 
     def _serves(self) -> bool:
-        return isinstance(getattr(sys.modules.get(self.root), "__loader__", None), _Own)
+        return is_made_by(self.fill, self.root)
 
     def _forget(self) -> None:
         for name in [name for name in sys.modules if name.startswith(f"{self.root}.")]:
             del sys.modules[name]
-
-    def _forget_module(self, name: str) -> None:
-        module = sys.modules.pop(name)
-        parent, _, child = name.rpartition(".")
-        if vars(sys.modules.get(parent, module)).get(child) is module:
-            delattr(sys.modules[parent], child)
-
-
-class _Empty(Loader):
-    """Makes a package above the stand-in's that is not installed either."""
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        pass
-
-
-class _Own(Loader):
-    """Makes a module of the stand-in."""
-
-    def __init__(self, stand_in: StandIn) -> None:
-        self._stand_in = stand_in
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        self._stand_in.fill(module)
 
 
 class _Trying(Loader):
@@ -188,6 +156,10 @@ class _Trying(Loader):
                 self._real.exec_module(module)
         except Exception as error:  # whatever a release of Lightning's lacks, it is not imported
             self._stand_in.give_up(module, error)
+
+
+def _leave_empty(module: types.ModuleType) -> None:
+    """Of a package above the stand-in's, which is not installed either."""
 
 
 def _version(package: str) -> str:

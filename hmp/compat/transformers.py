@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import json
-import logging
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,13 @@ from ..lists import as_policy
 from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
+from ..observing import log
 from ..report.verified import check_kinds, verified
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
     from transformers import __version__ as transformers_version
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
-
-log = logging.getLogger("hmp")
 
 POLICY_FILE = "hmp_policy.json"
 _LOW = (torch.bfloat16, torch.float16)

@@ -1,10 +1,7 @@
 """Numbers, tables and JSON as text, for reports, messages and notebooks."""
 
-from .as_json import SCHEMA_VERSION, json_text, json_values, versioned
-from .notebooks import in_notebook
-from .origin import provenance
-from .target import written
-from .text_table import aligned
+from .files import SCHEMA_VERSION, json_text, json_values, json_written, of_json, provenance, versioned, written
+from .tables import aligned, in_notebook
 from .units import NOTHING, count, dtype_name, duration, share, size, some, two_digits, typeset_duration
 
 __all__ = [
@@ -17,6 +14,8 @@ __all__ = [
     "in_notebook",
     "json_text",
     "json_values",
+    "json_written",
+    "of_json",
     "provenance",
     "share",
     "size",

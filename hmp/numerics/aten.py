@@ -62,13 +62,12 @@ def facts(func: Any) -> Facts:
         if (a.alias_info is not None and a.alias_info.is_write)
         or (name in _WRITES_STATISTICS and a.name in ("running_mean", "running_var"))
     )
-    aliased = any(a.alias_info is not None and not a.alias_info.is_write for a in arguments)
     words = {a.name for a in (*arguments, *schema.returns)}
     return Facts(
         name=name,
         writes=writes,
         reads_written=name not in _OVERWRITES,
-        is_view=not writes and aliased,
+        is_view=func.is_view,
         draws=name in _DRAWS,
         moves=name in _MOVES,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,

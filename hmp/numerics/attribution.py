@@ -12,11 +12,10 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from ..casting import Caster
 from ..context import current_state
 from ..lists import Policy
 from ..observing import PACKAGES, Modules, Place, caller
-from ..session import OpRule, observed_by
+from ..session import Observer, OpRule, observed_by
 from ..torch_private import current_node as _node
 from ..torch_private import run_backward
 from ..torch_private import sequence_number as _sequence_number
@@ -49,7 +48,7 @@ class Call(NamedTuple):
     by_user: bool = False
 
 
-class OpsInProgress:
+class OpsInProgress(Observer):
     """An observer that knows which of hmp's ops is in progress in each thread; `ended` hears of the outermost ones' names and results."""
 
     def __init__(self, ended: Callable[[str, Any], None] | None = None) -> None:
@@ -61,14 +60,6 @@ class OpsInProgress:
         """The rule of the outermost op in progress in this thread, and the policy it is from."""
         stack = getattr(self._threads, "stack", None)
         return stack[0] if stack else None
-
-    def casting(self, caster: Caster) -> Caster:
-        """`caster` itself: casts are seen as the ATen ops that they are."""
-        return caster
-
-    def calling(self, op: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
-        """`op` itself."""
-        return op
 
     def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """`wrapper`, in progress while it runs."""

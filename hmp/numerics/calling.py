@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
+from ..context import current_state
 from ..errors import HmpError
-from ..lists import Policy, as_policy
+from ..lists import DEFAULT, Policy, as_policy
 from ..session import applied_policy, casts
 
 
@@ -46,15 +47,33 @@ def named_arguments(module: torch.nn.Module, args: Sequence[Any], kwargs: Mappin
     return named
 
 
+def compiled_in(module: torch.nn.Module) -> torch.nn.Module | None:
+    """What is compiled where the module is called: the one inside of what torch.compile(module) gave, or itself by module.compile()."""
+    inside: torch.nn.Module | None = vars(module).get("_modules", {}).get("_orig_mod")
+    return module if inside is None and module._compiled_call_impl is not None else inside
+
+
 def own_loss(output: Any) -> torch.Tensor | None:
     """The scalar that a model's output has as its loss."""
     found = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     return found if isinstance(found, torch.Tensor) and found.numel() == 1 else None
 
 
-def asked_policy(model: torch.nn.Module, policy: Policy | str | Path) -> Policy:
-    """The policy that was asked for; HmpError where another one is applied to the model, whose calls follow that one."""
-    chosen, applied = as_policy(policy), applied_policy(model)
+def check_module(model: Any, call: str, takes: str = "a torch.nn.Module and a batch") -> None:
+    """HmpError, which begins with the `call`, for what is no module, and for a scripted one."""
+    if not isinstance(model, torch.nn.Module):
+        raise HmpError(f"{call} takes {takes}; {type(model).__name__} is no module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise HmpError(f"{call} sees nothing inside a scripted module, which is compiled; give the module that it was made of")
+
+
+def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
+    """The policy that was asked for, or without one what is applied to the model, else what is in force here, else "autocast". HmpError
+    where another one is asked for than what is applied, which the model's calls follow."""
+    applied = applied_policy(model)
+    if policy is None:
+        return applied or current_state().user_policy or as_policy(DEFAULT)
+    chosen = as_policy(policy)
     if applied is not None and applied != chosen:
         raise HmpError(
             f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -12,20 +12,20 @@ import torch
 
 from ..caches import clear_cache
 from ..casting import each_tensor
-from ..context import current_state, disable_casts
+from ..context import disable_casts
 from ..errors import HmpError
-from ..formatting import count, dtype_name, provenance
-from ..lists import DEFAULT, Policy, as_policy, can_be_listed
+from ..formatting import dtype_name, provenance
+from ..lists import Policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
 from ..uncompiled import running_uncompiled
 from . import calling
+from .as_before import as_before, written_of
 from .aten import local, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .comparison import Comparison, Statistics
 from .distance import Distance, distance, total
 from .packing import packing_of
-from .random_state import put_back, random_state
 from .shadow import Seen, Shadows
 from .side_by_side import SideBySide, side_by_side
 from .spread import farthest
@@ -97,9 +97,11 @@ def compare(
     """
     _check(model, loss)
     asked = list(policy) if isinstance(policy, (list, tuple)) else [policy]
-    chosen = [_choose(model, each) for each in (asked if against is None else [*asked, against])]
+    if not asked:
+        raise HmpError("compare() was given an empty list of policies; give two or more, or one without a list")
+    chosen = [calling.chosen_policy(model, each) for each in (asked if against is None else [*asked, against])]
     if isinstance(policy, (list, tuple)) and len(chosen) < 2:
-        raise HmpError(f"a list of {count(len(chosen), 'policy')} leaves nothing to compare; give two or more, or one without a list")
+        raise HmpError("a list of 1 policy leaves nothing to compare; give two or more, or one without a list")
     return compare_under(model, batch, chosen, loss)
 
 
@@ -137,10 +139,8 @@ def _with_packing(
         return found
 
     def gradients() -> dict[str, Tensor]:
-        before = [(t, t.detach().clone()) for t in map(local, _tensors(model, batch))]
-        # what nobody wrote stays unwritten: the caller's own graph may keep it, and into an expanded tensor torch writes nothing
-        written = ((t, values) for t, values in before if t.layout is not torch.strided or not torch.equal(t, values))
-        with _as_before(model, batch, written), running_uncompiled(), calling.region(model, chosen, scopes):
+        written = written_of(map(local, _tensors(model, batch)))
+        with as_before(model, _leaves(model, batch), written), running_uncompiled(), calling.region(model, chosen, scopes):
             value, _ = _loss_of(model, calling.call(model, batch), loss)
             if value is not None:
                 value.backward()
@@ -190,7 +190,7 @@ def _compared(
     clear_cache()  # a weight cast before has lost what it was cast from
     with (
         _knowing_views(),
-        _as_before(model, batch, shadows.saved),
+        as_before(model, _leaves(model, batch), shadows.saved),
         attribution.watch(),
         calling.region(model, chosen, scopes),
         shadows,
@@ -247,21 +247,11 @@ def _device(model: torch.nn.Module) -> str:
 
 
 def _check(model: Any, loss: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"compare() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError("compare() sees nothing inside a scripted module, which is compiled; compare the module that it was made of")
+    calling.check_module(model, "compare()")
     if loss is not None and not callable(loss):
         raise HmpError(f"loss= takes a function of the model's output, not an object of type {type(loss).__name__}")
     if any(isinstance(mode, Shadows) for mode in dispatch_mode_stack()):
         raise HmpError("compare() inside compare(): the inner one would count the outer one's ops; call one after the other")
-
-
-def _choose(model: torch.nn.Module, policy: Policy | str | Path | None) -> Policy:
-    """The policy of the run: what is applied to the model, which its calls follow anyway, else what was asked for or is in force."""
-    if policy is None:
-        return applied_policy(model) or current_state().user_policy or as_policy(DEFAULT)
-    return calling.asked_policy(model, policy)
 
 
 def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] | None) -> tuple[Tensor | None, str]:
@@ -269,7 +259,8 @@ def _loss_of(model: torch.nn.Module, output: Any, loss: Callable[[Any], Tensor] 
     if loss is not None:
         value, source = loss(output), "forward and backward of the given loss"
         if not isinstance(value, Tensor) or value.numel() != 1:
-            raise HmpError(f"loss(output) is {type(value).__name__}{_shape(value)}; return a tensor with one element")
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            raise HmpError(f"loss(output) is {type(value).__name__}{shape}; return a tensor with one element")
     else:
         found = calling.own_loss(output)
         if found is None:
@@ -297,10 +288,6 @@ def _why_no_gradient(model: torch.nn.Module, output: Any, loss: Loss | None) -> 
             f"take that out, or to compare the forward alone {without}"
         )
     return f"the loss needs no gradient: nothing that it was computed from does; {without}"
-
-
-def _shape(value: Any) -> str:
-    return f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
 
 
 def _recorder(statistics: Statistics) -> Seen:
@@ -336,33 +323,13 @@ def _tensors(model: torch.nn.Module, batch: Any) -> list[Tensor]:
     return [*model.parameters(), *model.buffers(), *each_tensor((batch,))]
 
 
+def _leaves(model: torch.nn.Module, batch: Any) -> list[Tensor]:
+    return [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
+
+
 @contextmanager
 def _knowing_views() -> Iterator[None]:
     """A stretch without inference mode, in which torch does not say what a view is of; with no more gradients than before."""
     enabled = torch.is_grad_enabled()
     with torch.inference_mode(False), torch.set_grad_enabled(enabled):
         yield
-
-
-@contextmanager
-def _as_before(model: torch.nn.Module, batch: Any, written: Iterable[tuple[Tensor, Tensor]]) -> Iterator[None]:
-    """A stretch after which weights, buffers, gradients, the batch and the random state are as they were: what was `written` has its values
-    beside it by then."""
-    leaves = [t for t in (*model.parameters(), *each_tensor((batch,))) if t.is_leaf]
-    gradients = [(t, t.grad) for t in leaves]
-    buffers = [(module, dict(module._buffers)) for module in model.modules()]
-    states = random_state(leaves)
-    for leaf in leaves:
-        leaf.grad = None
-    try:
-        yield
-    finally:
-        put_back(states)
-        for module, found in buffers:
-            module._buffers.clear()
-            module._buffers.update(found)
-        with torch.no_grad(), without_torch_dispatch():
-            for tensor, values in written:
-                tensor.copy_(values)
-        for tensor, gradient in gradients:
-            tensor.grad = gradient

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, aligned, in_notebook, json_values, two_digits, written
+from ..formatting import aligned, in_notebook, json_written, two_digits, versioned, written
 from ..printers import printer
 from .attribution import Direction
 from .distance import Distance
@@ -103,20 +102,21 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
-        return {
-            "schema_version": SCHEMA_VERSION,
-            **{name: getattr(self, name) for name in ("policy", "output", "loss", "gradient", "loss_value", "loss_source", "squares")},
-            **{name: getattr(self, name) for name in ("model", "device", "date", "hmp", "torch", "rank")},
-            "advice": [{"op": op, "share": share} for op, share in self.advice],
-            "notes": list(self.notes),
-            "rows": [asdict(row) for row in self.rows],
-            "tokens": None if self.tokens is None else asdict(self.tokens),
-            "packing": None if self.packing is None else asdict(self.packing),
-        }
+        names = "policy output loss gradient loss_value loss_source squares model device date hmp torch rank".split()
+        return versioned(
+            {
+                **{name: getattr(self, name) for name in names},
+                "advice": [{"op": op, "share": share} for op, share in self.advice],
+                "notes": list(self.notes),
+                "rows": [asdict(row) for row in self.rows],
+                "tokens": None if self.tokens is None else asdict(self.tokens),
+                "packing": None if self.packing is None else asdict(self.packing),
+            }
+        )
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` to `path` (an infinite error is "inf"), and returns it."""
-        return written(path, lambda: json.dumps(json_values(self.to_dict()), indent=1) + "\n")
+        return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
         """Writes the comparison as a page into the file `path`, which is returned. Needs the extra `report`."""

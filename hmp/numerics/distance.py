@@ -20,7 +20,7 @@ _EXPONENT = {torch.float32: (torch.int32, 0x7F800000), torch.float64: (torch.int
 class Distance(NamedTuple):
     """`relative` is ||got - reference|| / ||reference||; `ulps` is ||got - reference|| / ||spacing of bfloat16 at the reference||.
 
-    Infinite where `got` is not finite and the reference is.
+    Infinite where one of the two alone is NaN, infinite, or beyond 2**100, or where they are that with different signs.
     """
 
     relative: float
@@ -28,7 +28,8 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """The distance over all elements; masked elements, infinite or beyond 2**100 in both, do not count.
+    """The distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask. Of a dtype
+    with less range the upper half of it is as far as 2**100.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
@@ -47,14 +48,16 @@ def total(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> float | None:
     for got, reference in pairs:
         found = True
         error, size, _ = error_and_size(held(got), held(reference))
-        if size:
-            errors += error**2 if math.isfinite(error) else math.inf
-            sizes += size**2
-    return math.sqrt(errors / sizes) if sizes else 0.0 if found else None
+        errors += error**2
+        sizes += size**2
+    return ratio(math.sqrt(errors), math.sqrt(sizes)) if found else None
 
 
 def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Tensor | None = None) -> tuple[float, float, torch.Tensor]:
-    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||."""
+    """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||.
+
+    The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone."""
+    limits = [min(LARGE, torch.finfo(each.dtype).max / 2) for each in (got, reference if beside is None else beside)]
     got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)
@@ -62,9 +65,18 @@ def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Ten
     size = _norm(reference)
     if not size < LARGE:  # NaN too
         known = reference.abs() < LARGE
+        kinds = [_infinities(each[~known], limit) for each, limit in zip((got, other), limits, strict=True)]
         got, other, reference = got[known], other[known], reference[known]
         size = _norm(reference)
-    return _norm(got - other), size, reference
+        if not torch.equal(*kinds):
+            return math.inf, size, reference
+    error = _norm(got - other)
+    return error if error < LARGE else math.inf, size, reference
+
+
+def _infinities(tensor: torch.Tensor, least: float) -> torch.Tensor:
+    """What each element stands for: 1 or -1 for an infinity, which numbers from `least` on are, 2 for NaN, 0 for a number."""
+    return torch.where(tensor.abs() < least, 0.0, tensor.clamp(-1.0, 1.0).nan_to_num(2.0))
 
 
 def _power_below(tensor: torch.Tensor) -> torch.Tensor:

@@ -36,7 +36,7 @@ class Packing:
 def packing_of(gradients: Callable[[], Mapping[str, Tensor]], recipe: str) -> Packing:
     """The errors of `gradients()`, which runs a step under a policy that packs and gives them by the parameter's name."""
     packed = gradients()
-    with saved_tensors_hooks(Tensor.detach, _itself):  # inside of other hooks ops keep what torch keeps
+    with saved_tensors_hooks(Tensor.detach, lambda tensor: tensor):  # inside of other hooks ops keep what torch keeps
         exact = gradients()
     by_parameter: dict[str, _Squares] = {}
     by_module: dict[str, _Squares] = {}
@@ -49,10 +49,6 @@ def packing_of(gradients: Callable[[], Mapping[str, Tensor]], recipe: str) -> Pa
                 sums.error += found.error
                 sums.norm += found.norm
     return Packing(recipe, whole.relative, _ranked(by_parameter), _ranked(by_module))
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 @dataclass

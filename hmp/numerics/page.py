@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,8 +14,7 @@ from ..formatting import share
 from ..lists import can_be_listed
 from ..report.page import charts, render
 from .comparison import Comparison, Row
-from .page_curves import median, side_by_side_figure
-from .side_by_side import SideBySide, times
+from .side_by_side import Beside, SideBySide, times
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
@@ -23,6 +23,7 @@ TABLE_ROWS = 1500
 _TOP = 8
 _DIRECTIONS = ("forward", "backward")
 _ENDS = ("output", "loss", "gradient")
+_COLOURS = ("--bfloat16", "--float16", "--float8_e4m3fn", "--float32", "--other")
 
 
 def comparison_page(comparison: Comparison) -> str:
@@ -45,7 +46,7 @@ def comparison_page(comparison: Comparison) -> str:
         comparison=comparison,
         ends=[(name, getattr(comparison, name), others(name)) for name in _ENDS],
         beside=beside,
-        curves=[(direction, figure) for direction in _DIRECTIONS if beside and (figure := side_by_side_figure(beside, direction))],
+        curves=[(direction, figure) for direction in _DIRECTIONS if beside and (figure := _side_by_side_figure(beside, direction))],
         times=times,
         low=low,
         half_ulp=HALF_ULP.get(low),
@@ -72,7 +73,7 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
     if accumulated:
         titles = [f"{_named(row)}: {row.accumulated:.2g} accumulated" for row in rows if row.accumulated]
         lines.append(charts.Line("accumulated", "--casts", accumulated, 2.0, titles))
-        lines.append(charts.Line("its median", "--casts", median(accumulated), 0.0))
+        lines.append(charts.Line("its median", "--casts", _median(accumulated), 0.0))
     for dtype in sorted({row.dtype for row in rows}):
         own = [(at, min(row.isolated, 1.0)) for at, row in enumerate(rows, 1) if row.isolated and row.dtype == dtype]
         if own:
@@ -84,6 +85,45 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
     own_error = min(_own(rows[worst]), 1.0)
     named = (worst + 1, own_error, _named(rows[worst])) if own_error > 2 * HALF_ULP.get(low, 0) else None
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
+
+
+def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
+    """The points with the median of their neighbours: by-products such as a norm's statistics err more than what goes on."""
+    return [(x, statistics.median(y for _, y in points[max(at - around, 0) : at + around + 1])) for at, (x, _) in enumerate(points)]
+
+
+def _side_by_side_figure(found: SideBySide, direction: str) -> str:
+    """The accumulated error under each policy, and in red how far the others' values are from the first's, in the order of the calls."""
+    rows = [row for row in found.beside if row.direction == direction]
+    lines = []
+    for at, (name, colour) in enumerate(_coloured(found)):
+        points, titles = _points(rows, [row.accumulated[at] for row in rows], f"under {name}")
+        if points:
+            lines += [charts.Line(f"_{name}", colour, points, 2.0, titles), charts.Line(f"under {name}", colour, _median(points), 0.0)]
+    for at, name in enumerate(found.policies[1:]):
+        points, titles = _points(rows, [row.apart[at] for row in rows], f"between {name} and {found.policy}")
+        if points:
+            lines.append(charts.Line(f"{name} from {found.policy}", "--casts", points, 3.0, titles))
+    return charts.error_by_depth(lines, None, "", None, f"beside-{direction}-") if lines else ""
+
+
+def _points(rows: Sequence[Beside], errors: Sequence[float | None], which: str) -> tuple[list[tuple[int, float]], list[str]]:
+    """The errors above zero by their places, and what each point says."""
+    # beyond 1 an error says that nothing is left of the value
+    points = [(at, min(error, 1.0)) for at, error in enumerate(errors, 1) if error]
+    return points, [f"{rows[at - 1].op} in {rows[at - 1].module or 'no module'}: {error:.2g} {which}" for at, error in points]
+
+
+def _coloured(found: SideBySide) -> list[tuple[str, str]]:
+    """The policies with a colour each: that of the lowest dtype of its results where it is free."""
+    left, coloured = list(_COLOURS), []
+    for each in found.comparisons:
+        dtypes = {row.dtype for row in each.rows}
+        low = next((name for name in ("float8_e4m3fn", "bfloat16", "float16", "float32") if name in dtypes), "other")
+        colour = f"--{low}" if f"--{low}" in left else left[0] if left else "--other"
+        left = [other for other in left if other != colour]
+        coloured.append((each.policy, colour))
+    return coloured
 
 
 def _named(row: Row) -> str:

@@ -19,10 +19,10 @@ from ..casting import each_tensor, map_tensors
 from ..context import disable_casts
 from ..torch_private import TorchDispatchMode, without_torch_dispatch, without_torch_function
 from . import collectives
+from .as_before import States, put_back, random_state
 from .aten import Facts, argument, facts, local, storage_address
 from .attribution import Attribution, Call
 from .distance import Distance, distance
-from .random_state import States, put_back, random_state
 from .values import Key, Values
 
 Tensor = torch.Tensor
@@ -108,7 +108,7 @@ class Shadows(TorchDispatchMode):
             for tensor in written:
                 self._before_write(tensor)
             is_written = {id(t) for t in written}
-            wide = [_wide_dtype(a) for a in flat]
+            wide = [WIDE.get(a, a) if type(a) is torch.dtype else a for a in flat]
             references = [self._stand_in(a, self._reference_of, is_written) for a in wide]
             exact = None
             if not known.is_view and self._is_low(flat):
@@ -328,10 +328,6 @@ def _again(func: Any, args: Any, kwargs: Any, state: States | None, values: list
             put_back(after)
     fits = len(outs) == len(made) and all(a.shape == b.shape for a, b in zip(outs, made, strict=True) if a.dtype is not torch.uint8)
     return outs if fits else None
-
-
-def _wide_dtype(value: Any) -> Any:
-    return WIDE.get(value, value) if type(value) is torch.dtype else value
 
 
 def _tensors(value: Any) -> list[Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..formatting import aligned, two_digits
@@ -156,7 +156,7 @@ def side_by_side(comparisons: Sequence[Comparison], others: Sequence[Values]) ->
     rows = _rows(comparisons, others)
     outputs = {row.module or "(no module)": tuple(values.largest([("module", row.module)]) for values in others) for row in rows}
     modules = _merged(rows, lambda row: row.module or "(no module)", "module")
-    modules = [_with_apart(row, outputs[row.module]) for row in modules]
+    modules = [replace(row, apart=outputs[row.module]) for row in modules]
     notes = [*first.notes]
     for comparison, values in zip(comparisons[1:], others, strict=True):
         notes += _differing_references(first.policy, comparison.policy, values)
@@ -223,10 +223,6 @@ def _merged(rows: Iterable[Beside], name: Callable[[Beside], str], kind: str) ->
         for each, of in groups.items()
     ]
     return sorted(found, key=lambda row: -max(row.squares))
-
-
-def _with_apart(row: Beside, apart: tuple[float | None, ...]) -> Beside:
-    return Beside(**{**{each.name: getattr(row, each.name) for each in fields(row)}, "apart": apart})
 
 
 def _differing_references(first: str, other: str, values: Values) -> list[str]:

@@ -15,15 +15,12 @@ import torch
 from ..benchmark.saved_bytes import SavedBytes
 from ..benchmark.snapshot import Snapshot, random_state_kept
 from ..casting import each_tensor
-from ..context import current_state
-from ..errors import HmpError
-from ..formatting import NOTHING, SCHEMA_VERSION, aligned, size
-from ..lists import DEFAULT, Policy, as_policy
+from ..formatting import NOTHING, aligned, size, versioned
+from ..lists import Policy
 from ..observing import Modules
 from ..report.record import record
 from ..saved import counting
-from ..session import applied_policy, casts
-from .calling import call
+from .calling import call, check_module, chosen_policy, region
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ class Summary:
     def to_dict(self) -> dict[str, Any]:
         """The summary as plain JSON values."""
         totals = {"parameters": self.parameters, "saved_bytes": self.saved_bytes}
-        return {"schema_version": SCHEMA_VERSION, "policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]}
+        return versioned({"policy": self.policy, **totals, "layers": [asdict(layer) for layer in self.layers]})
 
     def __str__(self) -> str:
         rows: list[tuple[str, ...]] = [("layer", "output", "parameters", "computes in", "saves")]
@@ -77,10 +74,10 @@ class Summary:
             parameters = f"{layer.parameters:,}" if layer.parameters else NOTHING
             called = f"{name} ({layer.kind})" if layer.path else layer.kind
             rows.append((called, shapes or NOTHING, parameters, ", ".join(layer.computes) or NOTHING, size(layer.saved_bytes)))
-        heading, *body = aligned(rows, {0, 1, 3})
+        table = aligned(rows, {0, 1, 3}, ruled=True)
         under = f"under policy {self.policy!r}" if self.policy else "without a batch: dtypes and what is saved are not known"
         total = f"{self.parameters:,} parameters; {size(self.saved_bytes, none='0 B')} saved for backward"
-        return "\n".join([f"hmp summary, {under}", "", heading, "-" * len(heading), *body, "", total])
+        return "\n".join([f"hmp summary, {under}", "", *table, "", total])
 
 
 def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Path | None = None) -> Summary:
@@ -90,23 +87,26 @@ def summary(model: torch.nn.Module, batch: Any = None, policy: Policy | str | Pa
     one. Without it nothing is called, and the table has parameters alone. Without a policy: what hmp.apply() gave the model, the one in
     force here, else "autocast". Model and random state are as before. Raises HmpError for what is no module.
     """
-    _check(model)
     if batch is None:
+        check_module(model, "summary()")
         return Summary(tuple(_layers(model)))
-
     return of_call(model, functools.partial(call, model, batch), policy)
 
 
 def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy | str | Path | None = None) -> Summary:
     """The summary of `model` with what `call`, which calls it, does in it."""
-    _check(model)
-    chosen = applied_policy(model) or (current_state().user_policy or as_policy(DEFAULT) if policy is None else as_policy(policy))
-    region = casts(chosen.unscoped) if applied_policy(model) is not None else casts(chosen, model=model)
+    check_module(model, "summary()")
+    chosen = chosen_policy(model, policy)
     first = next(model.parameters(), None)
     seen = _Seen(model)
     snapshot = Snapshot(model, None, (), None)
     try:
-        with random_state_kept(torch.device("cpu") if first is None else first.device), region, record() as report, seen.watch():
+        with (
+            random_state_kept(torch.device("cpu") if first is None else first.device),
+            region(model, chosen, model),
+            record() as report,
+            seen.watch(),
+        ):
             call()
     finally:
         snapshot.restore()
@@ -116,13 +116,6 @@ def of_call(model: torch.nn.Module, call: Callable[[], object], policy: Policy |
         if path is not None and row.compute:
             computes.setdefault(path, Counter())[row.compute] += row.calls
     return Summary(tuple(_layers(model, seen, computes)), chosen.name)
-
-
-def _check(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"summary() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise HmpError("summary() sees nothing inside a scripted module, which is compiled; give the module that it was made of")
 
 
 class _Seen:

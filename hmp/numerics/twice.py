@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -12,8 +12,8 @@ from ..casting import each_tensor
 from ..context import disable_casts
 from ..errors import HmpError
 from ..formatting import dtype_name
-from .calling import named_arguments
-from .random_state import put_back, random_state
+from .as_before import as_before, put_back
+from .calling import compiled_in, named_arguments
 from .tokens import LABELS, TokenDistance, distance_of_tokens, has_logits
 
 Tensor = torch.Tensor
@@ -38,7 +38,7 @@ class CallWithLogits:
         self._batch = batch
         modules = list(modules)
         # a hook inside of compiled code would be compiled too
-        compiled = [each for module in modules for each in _compiled_in(module)]
+        compiled = [each for module in modules if (inside := compiled_in(module)) is not None for each in inside.modules()]
         self._hooks = [module.register_forward_hook(self._ended, with_kwargs=True) for module in modules if module not in compiled]
 
     def _ended(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -82,43 +82,25 @@ def beside_float32(call: Call, region: contextlib.AbstractContextManager[Any]) -
                 f"`{name}` is {dtype_name(parameter.dtype)}, so nothing runs in float32 to compare with: keep weights in float32, which "
                 "casts leave as they are"
             )
-    with _as_before(module) as states:
-        with region:
-            output = module(*call.args, **call.kwargs)
-        put_back(states)
-        with disable_casts():
-            in_float32 = module(*call.args, **call.kwargs)
-            exact = dict(zip(map(id, _tensors(output)), _tensors(in_float32), strict=True))
-            return distance_of_tokens(output, call.given, None, lambda tensor: exact[id(tensor)])
+    training = [(each, each.training) for each in module.modules()]
+    try:
+        with as_before(module) as states, torch.no_grad():
+            module.eval()
+            with region:
+                output = module(*call.args, **call.kwargs)
+            put_back(states)
+            with disable_casts():
+                in_float32 = module(*call.args, **call.kwargs)
+                exact = dict(zip(map(id, _tensors(output)), _tensors(in_float32), strict=True))
+                return distance_of_tokens(output, call.given, None, lambda tensor: exact[id(tensor)])
+    finally:
+        for owner, mode in training:
+            owner.training = mode
 
 
 def _tensors(output: Any) -> list[Tensor]:
     """Those of an output, also of one of a class of its own with logits and a loss."""
     return [*each_tensor((output,)), *each_tensor((getattr(output, "logits", None), getattr(output, "loss", None)))]
-
-
-@contextlib.contextmanager
-def _as_before(module: torch.nn.Module) -> Iterator[Any]:
-    """A stretch in eval mode and without gradients, which leaves no trace in the module and in the random state."""
-    training = [(each, each.training) for each in module.modules()]
-    tables = [(each._buffers, dict(each._buffers)) for each in module.modules()]
-    buffers = [(buffer, buffer._version, buffer.clone()) for buffer in module.buffers()]
-    states = random_state([*module.parameters(), *module.buffers()])
-    try:
-        module.eval()
-        with torch.no_grad():
-            yield states
-    finally:
-        put_back(states)
-        for owner, mode in training:
-            owner.training = mode
-        for table, found in tables:
-            table.clear()
-            table.update(found)
-        with torch.no_grad():
-            for buffer, version, values in buffers:
-                if buffer._version != version:
-                    buffer.copy_(values)
 
 
 def _labels_beside(batch: Any, call: Any) -> dict[str, Any]:
@@ -128,9 +110,3 @@ def _labels_beside(batch: Any, call: Any) -> dict[str, Any]:
     taken = {id(tensor) for tensor in each_tensor((call,))}
     others = [t for t in each_tensor((batch,)) if id(t) not in taken and not t.is_floating_point()]
     return {LABELS[0]: others[-1]} if others else {}
-
-
-def _compiled_in(module: torch.nn.Module) -> list[torch.nn.Module]:
-    """The modules that are compiled where `module` is called."""
-    inside = module if module._compiled_call_impl is not None else getattr(module, "_orig_mod", None)
-    return [] if inside is None else list(inside.modules())

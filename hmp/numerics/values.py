@@ -53,7 +53,7 @@ class Values:
             return
         error, size, _ = error_and_size(sample, self._sample(reference, most), kept[len(found)])
         each = math.sqrt(as_real(tensor).numel() / sample.numel())
-        found.append((each * error if math.isfinite(error) else math.inf, each * size))
+        found.append((each * error, each * size))
 
     def largest(self, keys: Iterable[Key]) -> float | None:
         """The largest distance, relative to float32's values, of a tensor of these keys; None where the runs made other tensors."""

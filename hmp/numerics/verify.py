@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..casting import each_tensor
-from ..errors import HmpError
 from ..lists import Policy
 from ..report.report import Report
 from ..report.verified import verified
 from . import calling
-from .random_state import put_back, random_state
+from .as_before import as_before
 
 Loss = Callable[[Any], torch.Tensor]
 
@@ -40,10 +39,9 @@ def verify(
     the model returns; without it the output's `.loss` is taken, else the sum of its floating tensors. Under torch.no_grad() the forward
     alone is run. Gradients, buffers and the random state are as before when it returns. Compiled code runs uncompiled.
     """
-    if not isinstance(model, torch.nn.Module):
-        raise HmpError(f"verify() takes a torch.nn.Module and a batch; {type(model).__name__} is no module")
-    region: Any = nullcontext() if policy is None else calling.region(model, calling.asked_policy(model, policy), model)
-    with verified(allow) as report, _as_before(model):
+    calling.check_module(model, "verify()")
+    region: Any = nullcontext() if policy is None else calling.region(model, calling.chosen_policy(model, policy), model)
+    with verified(allow) as report, as_before(model, model.parameters()):
         with region:
             output = calling.call(model, batch)
             value = _loss_of(output, loss) if torch.is_grad_enabled() else None
@@ -60,23 +58,3 @@ def _loss_of(output: Any, loss: Loss | None) -> torch.Tensor | None:
         return found
     sums = [tensor.sum() for tensor in each_tensor((output,)) if tensor.requires_grad]
     return sum(sums[1:], sums[0]) if sums else None
-
-
-@contextmanager
-def _as_before(model: torch.nn.Module) -> Iterator[None]:
-    """A stretch after which gradients, buffers and the random state are as they were."""
-    gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    buffers = [(module, name, b, b.detach().clone()) for module in model.modules() for name, b in module.named_buffers(recurse=False)]
-    states = random_state(parameter for parameter, _ in gradients)
-    for parameter, _ in gradients:
-        parameter.grad = None
-    try:
-        yield
-    finally:
-        put_back(states)
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        with torch.no_grad():
-            for module, name, buffer, values in buffers:
-                module._buffers[name] = buffer  # forward may have put another one there
-                buffer.copy_(values)

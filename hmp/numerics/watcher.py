@@ -150,7 +150,7 @@ class Watcher(TorchDispatchMode):
         has_nan = any(_has_nan(t) for t in odd)
         rule = call.owner.rule
         quantises = rule is not None and rule.kind == "fp8"  # which makes NaN of Inf by that number, and nobody wrote it
-        if known.draws or (any(_is_odd_number(a) for a in leaves) and not quantises):
+        if known.draws or (any(isinstance(a, (float, complex)) and not cmath.isfinite(a) for a in leaves) and not quantises):
             self._mark_all(odd, Origin("written"))
         elif not bad:
             self._made(call, known, inputs, odd, has_nan)
@@ -343,10 +343,6 @@ def _is_finite(tensor: Tensor) -> bool:
 
 def _has_nan(tensor: Tensor) -> bool:
     return bool(torch.isnan(widened(tensor)).any())
-
-
-def _is_odd_number(value: Any) -> bool:
-    return isinstance(value, (float, complex)) and not cmath.isfinite(value)
 
 
 def _at_pole(known: Facts, inputs: list[Tensor]) -> bool:

@@ -35,14 +35,9 @@ class Kernels(TorchDispatchMode):
             if isinstance(result, Tensor) and castable(result) and result.dtype is not first.dtype:
                 self.casts += 1
                 self.cast_bytes += nbytes_of(first)
-        elif name not in _MOVES and not _is_view(func):
+        elif name not in _MOVES and not func.is_view:
             self.dtypes[first.dtype] = None
         return result
-
-
-def _is_view(func: Any) -> bool:
-    aliases = [argument.alias_info for argument in func._schema.arguments if argument.alias_info is not None]
-    return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
 def nbytes_of(tensor: Tensor) -> int:

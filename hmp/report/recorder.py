@@ -19,7 +19,7 @@ from ..diagnostics import fallbacks_of, overriding
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..ops import name_of, sites
-from ..session import Op, OpRule
+from ..session import Observer, Op, OpRule
 from ..torch_private import (
     function_mode_at,
     function_mode_stack,
@@ -65,7 +65,7 @@ class _Call:
         self.compute = ""
 
 
-class Recorder:
+class Recorder(Observer):
     """Counts every call in every thread, until it is told no more. Unlisted ops are seen in the thread that records."""
 
     def __init__(self, synchronize: bool = False) -> None:

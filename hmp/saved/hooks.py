@@ -187,7 +187,7 @@ _counters: list[Callable[[Tensor], Tensor]] = []
 def counting(keep: Callable[[Tensor], Tensor], watcher: watching.Watcher) -> Iterator[None]:
     """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
     other hooks around an op would prevent."""
-    push_saved_tensors_hooks(keep, _as_it_is)
+    push_saved_tensors_hooks(keep, lambda tensor: tensor)
     _counters.append(keep)
     watching.watchers.append(watcher)
     try:
@@ -197,7 +197,3 @@ def counting(keep: Callable[[Tensor], Tensor], watcher: watching.Watcher) -> Ite
         _counters.remove(keep)
         _pack_unheld()
         watching.watchers.remove(watcher)
-
-
-def _as_it_is(tensor: Tensor) -> Tensor:
-    return tensor

@@ -1,13 +1,14 @@
 """Puts policies in force: convert() for the process, casts() for a region, apply() for a module's calls."""
 
 from ..torch_hooks import applied_policy
-from ..wrapping import Op, OpRule, op_wrap
+from ..wrapping import Observer, Op, OpRule, op_wrap
 from .applied_models import apply, remove
 from .compiled_policies import any_compiled
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert
 
 __all__ = [
     "Handle",
+    "Observer",
     "Op",
     "OpRule",
     "any_applied",

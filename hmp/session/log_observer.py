@@ -14,7 +14,7 @@ from ..casting import Caster, Tensor, each_tensor
 from ..formatting import dtype_name
 from ..lists import ListName, Policy
 from ..observing import caller, log, speaks
-from ..wrapping import OpRule
+from ..wrapping import Observer, OpRule
 
 
 def announce(policy: Policy) -> None:
@@ -33,7 +33,7 @@ def announce(policy: Policy) -> None:
         log.info("  %s: %s", cast, ", ".join(policy.entries(cast)))
 
 
-class LogObserver:
+class LogObserver(Observer):
     """Logs each distinct decision once: op, place of the call, input dtypes, what was cast to what."""
 
     def __init__(self) -> None:
@@ -51,10 +51,6 @@ class LogObserver:
             return caster(tensor, dtype)
 
         return noting
-
-    def calling(self, op: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
-        """`op` itself: the casts say enough about its inputs."""
-        return op
 
     def around(self, wrapper: Callable[..., Any], rule: OpRule) -> Callable[..., Any]:
         """A function that calls `wrapper`, and logs its decision where it is a new one."""

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import torch
 
+from ..numerics.calling import compiled_in
 from ..torch_private import dynamo
 
 _MANY = 1_000_000
@@ -19,7 +20,7 @@ def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
     Beyond torch's limit it would run uncompiled, in the search and for good: the time of a step would be that of another program.
     """
     imported = dynamo()
-    if imported is None or not any(map(_is_compiled, model.modules())):
+    if imported is None or all(compiled_in(module) is None for module in model.modules()):
         yield
         return
     names = ("recompile_limit", "accumulated_recompile_limit", "cache_size_limit", "accumulated_cache_size_limit")
@@ -30,7 +31,3 @@ def compiled_anew(model: torch.nn.Module) -> Iterator[None]:
             yield
     finally:
         imported.reset()
-
-
-def _is_compiled(module: torch.nn.Module) -> bool:
-    return isinstance(vars(module).get("_modules", {}).get("_orig_mod"), torch.nn.Module) or module._compiled_call_impl is not None

@@ -6,11 +6,12 @@ import json
 from pathlib import Path
 
 from ..errors import HmpError
+from ..formatting import of_json
 from ..lists import Policy
 from .files import JSON_FILE
 from .identity import differences
 from .result import TuneResult, result_of
-from .trial import Flow, Trial, Unit, trial_of, unit_of
+from .trial import Flow, Trial, Unit, trial_of
 
 
 class Journal:
@@ -37,8 +38,8 @@ class Journal:
                     f"{file}: is of a search with another {another}; name another folder, or give resume=False (--no-resume) to start anew"
                 )
             self.trials = {_id(trial.name, trial.policy): trial for trial in map(trial_of, values["trials"])}
-            self.units = tuple(map(unit_of, values["units"]))
-            self.flows = tuple(Flow(**each) for each in values["flows"])
+            self.units = tuple(of_json(Unit, each) for each in values["units"])
+            self.flows = tuple(of_json(Flow, each) for each in values["flows"])
             if values["stopped"] == "solved":
                 self.result = result_of(values)
         except (json.JSONDecodeError, KeyError, TypeError, AttributeError, UnicodeDecodeError) as error:

@@ -181,25 +181,16 @@ def _split(result: TuneResult, cast: str) -> tuple[list[tuple[str, str]], list[s
 
 
 def _unit(unit: Unit, listed: str, result: TuneResult) -> dict[str, Any]:
-    finite = runs_low(unit)
     return {
-        "op": unit.op,
+        **vars(unit),
         "module": "(outside every module)" if unit.module == "" else unit.module or "",
         "listed": listed,
-        "calls": unit.calls,
-        "float32": unit.seconds_float32,
-        "low": unit.seconds_low,
-        "casts": unit.cast_seconds,
         "gain": gain(unit, "time"),
         "gain_text": amount(gain(unit, "time"), "time").replace("us", "µs"),
         "saved": gain(unit, "memory"),
         "saved_text": amount(gain(unit, "memory"), "memory"),
-        "error": unit.error,
-        "change": unit.sensitivity,
         "change_text": percent(unit.sensitivity),
-        "finite": finite,
-        "error_fp8": unit.error_fp8,
-        "change_fp8": unit.sensitivity_fp8,
+        "finite": runs_low(unit),
         "change_fp8_text": percent(unit.sensitivity_fp8) if unit.work_fp8 else NOTHING,
         "why": _typeset(why(listed, [unit], result)),
     }
@@ -210,25 +201,18 @@ def _typeset(text: str) -> str:
 
 
 def _trial(trial: Trial, result: TuneResult) -> dict[str, Any]:
-    cost = _cost(trial, result)
     return {
-        "name": trial.name,
+        **vars(trial),
         "low": None if trial.low is None else len(trial.low),
-        "low_names": ", ".join(trial.low or ()),
         "fp8": len(trial.fp8),
         "loss": trial.loss if math.isfinite(trial.loss) else None,
         "change": percent(trial.loss_change),
         "change_value": trial.loss_change if math.isfinite(trial.loss_change) else 1e300,
-        "metric": trial.metric,
-        "metric_change": percent(trial.metric_change),
-        "metric_change_value": 1e300 if trial.metric_change is None else trial.metric_change,
-        "cosine": trial.gradient_cosine,
+        "worse": percent(trial.metric_change),
+        "worse_value": 1e300 if trial.metric_change is None else trial.metric_change,
         "seconds": trial.seconds if math.isfinite(trial.seconds) else None,
-        "ratio": trial.ratio,
-        "cost": cost,
-        "bytes": trial.saved_bytes,
-        "said": trial.verdict,
-        "fits": trial.fits,
+        "cost": _cost(trial, result),
+        "verdict": trial.verdict,
         "chosen": trial.name == result.best.name,
     }
 

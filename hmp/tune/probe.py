@@ -17,7 +17,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..benchmark.saved_bytes import SavedBytes
+from ..benchmark.memory import saved_by
 from ..benchmark.snapshot import random_state_kept
 from ..benchmark.timing import least_seconds
 from ..casting import Caster, Tensor, each_castable, each_tensor, map_tensors
@@ -25,7 +25,7 @@ from ..context import disable_casts
 from ..fp8 import PRODUCTS, RECIPES, why_not
 from ..lists import plain_path
 from ..observing import Modules
-from ..session import Op, OpRule, observed_by, op_wrap
+from ..session import Observer, Op, OpRule, observed_by, op_wrap
 from ..torch_private import functorch_level
 from ..uncompiled import running_uncompiled
 from .decisions import Decisions, Key
@@ -55,7 +55,7 @@ def probe(task: Task, decisions: Decisions) -> Measurements:
     return probing.measurements
 
 
-class _Casts:
+class _Casts(Observer):
     """Notes which tensors are cast."""
 
     def __init__(self) -> None:
@@ -72,12 +72,6 @@ class _Casts:
 
         return noting
 
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        return op
-
-    def around(self, wrapper: Op, rule: OpRule) -> Op:
-        return wrapper
-
 
 @dataclass
 class _Op:
@@ -93,7 +87,7 @@ class _Op:
     fp8: Op | None
 
 
-class Probe:
+class Probe(Observer):
     """The observer. Calls of other threads than its own, and of ops inside ops, go on unwatched."""
 
     def __init__(self, task: Task, decisions: Decisions) -> None:
@@ -109,10 +103,6 @@ class Probe:
         self._producers: dict[Any, Key] = {}
         self._timed: dict[Any, tuple[float, float, int]] = {}
         self._cast_seconds: dict[int, float] = {}
-
-    def casting(self, caster: Caster) -> Caster:
-        """`caster` itself."""
-        return caster
 
     def calling(self, op: Op, rule: OpRule) -> Op:
         """`op` itself; `around` is told of its wrapper next."""
@@ -318,9 +308,7 @@ def _saved(function: Op, call: Call, low: torch.dtype | None = None, cast: froze
         return copy.to(low) if low is not None and position in cast else copy.clone()
 
     args, kwargs = map_tensors(call, fresh)
-    with SavedBytes().watch() as saved:
-        function(*args, **kwargs)
-    return saved.bytes
+    return saved_by(partial(function, *args, **kwargs))
 
 
 def _work(function: Op, call: Call) -> int:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..benchmark.runner import misfit
 from ..errors import HmpError, is_interrupt
 
 _MADE, _LOSS = "model() -> a torch.nn.Module, batches() -> an iterable", "loss(model, batch) -> a scalar tensor"
@@ -215,14 +216,9 @@ def _check(path: str | Path, name: str, piece: Any) -> None:
         raise RecipeError(
             f"{path}: {name} is an object of type {type(piece).__name__}, not a function; write def {name}({arguments}): return ..."
         )
-    try:
+    if misfit(piece, _PIECES[name]):
         signature = inspect.signature(piece)
-    except (TypeError, ValueError):
-        return  # written in C: nobody can tell
-    try:
-        signature.bind(*[None] * _PIECES[name])
-    except TypeError:
-        raise RecipeError(f"{path}: {name}{signature} is called as {name}({arguments}); write def {name}({arguments}): ...") from None
+        raise RecipeError(f"{path}: {name}{signature} is called as {name}({arguments}); write def {name}({arguments}): ...")
 
 
 def _listed(names: list[str]) -> str:

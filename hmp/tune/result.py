@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..formatting import SCHEMA_VERSION, json_values, written
+from ..formatting import json_values, json_written, of_json, versioned, written
 from ..lists import Policy
 from ..printers import printer
 from .tolerance import Tolerance
-from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, numbers, trial_of, trial_values, unit_of
+from .trial import Flow, Objective, Packed, Stopped, Trial, Unit, trial_of, trial_values
 
 _NESTED = ("policy", "best", "trials", "units", "flows", "packed")
 
@@ -70,8 +69,7 @@ class TuneResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values; numbers that are not finite are the strings "nan", "inf" and "-inf"."""
-        values: dict[str, Any] = {"schema_version": SCHEMA_VERSION}
-        values |= {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
+        values: dict[str, Any] = {name: getattr(self, name) for name in self.__dataclass_fields__ if name not in _NESTED}
         values["policy"] = self.policy.to_dict()
         values["best"] = self.best.name
         values["tolerance"] = asdict(self.tolerance)
@@ -79,12 +77,12 @@ class TuneResult:
         values["flows"] = [asdict(flow) for flow in self.flows]
         values["packed"] = [asdict(unit) for unit in self.packed]
         values["trials"] = [trial_values(trial) for trial in self.trials]
-        plain: dict[str, Any] = json_values(values)
+        plain: dict[str, Any] = json_values(versioned(values))
         return plain
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        return written(path, lambda: json.dumps(self.to_dict(), indent=1, allow_nan=False) + "\n")
+        return json_written(path, self.to_dict)
 
     def to_html(self, path: str | Path) -> Path:
         """Writes a page with the accuracy-speed curve of all trials into the file `path`, which is returned. Needs the extra `report`."""
@@ -99,15 +97,13 @@ class TuneResult:
 def result_of(values: Mapping[str, Any]) -> TuneResult:
     """The result that `to_dict()` described."""
     trials = tuple(map(trial_of, values["trials"]))
-    fields = {
-        **{name: value for name, value in values.items() if name not in (*_NESTED, "schema_version")},
-        "policy": Policy.from_dict(values["policy"]),
-        "best": next(trial for trial in trials if trial.name == values["best"]),
-        "trials": trials,
-        "units": tuple(map(unit_of, values["units"])),
-        "flows": tuple(Flow(**each) for each in values["flows"]),
-        "packed": tuple(Packed(**each) for each in values.get("packed", ())),
-        "tolerance": Tolerance(**values["tolerance"]),
-        "notes": tuple(values["notes"]),
-    }
-    return TuneResult(**{**fields, **numbers(fields, ("predicted", "left"))})
+    return replace(
+        of_json(TuneResult, {"packed": (), **values}),
+        policy=Policy.from_dict(values["policy"]),
+        best=next(trial for trial in trials if trial.name == values["best"]),
+        trials=trials,
+        units=tuple(of_json(Unit, each) for each in values["units"]),
+        flows=tuple(of_json(Flow, each) for each in values["flows"]),
+        packed=tuple(of_json(Packed, each) for each in values.get("packed", ())),
+        tolerance=Tolerance(**values["tolerance"]),
+    )

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ..casting import Caster
 from ..lists import ListEntry, Policy, as_policy, plain_path
 from ..observing import Modules
 from ..report.kept_packed import KeptRows
-from ..session import Op, OpRule, observed_by
+from ..session import Observer, Op, OpRule, observed_by
 from ..uncompiled import running_uncompiled
 from .bisection import bisect
 from .decisions import Decisions, Key, scope_of
@@ -23,22 +22,13 @@ PRESET = "saved8"  # which has the recipe, the one of the eight-bit ones with th
 _NOTHING = "nothing packed for backward: no op keeps tensors that are large enough"
 _LITTLE = "nothing packed for backward: it would save too little"
 
-# The trial, under its name, of a policy that packs these units and has all else from another trial.
-Evaluate = Callable[[str, Policy, frozenset[Key], Trial], Trial]
 
-
-class _Calls:
+class _Calls(Observer):
     """An observer that notes which ops that can be packed are called, and in which modules."""
 
     def __init__(self, module: Callable[[], str]) -> None:
         self.seen: dict[tuple[str, str], None] = {}
         self._module = module
-
-    def casting(self, caster: Caster) -> Caster:
-        return caster
-
-    def calling(self, op: Op, rule: OpRule) -> Op:
-        return op
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         if not rule.saved:
@@ -51,56 +41,48 @@ class _Calls:
         return noted
 
 
-class SavedLevel:
-    """Packs what units keep, those first that packing changes least. What was found goes to the trials, and why not to `notes`."""
+def measured(task: Task, decisions: Decisions, best: Policy) -> tuple[Packed, ...]:
+    """What each unit keeps in one step under the policy with all that can be packed on its saved list, the least error first."""
+    modules, paths = Modules(), {id(module): plain_path(name) for name, module in task.model.named_modules()}
 
-    def __init__(self, task: Task, decisions: Decisions, trials: Trials, evaluate: Evaluate, notes: list[str]) -> None:
-        self._task = task
-        self._decisions = decisions
-        self._trials = trials
-        self._evaluate = evaluate
-        self._notes = notes
+    def module() -> str:
+        return paths.get(id(modules.innermost), "") if decisions.per_module else ""
 
-    def measure(self, best: Policy) -> tuple[Packed, ...]:
-        """What each unit keeps in one step under the policy with all that can be packed on its saved list, the least error first."""
-        modules, paths = Modules(), {id(module): plain_path(name) for name, module in self._task.model.named_modules()}
+    kept, calls = KeptRows(module), _Calls(module)
+    policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
+    task.from_the_start()
+    with running_uncompiled(), task.under(policy), observed_by(calls), modules.watch(), kept.watch():
+        loss = task.loss(task.batches[0])
+        if loss.requires_grad:
+            loss.backward()
+    rows = {(row.op, row.module): row for row in kept.rows()}
+    found = []
+    for op, path in calls.seen:
+        key, row = Key(op, path if decisions.per_module else None), rows.get((op, path))
+        found.append(Packed(*key) if row is None else Packed(*key, row.nbytes, row.left, row.error))
+    return tuple(sorted(found, key=lambda unit: (unit.error, unit.name)))
 
-        def module() -> str:
-            return paths.get(id(modules.innermost), "") if self._decisions.per_module else ""
 
-        kept, calls = KeptRows(module), _Calls(module)
-        policy = best.replace(saved=frozenset({"*"}), saved_recipe=as_policy(PRESET).saved_recipe)
-        self._task.from_the_start()
-        with running_uncompiled(), self._task.under(policy), observed_by(calls), modules.watch(), kept.watch():
-            loss = self._task.loss(self._task.batches[0])
-            if loss.requires_grad:
-                loss.backward()
-        rows = {(row.op, row.module): row for row in kept.rows()}
-        found = []
-        for op, path in calls.seen:
-            key, row = Key(op, path if self._decisions.per_module else None), rows.get((op, path))
-            found.append(Packed(*key) if row is None else Packed(*key, row.nbytes, row.left, row.error))
-        return tuple(sorted(found, key=lambda unit: (unit.error, unit.name)))
+def packed(trials: Trials, notes: list[str], units: Sequence[Packed], best: Trial) -> None:
+    """Makes the trials, each `best` with what units keep packed, those first that packing changes least. What was found goes to the trials,
+    and why not to `notes`. Over where the budget is spent."""
+    gained = sum(unit.nbytes - unit.left for unit in units)
+    if gained < trials.least_gain:
+        notes.append(_LITTLE if gained else _NOTHING)
+        return
+    order = [Key(unit.op, unit.module) for unit in units]
 
-    def go(self, units: Sequence[Packed], best: Trial) -> None:
-        """Makes the trials, each `best` with units packed. Over where the budget is spent."""
-        gained = sum(unit.nbytes - unit.left for unit in units)
-        if gained < self._trials.least_gain:
-            self._notes.append(_LITTLE if gained else _NOTHING)
-            return
-        order = [Key(unit.op, unit.module) for unit in units]
+    def fits(chosen: frozenset[Key], last: Key | None = None) -> bool:
+        listed = _listed(chosen, order)
+        name = f"{len(listed)} of {len(order)} packed" + (f", {last}" if last is not None else "")
+        return trials.packing(name, _policy(best.policy, listed, order), listed, best).fits
 
-        def fits(packed: frozenset[Key], last: Key | None = None) -> bool:
-            listed = _listed(packed, order)
-            name = f"{len(listed)} of {len(order)} packed" + (f", {last}" if last is not None else "")
-            return self._evaluate(name, _policy(best.policy, listed, order), listed, best).fits
+    def bar(key: Key) -> None:
+        notes.append(f"{key}: with what it keeps packed the tolerance is left, found by bisection")
 
-        packed = bisect(frozenset(), order, fits, self._bar)
-        for key in sorted(packed - _listed(packed, order)):
-            self._notes.append(f"{key}: not packed, as a line for it would hold for units of `{key.op}` that are left out, too")
-
-    def _bar(self, key: Key) -> None:
-        self._notes.append(f"{key}: with what it keeps packed the tolerance is left, found by bisection")
+    chosen = bisect(frozenset(), order, fits, bar)
+    for key in sorted(chosen - _listed(chosen, order)):
+        notes.append(f"{key}: not packed, as a line for it would hold for units of `{key.op}` that are left out, too")
 
 
 def _listed(packed: frozenset[Key], order: Sequence[Key]) -> frozenset[Key]:

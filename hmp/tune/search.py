@@ -21,10 +21,10 @@ from .measured import Measured
 from .probe import probe
 from .progress import Progress
 from .result import TuneResult
-from .saved_level import SavedLevel
+from .saved_level import measured, packed
 from .solver import Model, solve
 from .task import Task
-from .third_level import ThirdLevel
+from .third_level import in_fp8
 from .trial import Flow, Objective, Packed, Stopped, Trial, Unit
 from .trials import NOISE, Trials
 
@@ -64,18 +64,18 @@ class Search:
     def go(self) -> None:
         """Makes the trials. Over where the budget is spent."""
         self._progress.stage("float32 and the policies that there are")
+        self._trials.tell = self._tell
         self._trials.begin()
-        self._tell()
         self._progress.stage("measuring each op in both precisions")
         self._measure()
         self._try(frozenset(), "nothing low")
         start = self._decisions.start
-        self._evaluated(start.name, start)
+        self._trials.of(start.name, start)
         if self._decisions.all:  # these say what is done with ops that are not decided, too
             devices = as_policy("autocast").replace(dtype=start.dtype)
-            self._evaluated(devices.name, devices)
+            self._trials.of(devices.name, devices)
             if self._trials.objective == "time":  # where nothing is cast no op need be looked at
-                self._evaluated("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
+                self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())
         self._progress.stage("solving and verifying")
         self._fastest = solve(self._model)
         self._expected += 2 * len(self._fastest).bit_length() + min(len(self._units), MOST_FLIPS)
@@ -85,46 +85,18 @@ class Search:
         self._trials.run_off()
         if self._decisions.in_fp8:
             self._progress.stage("moving products to FP8")
-            third = ThirdLevel(self._task, self._decisions, self._trials, self._in_fp8, self._notes)
-            third.go(self._units, *self._choice())
+            in_fp8(self._task, self._decisions, self._trials, self._notes, self._units, *self._choice())
         best = self._trials.best
         if self._decisions.packs and best is not None:
             self._progress.stage("packing what is kept for backward")
-            last = SavedLevel(self._task, self._decisions, self._trials, self._with_packed, self._notes)
-            self._packed = last.measure(best.policy)
-            last.go(self._packed, best)
+            self._packed = measured(self._task, self._decisions, best.policy)
+            packed(self._trials, self._notes, self._packed, best)
 
     def _try(self, low: frozenset[Key], name: str, left: frozenset[str] = frozenset()) -> Trial:
         """The trial of these units in the low dtype and, but for the ops that are left, of the others in float32."""
-        trial = self._evaluated(name, self._decisions.policy(low, name, left), low, left)
+        trial = self._trials.of(name, self._decisions.policy(low, name, left), low, left)
         if not trial.fits and low and not left:
             self._failed.append(low)
-        return trial
-
-    def _in_fp8(self, name: str, fp8: frozenset[Key], low: frozenset[Key], left: frozenset[str]) -> Trial:
-        """The trial of these units in FP8, and of the others as in `_try`."""
-        return self._evaluated(name, self._decisions.policy(low, name, left, fp8), low, left, fp8)
-
-    def _with_packed(self, name: str, policy: Policy, packed: frozenset[Key], like: Trial) -> Trial:
-        """The trial that packs these units and has all else from `like`."""
-        before = len(self._trials.made)
-        trial = self._trials.packing(name, policy, packed, like)
-        if len(self._trials.made) > before:
-            self._tell()
-        return trial
-
-    def _evaluated(
-        self,
-        name: str,
-        policy: Policy,
-        low: frozenset[Key] | None = None,
-        left: frozenset[str] = frozenset(),
-        fp8: frozenset[Key] = frozenset(),
-    ) -> Trial:
-        before = len(self._trials.made)
-        trial = self._trials.of(name, policy, low, left, fp8)
-        if len(self._trials.made) > before:
-            self._tell()
         return trial
 
     def _tell(self) -> None:

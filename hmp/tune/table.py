@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ..formatting import NOTHING, aligned, count, duration, size
 from .files import units_by_line
 from .reasons import ENDS, amount, gain, percent
@@ -54,7 +52,7 @@ def _trials(result: TuneResult) -> list[str]:
     if any(trial.saved for trial in result.trials):
         packed = ["packed", *(str(len(trial.saved)) if trial.saved else NOTHING for trial in result.trials)]
         rows = [(*row[:-2], cell, *row[-2:]) for row, cell in zip(rows, packed, strict=True)]
-    return _ruled(rows, {0, len(rows[0]) - 1})
+    return aligned(rows, {0, len(rows[0]) - 1}, ruled=True)
 
 
 def _trial(trial: Trial, result: TuneResult) -> tuple[str, ...]:
@@ -106,9 +104,3 @@ def _against_float32(result: TuneResult) -> str:
     if ratio is None:
         return f"{what} not measured"
     return f"{ratio:.2f} of float32's {what}" + ("" if ratio < 1 else ", which is no gain here")
-
-
-def _ruled(rows: Sequence[Sequence[str]], to_the_left: set[int]) -> list[str]:
-    """The rows with a line below the heading, as long as that: sentences in the last column may be longer than its name."""
-    heading, *body = aligned(rows, to_the_left)
-    return [heading, "-" * len(heading), *body]

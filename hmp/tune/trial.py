@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from ..formatting import of_json
 from ..lists import Policy
 from .decisions import Key
 
@@ -14,8 +15,6 @@ Objective = Literal["time", "memory"]
 Stopped = Literal["solved", "budget", "interrupted"]
 # Of float32's bytes or time: what an op gains less than this is not worth what it does to the loss.
 LEAST_GAIN = 0.005
-_MAY_BE_INFINITE = ("error", "sensitivity", "seconds_float32", "seconds_low", "cast_seconds", "error_fp8", "sensitivity_fp8")
-_NAMES = ("low", "left", "fp8", "saved")  # of a trial's fields those that hold names of units
 
 
 @dataclass(frozen=True)
@@ -126,23 +125,9 @@ def least_gain(reference: Trial, objective: Objective) -> float:
 
 def trial_values(trial: Trial) -> dict[str, Any]:
     """The trial as plain values."""
-    values = {name: getattr(trial, name) for name in trial.__dataclass_fields__}
-    units = {name: None if values[name] is None else list(values[name]) for name in _NAMES}
-    return {**values, **units, "policy": trial.policy.to_dict()}
+    return {**vars(trial), "policy": trial.policy.to_dict()}
 
 
 def trial_of(values: Mapping[str, Any]) -> Trial:
     """The trial that `trial_values()` described."""
-    given = numbers(values, ("loss", "loss_change", "metric", "metric_change", "gradient_cosine", "seconds", "ratio"))
-    units = {name: None if values[name] is None else tuple(values[name]) for name in _NAMES if name in values}
-    return Trial(**{**values, **given, **units, "policy": Policy.from_dict(values["policy"])})
-
-
-def unit_of(values: Mapping[str, Any]) -> Unit:
-    """The unit that `to_dict()` described."""
-    return Unit(**{**values, **numbers(values, _MAY_BE_INFINITE)})
-
-
-def numbers(values: Mapping[str, Any], names: Iterable[str]) -> dict[str, float]:
-    """Those of the values that were numbers which JSON has no form for."""
-    return {name: float(values[name]) for name in names if isinstance(values[name], str)}
+    return replace(of_json(Trial, values), policy=Policy.from_dict(values["policy"]))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -29,9 +29,11 @@ _IN_RUN_OFF = 4
 
 
 class Trials:
-    """All that were made, by name, float32 first, and the best of those that fit: `best` is None until there is one."""
+    """All that were made, by name, float32 first, and the best of those that fit: `best` is None until there is one. `tell` is called when
+    one was made, or taken from an earlier search."""
 
     def __init__(self, task: Task, tolerance: Tolerance, objective: Objective, budget: Budget, journal: Journal) -> None:
+        self.tell: Callable[[], None] = lambda: None
         self.tolerance = tolerance
         self.objective = objective
         self.budget = budget
@@ -169,6 +171,7 @@ class Trials:
         self.made[trial.name] = trial
         if trial.led:
             self.best = trial
+        self.tell()
         return trial
 
     def _ratios(self, trials: Sequence[Trial], rounds: int = _ROUNDS) -> list[list[float]]:

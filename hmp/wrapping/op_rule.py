@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -105,20 +105,24 @@ def _is_written_to(function: Op, order: tuple[str, ...], parameter: str) -> bool
     return found is not None and found.default is None
 
 
-class Observer(Protocol):
-    """Is told of casts and calls: each method returns a function that does what the one it is given does, and reports it."""
+class Observer:
+    """Is told of casts and calls: each method returns a function that does what the one it is given does, and reports it; here it is that
+    one itself, for what an observer has no eye for."""
 
     def casting(self, caster: Caster) -> Caster:
         """`caster`, which a wrapper calls for each cast."""
+        return caster
 
     def calling(self, op: Op, rule: OpRule) -> Op:
         """torch's own `op`, which a wrapper may call twice or not at all."""
+        return op
 
     def around(self, wrapper: Op, rule: OpRule) -> Op:
         """The wrapper itself."""
+        return wrapper
 
 
-class Observers:
+class Observers(Observer):
     """Several observers as one; the function of the first is the innermost."""
 
     def __init__(self, observers: Iterable[Observer]) -> None:

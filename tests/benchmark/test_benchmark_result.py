@@ -17,8 +17,7 @@ from torch import nn
 import hmp
 from benchmark_kit import LINEAR, ONCE, nothing
 from hmp.benchmark import memory, saved_bytes, timing
-from hmp.benchmark.result import Benchmark
-from hmp.benchmark.row import Row
+from hmp.benchmark.result import Benchmark, Row
 
 # -- time, by a clock that only steps move
 
@@ -138,9 +137,9 @@ def test_an_accelerators_memory_is_its_allocators_peak_without_the_copies(monkey
     )
     monkeypatch.setattr(torch, "fake", fake, raising=False)
     device: Any = SimpleNamespace(type="fake")
-    meter = memory.meter(device, [], copies=300)
-    assert meter.kind == "peak memory"
-    assert meter.measure(lambda: calls.append("step")) == 700
+    kind, measure = memory.meter(device, [], copies=300)
+    assert kind == "peak memory"
+    assert measure(lambda: calls.append("step")) == 700
     assert calls == [("reset", device), "step"]
     assert memory.allocated(device) == 600
     assert memory.allocated(torch.device("cpu")) == 0

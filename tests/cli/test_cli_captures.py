@@ -65,8 +65,8 @@ def test_a_script_without_a_model_is_told_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--capture", "none/a.capture"], "--capture none/a.capture: there is no such folder; make it first"),
-        (["--capture", "."], "--capture . is a folder; give a file"),
+        (["--capture", "none/a"], "--capture: none/a: there is no folder none to write the capture into; make the folder first"),
+        (["--capture", "."], "--capture: . is a folder; give the file that the capture is to be written into"),
         (["--capture", "a", "--capture-calls", "0"], "--capture-calls 0: give a number from 1 on"),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_ru
 ) -> None:
     (script := tmp_path / "fails.py").write_text("1 / 0\n")
     assert main(["run", "--capture", "/proc/a.capture", str(script)]) == 2
-    assert capsys.readouterr().err.startswith("hmp run: /proc/a.capture: no file can be written into the folder /proc: ")
+    assert capsys.readouterr().err.startswith("hmp run: --capture: /proc/a.capture: no file can be written into the folder /proc: ")
 
 
 def test_without_the_extra_the_command_that_adds_it_is_named(
@@ -96,7 +96,7 @@ def test_without_the_extra_the_command_that_adds_it_is_named(
     find_spec = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else find_spec(name))
     assert main(["run", "--capture", "a", "fails.py"]) == 2
-    assert capsys.readouterr().err == f"hmp run: --capture needs safetensors, not installed here: {to_install('capture')}\n"
+    assert capsys.readouterr().err == f"hmp run: --capture: a capture needs safetensors, not installed here: {to_install('capture')}\n"
 
 
 @pytest.fixture

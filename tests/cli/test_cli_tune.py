@@ -138,7 +138,7 @@ def lists_of_ones_own() -> None:
     ("prepare", "arguments", "message"),
     [
         (None, ["no.py"], "no.py: no such file; give a Python file: "),
-        (None, ["recipe.py", "--html", "no/page.html"], "no/page.html: there is no such folder; make it first\n"),
+        (None, ["recipe.py", "--html", "no/page.html"], "--html no/page.html: there is no such folder; make it first\n"),
         (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file; name a folder for the lists with --out\n"),
         (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write; name another folder with --out\n"),
         (

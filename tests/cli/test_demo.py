@@ -22,12 +22,11 @@ from hmp.cli import main
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from hmp.cli.demo import check, products
+from hmp.cli.demo import check, show
 from hmp.cli.demo.models import MODELS, DemoModel
-from hmp.cli.demo.precisions import AUTOCAST, FLOAT32, HMP
 from hmp.cli.demo.show import print_ops, print_results
 from hmp.cli.demo.step_report import StepObserver, StepReport
-from hmp.cli.demo.training import Outcome
+from hmp.cli.demo.training import AUTOCAST, FLOAT32, HMP, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 BF16, FP32 = torch.bfloat16, torch.float32
@@ -120,7 +119,7 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
         for precision in (FLOAT32.name, AUTOCAST.name, HMP.name)
     ]
     page = io.StringIO()
-    print_results(Console(file=page, width=width), outcomes, products.slower(12.34))
+    print_results(Console(file=page, width=width), outcomes, show.slower(12.34))
     print_ops(Console(file=page, width=width), outcomes)
     lines = page.getvalue().splitlines()
     assert max(map(len, lines)) <= width
@@ -133,7 +132,7 @@ def test_results_fit_into_the_terminal_and_nothing_of_them_is_lost(width: int) -
 
 @pytest.mark.parametrize(("ratio", "said"), [(0.3, False), (0.9, False), (1.0, True), (8.94, True)])
 def test_only_where_products_are_no_faster_in_bfloat16_does_it_say_that_time_cannot_be_saved(ratio: float, said: bool) -> None:
-    sentence = products.slower(ratio)
+    sentence = show.slower(ratio)
     assert bool(sentence) is said
     page = io.StringIO()
     print_results(Console(file=page, width=80), [outcome(98.0)], sentence)
@@ -143,11 +142,11 @@ def test_only_where_products_are_no_faster_in_bfloat16_does_it_say_that_time_can
 
 
 def test_the_ratio_of_products_is_that_of_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert 0 < products.time_ratio() < float("inf")
+    assert 0 < show.time_ratio() < float("inf")
     clock = itertools.accumulate(itertools.chain([0.0], itertools.cycle([3.0, 0.0])))
     # every call takes three seconds by this clock, in either precision
     monkeypatch.setattr(timing, "clock", lambda: next(clock))
-    assert products.time_ratio() == 1
+    assert show.time_ratio() == 1
 
 
 # -- the whole of it, one epoch long; the accuracy means nothing then

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hmp.compat.after_import import after_import
+from hmp.compat.import_finders import after_import
 
 
 @pytest.fixture(autouse=True)

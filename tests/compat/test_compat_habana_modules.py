@@ -70,7 +70,7 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
             said = len(caplog.records)
             with caplog.at_level(logging.WARNING, "hmp"):
                 (call() if last == "ModuleCacher" else call)(torch.nn.Linear(1, 1))
-            habana.said.forget_said()
+            habana.nothing.forget_said()
             assert words in caplog.records[said].getMessage()
         elif last not in ("*", "ImageFolderWithManifest"):
             exec(f"from {module} import {last}")
@@ -96,6 +96,7 @@ def test_known_idioms_find_what_they_ask_for() -> None:
     assert theirs.disable_casts is hmp.disable_casts
     assert ht.hpu.is_available() is is_habana_available() is torch.hpu.is_initialized() is True
     assert htcore.hpu.device_count() == 1
+    assert htcore.hpu.memory_allocated() > 0  # of a module below it
     assert htcore.is_lazy() is False
     assert load_habana_module() is None
     assert hpu_random.get_rng_state is torch.hpu.get_rng_state

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader
 
 import hmp
 from device_kit import BF16, DEVICE, F16, Checks, NotRun, all_same, allocated, policy, same, seed, synchronize, tensor
-from hmp.benchmark.memory import Saved
+from hmp.benchmark.memory import saved_by
 from networks_kit import Net, batch, gradients, lists, loss_of
 
 check = Checks()
@@ -123,7 +123,7 @@ def hmp_saves_no_more_for_backward_than_torch_autocast() -> str:
 
         loss().backward()
         net.zero_grad()
-        return Saved(own).measure(loss)
+        return saved_by(loss, own)
 
     theirs, plain = step(autocast=True), step(autocast=False)
 
@@ -133,7 +133,7 @@ def hmp_saves_no_more_for_backward_than_torch_autocast() -> str:
     with hmp.convert(policy="autocast"):
         ours().backward()
         net.zero_grad()
-        mine = Saved(own).measure(ours)
+        mine = saved_by(ours, own)
     assert mine <= theirs, (mine, theirs)
     return f"hmp {mine:,} bytes, torch.autocast {theirs:,}, float32 {plain:,}"
 

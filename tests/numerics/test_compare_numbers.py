@@ -118,6 +118,26 @@ def test_distance(got: list[float], reference: list[float], relative: float, ulp
     assert found == pytest.approx((relative, ulps))
 
 
+INF, NAN, HALF_MASK = float("inf"), float("nan"), torch.finfo(torch.float16).min
+
+
+@pytest.mark.parametrize("alone", [NAN, INF, -INF, 2.0**101, -(2.0**101)])
+def test_what_one_side_alone_has_instead_of_a_number_is_not_hidden(alone: float):
+    whole, broken = torch.tensor([1.0, 2.0]), torch.tensor([1.0, alone])
+    for got, reference in ((broken, whole), (whole, broken), (torch.tensor([1.0, -alone if alone == alone else INF]), broken)):
+        assert distances.distance(got, reference) == (INF, INF)
+        assert distances.total([(torch.ones(2), torch.ones(2)), (got[1:], reference[1:])]) == INF  # one without a number of float32's
+    assert distances.distance(broken, broken) == (0.0, 0.0)
+
+
+def test_float16s_mask_is_float32s():
+    """What is added to a mask in float16 is the end of its range or near to it (R12), and no error."""
+    for masked in (HALF_MASK, HALF_MASK + 64, -INF):
+        got = torch.tensor([1.0, masked], dtype=torch.float16)
+        assert distances.distance(got, torch.tensor([2.0, torch.finfo(torch.float32).min])).relative == 0.5
+    assert distances.distance(torch.tensor([4e4]).half(), torch.tensor([4e4])).relative < 2.0**-11  # a number where float32 has one
+
+
 @pytest.mark.parametrize("scale", [1.0, 1e-30, 1e25])  # squares of the last two are beyond float32
 def test_distance_of_many_elements_is_that_of_float64(scale: float):
     torch.manual_seed(0)

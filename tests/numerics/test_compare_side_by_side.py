@@ -272,6 +272,9 @@ def test_wrong_use_is_an_error_that_says_what_to_do() -> None:
         hmp.compare(net, x, LOW, against=LOW.replace(name="other"))
     with pytest.raises(hmp.HmpError, match="a list of 1 policy leaves nothing to compare; give two or more, or one without a list"):
         hmp.compare(net, x, [LOW])
+    for against in (None, LOW):
+        with pytest.raises(hmp.HmpError, match="an empty list of policies; give two or more, or one without a list"):
+            hmp.compare(net, x, [], against=against)
     with pytest.raises(hmp.OpListError, match="no_such"):
         hmp.compare(net, x, LOW, against="no_such")
     hmp.apply(net, LOW)

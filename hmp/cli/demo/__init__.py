@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
 
 from ...errors import to_install
 from ...extras import lacking
-from ..parser import Parser
-
-__all__ = ["add", "run"]
+from ..parser import Parser, positive
 
 
 def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
@@ -23,10 +20,9 @@ def add(subparsers: argparse._SubParsersAction[Parser]) -> None:
         "float32, under torch.autocast and under hmp, prints one table and the verdict, and fails if an op that the policy names "
         "did not run in the dtype that it names, or if hmp's accuracy is not within one point of float32.",
     )
-    parser.add_argument("--epochs", type=_positive, metavar="N", help="train each model for N epochs only; accuracy suffers")
+    parser.add_argument("--epochs", type=positive, metavar="N", help="train each model for N epochs only; accuracy suffers")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of weights and batches (default 0)")
     parser.add_argument("--ops", action="store_true", help="print which ATen ops ran in which dtype, too")
-    parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -37,10 +33,3 @@ def run(options: argparse.Namespace) -> int:
     from . import show  # after the question above: it imports what may be missing
 
     return show.demonstrate(epochs=options.epochs, seed=options.seed, ops=options.ops)
-
-
-def _positive(text: str) -> Any:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be 1 or more, not {number}")
-    return number

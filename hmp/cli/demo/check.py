@@ -12,8 +12,6 @@ from ...formatting import dtype_name
 from .step_report import StepReport
 from .training import Outcome
 
-__all__ = ["accuracy_failures", "named", "op_failures"]
-
 # The ATen ops in which a name of a list shows up, in a forward pass on the CPU.
 _ATEN = {
     "batch_norm": ("native_batch_norm",),

@@ -8,8 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-__all__ = ["MODELS", "ConvNet", "DemoModel", "Transformer"]
-
 
 class DemoModel(nn.Module):
     """A classifier of (N, 1, 8, 8) pictures that says how it is trained and which listed ops it calls."""

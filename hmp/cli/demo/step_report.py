@@ -14,8 +14,6 @@ from torch.utils._pytree import tree_iter
 
 from ...benchmark.saved_bytes import SavedBytes
 
-__all__ = ["StepObserver", "StepReport"]
-
 _CASTS = ("_to_copy", "to")
 # These move or make data; the precision of a computation is not theirs to show.
 _NOT_COMPUTING = {*_CASTS, "_unsafe_view", "clone", "copy_", "detach", "empty_like", "fill_", "ones_like", "zeros_like"}
@@ -84,16 +82,11 @@ class _Dispatch(TorchDispatchMode):
         name = func.overloadpacket.__name__
         if name in _CASTS:
             self.casts += args[0].dtype != result.dtype
-        elif self.in_forward and _computes(func, name):
+        elif self.in_forward and (name in _VIEWS_SHOWN or not (func.is_view or name in _NOT_COMPUTING)):
             dtype = _compute_dtype((args, kwargs))
             if dtype is not None:
                 self.ran[name, dtype] += 1
         return result
-
-
-def _computes(func: Any, name: str) -> bool:
-    is_view = any(out.alias_info is not None and not out.alias_info.is_write for out in func._schema.returns)
-    return name in _VIEWS_SHOWN or not (is_view or name in _NOT_COMPUTING)
 
 
 def _compute_dtype(arguments: Any) -> torch.dtype | None:

@@ -15,9 +15,10 @@ import torch
 
 from ... import fork_safe
 from .. import lightning_habana, optimum_habana
-from . import compile_backend, device_calls, device_map, factories, gaudi_repairs, int32, modules
+from . import compile_backend, device_calls, factories, gaudi_repairs, int32, modules
+from .device_map import parse, set_target
+from .nothing import forget_said, say_once
 from .replacements import IN_PLACE
-from .said import forget_said, say_once
 
 __all__ = ["Shim", "install", "uninstall"]
 
@@ -45,7 +46,7 @@ class Shim:
             if self not in _installed:
                 return
             _installed.remove(self)
-            device_map.set_target(_installed[-1].device if _installed else None)
+            set_target(_installed[-1].device if _installed else None)
             if not _installed:
                 _take_away()
 
@@ -68,11 +69,7 @@ def install(device_map: str | Mapping[str, str] | None = "auto") -> Shim:
     Raises HmpError for a device that there is not. Where Habana's own package is installed nothing is done, and the log says so
     once. Works before and after hmp.convert(), and goes away before and after hmp.revert().
     """
-    return _install(device_map)
-
-
-def _install(wanted: str | Mapping[str, str] | None) -> Shim:
-    target = device_map.parse(wanted)
+    target = parse(device_map)
     with _lock:
         aside = _installed[-1].aside if _installed else modules.is_real()
         shim = Shim(None if aside else target, aside)
@@ -85,7 +82,7 @@ def _install(wanted: str | Mapping[str, str] | None) -> Shim:
                 _take_away()
                 raise
         _installed.append(shim)
-        device_map.set_target(shim.device)
+        set_target(shim.device)
         return shim
 
 
@@ -93,7 +90,7 @@ def uninstall() -> None:
     """Takes every installation away: torch and the modules that can be imported are as before the first. Does nothing without one."""
     with _lock:
         _installed.clear()
-        device_map.set_target(None)
+        set_target(None)
         _take_away()
 
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from ... import HmpError
-
-
-def tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in what a kernel takes or gives back, in order."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for each in value:
-            yield from tensors_in(each)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
+from ...casting import each_tensor, map_tensors
 
 
 def place(tensor: torch.Tensor) -> int:
@@ -29,13 +19,7 @@ def place(tensor: torch.Tensor) -> int:
 
 def same_memory(value: Any) -> Any:
     """What a kernel takes or gives, with other tensors on the same memory: no later `squeeze_()` or `.data =` changes these."""
-    if isinstance(value, torch.Tensor):
-        return torch.ops.aten.alias(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(same_memory(each) for each in value)
-    if isinstance(value, dict):
-        return {name: same_memory(each) for name, each in value.items()}
-    return value
+    return map_tensors(value, torch.ops.aten.alias)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +35,7 @@ class Call:
     def again(self) -> None:
         """Makes the call, and writes what it gives where the first one's results are."""
         with torch.inference_mode(self.in_inference_mode):
-            for new, held in zip(tensors_in(self.kernel(*self.args, **self.kwargs)), self.results, strict=True):
+            for new, held in zip(each_tensor((self.kernel(*self.args, **self.kwargs),)), self.results, strict=True):
                 if held is None:
                     continue
                 if new.shape != held.shape:

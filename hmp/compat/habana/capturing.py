@@ -19,10 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hmp
 
 from ... import HmpError
+from ...casting import each_tensor
 from ...uncompiled import running_uncompiled
-from .captured import Call, Captured, Constant, StepsOfOptimizers, Tensors, place, same_memory, tensors_in
+from .captured import Call, Captured, Constant, StepsOfOptimizers, Tensors, place, same_memory
+from .device_map import standing
 from .replacements import Replacements
-from .standing import standing
 
 _aten = torch.ops.aten
 # what they give has no values yet
@@ -32,7 +33,7 @@ _READING = {_aten.is_nonzero, _aten._pack_padded_sequence, _aten._ctc_loss}
 # what gives a tensor's values to Python, or reads sizes out of it, without a kernel: owner, name, and whether a call does
 _TELLING: tuple[tuple[Any, str, Callable[..., bool]], ...] = (
     *((torch.Tensor, name, lambda *given: True) for name in ("tolist", "numpy", "__array__", "__dlpack__")),
-    *((owner, "tensor_split", lambda *given: next(tensors_in(given), None) is not None) for owner in (torch, torch.Tensor)),
+    *((owner, "tensor_split", lambda *given: next(each_tensor(given), None) is not None) for owner in (torch, torch.Tensor)),
 )
 
 
@@ -57,8 +58,8 @@ class Capture(TorchDispatchMode):
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(running_uncompiled())  # compiled kernels are called past the dispatcher
             stack.enter_context(_telling_no_values())
-            stack.callback(register_optimizer_step_pre_hook(self._step_begins).remove)
-            stack.callback(register_optimizer_step_post_hook(self._step_ended).remove)
+            stack.callback(register_optimizer_step_pre_hook(lambda optimizer, *_: self._optimizers.begins(optimizer)).remove)
+            stack.callback(register_optimizer_step_post_hook(lambda optimizer, *_: self._optimizers.ended(optimizer)).remove)
             stack.enter_context(self)
             self._open = stack.pop_all()
 
@@ -88,7 +89,7 @@ class Capture(TorchDispatchMode):
         return result
 
     def _note(self, func: Any, args: Any, kwargs: Any, taken: tuple[Any, Any], result: Any) -> None:
-        before, given = [*tensors_in(args), *tensors_in(kwargs)], list(tensors_in(result))
+        before, given = list(each_tensor((args, kwargs))), list(each_tensor((result,)))
         for tensor in (*before, *given):
             if tensor.layout is not torch.strided:
                 raise HmpError(f"HPUGraph: {func} has a tensor of layout {tensor.layout}, and a replay fills strided ones alone")
@@ -101,7 +102,7 @@ class Capture(TorchDispatchMode):
         for tensor in (*before, *given):
             if place(tensor):
                 self._tensors.add(tensor, is_made=place(tensor) in self._made)
-        for tensor in (*_written_by(func, args, kwargs), *tensors_in(new)):
+        for tensor in (*_written_by(func, args, kwargs), *each_tensor(new)):
             self._tensors.write(tensor)
         changes_nothing = func.is_view and not any(tensor is not None for tensor in new)
         if not (changes_nothing or func.overloadpacket in _UNFILLED or torch.Tag.inplace_view in func.tags):
@@ -111,12 +112,6 @@ class Capture(TorchDispatchMode):
         if tensor.untyped_storage().resizable():  # else it is memory of NumPy's, and not of torch's making
             self._made.add(place(tensor))
             self._calls.append(Constant(same_memory(tensor), tensor.clone(), torch.is_inference_mode_enabled()))
-
-    def _step_begins(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._optimizers.begins(optimizer)
-
-    def _step_ended(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        self._optimizers.ended(optimizer)
 
 
 class _Random:
@@ -160,7 +155,7 @@ def _check(func: Any, types: tuple[Any, ...], args: tuple[Any, ...]) -> None:
         raise HmpError(f"HPUGraph: {func} waits for other processes, which a replay does not; reduce gradients behind replay()")
     if torch.Tag.data_dependent_output in func.tags or func.overloadpacket in _READING:
         _refuse_reading(func)
-    by_numbers = func is _aten.index.Tensor and not any(each.dtype in (torch.bool, torch.uint8) for each in tensors_in(args[1]))
+    by_numbers = func is _aten.index.Tensor and not any(each.dtype in (torch.bool, torch.uint8) for each in each_tensor(args[1]))
     if torch.Tag.dynamic_output_shape in func.tags and not by_numbers:
         raise HmpError(
             f"HPUGraph: the shape of what {func} gives follows from values, which are others in a replay; multiply by the mask or use "
@@ -172,7 +167,7 @@ def _written_by(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> 
     """The tensors that a kernel says that it writes to."""
     for number, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
-            yield from tensors_in(args[number] if number < len(args) else kwargs.get(argument.name))
+            yield from each_tensor((args[number] if number < len(args) else kwargs.get(argument.name),))
 
 
 def _refuse_reading(func: Any) -> NoReturn:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..after_import import after_import
+from ..import_finders import after_import
 from .replacements import Replacements
 
 _NAME = "hpu_backend"

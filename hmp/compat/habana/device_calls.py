@@ -29,7 +29,6 @@ def install(replaced: Replacements) -> None:
         if hasattr(owner, name):
             original = getattr(owner, name)
             replaced.put(owner, name, scripted_as(original, _mapping(original, position), replaced))
-    replaced.put(torch.Tensor, "to", _to(torch.Tensor.to))
     replaced.put(torch.Tensor, "pin_memory", _pin_memory(torch.Tensor.pin_memory))
     replaced.put(torch.Tensor, "hpu", _tensor_hpu)
     replaced.put(torch.Tensor, "is_hpu", property(_is_hpu))
@@ -57,6 +56,7 @@ _TAKING: tuple[tuple[Any, str, int | None], ...] = (
     (torch.nested, "nested_tensor", None),
     (torch.nested, "as_nested_tensor", 2),
     (torch.Tensor, "new_tensor", None),
+    (torch.Tensor, "to", 1),
     (torch.Tensor, "is_pinned", 1),
     # behind torch.set_default_device and `with torch.device(...)`
     (torch.utils._device.DeviceContext, "__init__", 1),
@@ -85,20 +85,6 @@ def _mapping(original: _Function, position: int | None) -> _Function:
         return original(*args, **kwargs)
 
     return call
-
-
-def _to(original: _Function) -> _Function:
-    @functools.wraps(original)
-    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if args:
-            first = args[0]
-            if type(first) is torch.device or type(first) is str:
-                return original(self, mapped(first), *args[1:], **kwargs)
-        elif "device" in kwargs:
-            kwargs["device"] = mapped(kwargs["device"])
-        return original(self, *args, **kwargs)
-
-    return to
 
 
 def _pin_memory(original: _Function) -> _Function:

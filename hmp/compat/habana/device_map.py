@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -79,3 +79,45 @@ def mapped(device: Any) -> Any:
     if index is None or _target.index is not None or _target.type == "cpu":
         return _target
     return torch.device(_target.type, index)
+
+
+def standing(device: Any = None) -> torch.device:
+    """The device that stands for `device`: an index, "hpu", "hpu:1", or None for the current one. HmpError where nothing does."""
+    if _target is None:
+        raise HmpError('nothing stands for the device "hpu" here; give hmp.compat.habana.install() a device_map, such as "cpu"')
+    if isinstance(device, int):
+        device = torch.device(SOURCE, device)
+    here = mapped(torch.device(SOURCE if device is None else device))
+    assert isinstance(here, torch.device)
+    return here
+
+
+def module() -> Any:
+    """torch.cuda, torch.cpu, ...: the module of the device that stands for "hpu"."""
+    return torch.get_device_module(standing())
+
+
+def forwarded(name: str, on_cpu: Callable[..., Any], doc: str) -> Any:
+    """The function `name` of torch.hpu: that of the module of the device that stands for "hpu", `on_cpu` where that is the CPU."""
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        return on_cpu(*args, **kwargs) if standing().type == "cpu" else getattr(module(), name)(*args, **kwargs)
+
+    return named(function, name, doc)
+
+
+def of_device(name: str, on_cpu: Callable[[], Any], doc: str) -> Any:
+    """The same of a function that takes a device, the current one where none is given; `on_cpu` takes nothing."""
+
+    def function(device: Any = None) -> Any:
+        here = standing(device)
+        return on_cpu() if here.type == "cpu" else getattr(module(), name)(here)
+
+    return named(function, name, doc)
+
+
+def named(function: Any, name: str, doc: str) -> Any:
+    """`function`, which has that name and that docstring."""
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = doc
+    return function

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from .device_map import standing
 from .replacements import Replacements
-from .standing import standing
 
 
 def install(replaced: Replacements) -> None:
@@ -20,26 +20,19 @@ def install(replaced: Replacements) -> None:
     aten = torch.ops.aten
     library = torch.library.Library("aten", "IMPL")
     replaced.on_undo(library._destroy)
+    for name, overload in (
+        ("empty.memory_format", aten.empty.memory_format),
+        ("empty_strided", aten.empty_strided.default),
+        ("tril_indices", aten.tril_indices.default),
+        ("triu_indices", aten.triu_indices.default),
+    ):
+        library.impl(name, _on_standing(overload), "HPU")
 
-    def empty(
-        size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None, memory_format: Any = None
-    ) -> Any:
-        return aten.empty.memory_format(size, dtype=dtype, layout=layout, device=standing(device), memory_format=memory_format)
 
-    def empty_strided(size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Any:
-        return aten.empty_strided.default(size, stride, dtype=dtype, layout=layout, device=standing(device))
+def _on_standing(overload: Any) -> Any:
+    """A kernel for "hpu" that makes what `overload` makes, on the device that stands for it; its memory is not pinned."""
 
-    def tril_indices(
-        row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-    ) -> Any:
-        return aten.tril_indices.default(row, col, offset, dtype=dtype, layout=layout, device=standing(device))
+    def made(*args: Any, device: Any = None, pin_memory: Any = None, **options: Any) -> Any:
+        return overload(*args, device=standing(device), **options)
 
-    def triu_indices(
-        row: int, col: int, offset: int = 0, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-    ) -> Any:
-        return aten.triu_indices.default(row, col, offset, dtype=dtype, layout=layout, device=standing(device))
-
-    library.impl("empty.memory_format", empty, "HPU")
-    library.impl("empty_strided", empty_strided, "HPU")
-    library.impl("tril_indices", tril_indices, "HPU")
-    library.impl("triu_indices", triu_indices, "HPU")
+    return made

@@ -11,7 +11,7 @@ import types
 
 import torch
 
-from ..after_import import after_import
+from ..import_finders import after_import
 from .replacements import Replacements
 
 _MODULE = "transformers.utils.import_utils"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from .device_map import standing
 from .nothing import does_nothing
-from .standing import standing
 
 __all__: list[str] = []
 

@@ -16,16 +16,8 @@ __all__ = ["HPUGraph", "ModuleCacher", "graph", "make_graphed_callables", "wrap_
 _WHY = "the model runs op by op"
 
 
-def _first(first: Any, *args: Any, **kwargs: Any) -> Any:
-    return first
-
-
-def _model(*args: Any, **kwargs: Any) -> Any:
-    return args[0] if args else kwargs["model"]
-
-
 wrap_in_hpu_graph = does_nothing("wrap_in_hpu_graph", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["module"])
-make_graphed_callables = does_nothing("make_graphed_callables", _WHY, _first)
+make_graphed_callables = does_nothing("make_graphed_callables", _WHY, lambda first, *args, **kwargs: first)
 
 
 class ModuleCacher:
@@ -36,7 +28,7 @@ class ModuleCacher:
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
-    __call__ = staticmethod(does_nothing("ModuleCacher", _WHY, _model))
+    __call__ = staticmethod(does_nothing("ModuleCacher", _WHY, lambda *args, **kwargs: args[0] if args else kwargs["model"]))
 
 
 class HPUGraph:

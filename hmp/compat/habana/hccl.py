@@ -10,9 +10,8 @@ from typing import Any
 import torch
 import torch.distributed
 
-from .device_map import mapped
+from .device_map import mapped, standing
 from .replacements import IN_PLACE
-from .standing import standing
 
 __all__ = ["initialize_distributed_hpu"]
 

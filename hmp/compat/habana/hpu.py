@@ -7,45 +7,18 @@ from typing import Any
 
 import torch
 
-from . import device_map
-from .graphs import HPUGraph, ModuleCacher, graph, make_graphed_callables, wrap_in_hpu_graph
-from .memory import (
-    max_memory_allocated,
-    max_memory_reserved,
-    mem_get_info,
-    memory_allocated,
-    memory_reserved,
-    memory_stats,
-    memory_summary,
-    reset_accumulated_memory_stats,
-    reset_max_memory_allocated,
-    reset_peak_memory_stats,
-)
+from . import graphs, memory, random, streams
+from .device_map import forwarded, module, of_device, standing, target
+from .graphs import *  # noqa: F403  # torch.hpu has the names of its modules
+from .memory import *  # noqa: F403
 from .nothing import does_nothing
-from .random import (
-    get_rng_state,
-    get_rng_state_all,
-    initial_seed,
-    manual_seed,
-    manual_seed_all,
-    seed,
-    seed_all,
-    set_rng_state,
-    set_rng_state_all,
-)
-from .standing import module, standing
-from .streams import Event, Stream, current_stream, default_stream, set_stream, stream
+from .random import *  # noqa: F403
+from .streams import *  # noqa: F403
 
 __all__ = [
-    "Event",
-    "HPUGraph",
-    "ModuleCacher",
-    "Stream",
     "_is_in_bad_fork",
     "_lazy_init",
     "current_device",
-    "current_stream",
-    "default_stream",
     "device",
     "device_count",
     "empty_cache",
@@ -54,51 +27,28 @@ __all__ = [
     "get_device_capability",
     "get_device_name",
     "get_device_properties",
-    "get_rng_state",
-    "get_rng_state_all",
-    "graph",
     "init",
-    "initial_seed",
     "is_autocast_hpu_enabled",
     "is_available",
     "is_bf16_supported",
     "is_initialized",
-    "make_graphed_callables",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "memory_stats",
-    "memory_summary",
-    "reset_accumulated_memory_stats",
-    "reset_max_memory_allocated",
-    "reset_peak_memory_stats",
     "sdp_kernel",
-    "seed",
-    "seed_all",
     "set_device",
-    "set_rng_state",
-    "set_rng_state_all",
-    "set_stream",
-    "stream",
     "synchronize",
-    "wrap_in_hpu_graph",
 ]
+__all__ += graphs.__all__ + memory.__all__ + random.__all__ + streams.__all__
 
 sdp_kernel = does_nothing("sdp_kernel", "it chooses among Gaudi's attention kernels", lambda *args, **kwargs: contextlib.nullcontext())
 
 
 def is_available() -> bool:
     """Whether a device stands for "hpu"."""
-    return device_map.target() is not None
+    return target() is not None
 
 
 def device_count() -> int:
     """How many devices stand for "hpu": one, if it is the CPU or if the device map names an index; none without a map."""
-    here = device_map.target()
+    here = target()
     if here is None:
         return 0
     count: int = 1 if here.type == "cpu" or here.index is not None else module().device_count()
@@ -112,11 +62,7 @@ def current_device() -> int:
     return index
 
 
-def set_device(device: Any) -> None:
-    """Makes a device the current one; of the CPU there is only one."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().set_device(here)
+set_device = of_device("set_device", lambda: None, "Makes a device the current one; of the CPU there is only one.")
 
 
 class device(contextlib.ContextDecorator):
@@ -136,37 +82,19 @@ class device(contextlib.ContextDecorator):
             module().set_device(self._before)
 
 
-def synchronize(device: Any = None) -> None:
-    """Waits until everything that was started on the device is done."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().synchronize(here)
+def _no_properties() -> Any:
+    raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
 
 
-def empty_cache() -> None:
-    """Gives memory that is held for later back to the device."""
-    if standing().type != "cpu":
-        module().empty_cache()
-
-
-def get_device_name(device: Any = None) -> str:
-    """The name of the device that stands for "hpu", such as "cpu" or its product name."""
-    here = standing(device)
-    return "cpu" if here.type == "cpu" else str(module().get_device_name(here))
-
-
-def get_device_properties(device: Any = None) -> Any:
-    """What torch knows of the device; of the CPU nothing, which raises."""
-    here = standing(device)
-    if here.type == "cpu":
-        raise RuntimeError('"hpu" is the CPU here, which has no device properties; ask torch.hpu.get_device_name()')
-    return module().get_device_properties(here)
-
-
-def get_device_capability(device: Any = None) -> Any:
-    """The capability of the device; of the CPU the empty string."""
-    here = standing(device)
-    return "" if here.type == "cpu" else module().get_device_capability(here)
+synchronize = of_device("synchronize", lambda: None, "Waits until everything that was started on the device is done.")
+empty_cache = forwarded("empty_cache", lambda: None, "Gives memory that is held for later back to the device.")
+get_device_name = of_device(
+    "get_device_name", lambda: "cpu", 'The name of the device that stands for "hpu", such as "cpu" or its product name.'
+)
+get_device_properties = of_device(
+    "get_device_properties", _no_properties, "What torch knows of the device; of the CPU nothing, which raises."
+)
+get_device_capability = of_device("get_device_capability", lambda: "", "The capability of the device; of the CPU the empty string.")
 
 
 def is_bf16_supported() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .checked import checked
+from .optimizer_parts import called, checked
 
 Tensors = list[torch.Tensor]
 
@@ -57,10 +57,7 @@ class FusedLamb(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns what `closure`, called with gradients enabled, returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         groups = [(group, [p for p in group["params"] if p.grad is not None]) for group in self.param_groups]
         gradients = [p.grad for _, params in groups for p in params]
         if not gradients:

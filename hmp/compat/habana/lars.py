@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .checked import checked
+from .optimizer_parts import called, checked
 from .optimizer_wrapper import OptimizerWrapper
 
 
@@ -45,10 +45,7 @@ class FusedLars(OptimizerWrapper):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns what `closure`, called with gradients enabled, returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         self._check_mask()  # the optimizer within may have been given another group
         mask = iter(self.skip_mask)
         decays = [(group, group["weight_decay"]) for group in self.param_groups if "weight_decay" in group]

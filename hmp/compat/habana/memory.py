@@ -12,7 +12,7 @@ from typing import Any
 import hmp
 
 from ...diagnostics import of_allocator
-from .standing import module, standing
+from .device_map import module, of_device, standing
 
 __all__ = [
     "max_memory_allocated",
@@ -47,26 +47,18 @@ def max_memory_allocated(device: Any = None) -> int:
     return memory_stats(device)["MaxInUse"]
 
 
-def memory_reserved(device: Any = None) -> int:
-    """Bytes taken from the system."""
-    here = standing(device)
-    return memory_allocated(device) if here.type == "cpu" else int(module().memory_reserved(here))
+memory_reserved = of_device("memory_reserved", memory_allocated, "Bytes taken from the system.")
+max_memory_reserved = of_device("max_memory_reserved", max_memory_allocated, "Bytes taken from the system at most.")
 
 
-def max_memory_reserved(device: Any = None) -> int:
-    """Bytes taken from the system at most."""
-    here = standing(device)
-    return max_memory_allocated(device) if here.type == "cpu" else int(module().max_memory_reserved(here))
-
-
-def mem_get_info(device: Any = None) -> tuple[int, int]:
-    """Bytes that are free, and bytes that there are; on the CPU free is what the process does not hold."""
-    here = standing(device)
-    if here.type != "cpu":
-        free, total = module().mem_get_info(here)
-        return int(free), int(total)
-    stats = memory_stats(here)
+def _free_and_all() -> tuple[int, int]:
+    stats = memory_stats()
     return stats["Limit"] - stats["InUse"], stats["Limit"]
+
+
+mem_get_info = of_device(
+    "mem_get_info", _free_and_all, "Bytes that are free, and bytes that there are; on the CPU free is what the process does not hold."
+)
 
 
 def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
@@ -76,20 +68,13 @@ def memory_summary(device: Any = None, abbreviated: bool = False) -> str:
     return "\n".join(f"{name:{width}}  {value:>20,}" for name, value in stats.items())
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Has MaxInUse start anew. On the CPU Linux can do that; elsewhere it stays."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().reset_peak_memory_stats(here)
-    elif sys.platform == "linux":
+def _reset_peak() -> None:
+    if sys.platform == "linux":
         Path("/proc/self/clear_refs").write_text("5")
 
 
+reset_peak_memory_stats = of_device(
+    "reset_peak_memory_stats", _reset_peak, "Has MaxInUse start anew. On the CPU Linux can do that; elsewhere it stays."
+)
 reset_max_memory_allocated = reset_peak_memory_stats
-
-
-def reset_accumulated_memory_stats(device: Any = None) -> None:
-    """Has the counts start anew."""
-    here = standing(device)
-    if here.type != "cpu":
-        module().reset_accumulated_memory_stats(here)
+reset_accumulated_memory_stats = of_device("reset_accumulated_memory_stats", lambda: None, "Has the counts start anew.")

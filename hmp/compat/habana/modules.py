@@ -8,12 +8,11 @@ import importlib.util
 import sys
 import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from ..import_finders import is_an_import
-from .asked_first import can_do_without
+from ..import_finders import Made, can_do_without, forget, is_an_import, is_made_by
 from .names import MEDIA, TREE
 from .nothing import ERROR, does_nothing, what_is_said_of
 
@@ -80,7 +79,7 @@ def refusal(module: str, name: str) -> str:
     instead = what_is_said_of(refused[name])[1] if name in refused else _tree[module].instead().get(name)
     if instead:
         return f"{module}.{name} is Gaudi's alone, and there is none here; {instead}"
-    has = [*_public(public_names(module)), *(child.rpartition(".")[2] for child in _children(module))]
+    has = [*(name for name in public_names(module) if not name.startswith("_")), *(child.rpartition(".")[2] for child in _children(module))]
     return (
         f"{module} has no {name!r} in hmp's stand-in for it, which has what Habana's programs were seen to use: "
         f"{', '.join(sorted(has)) or 'nothing'}. Please report it, with the line that asks for it"
@@ -96,26 +95,14 @@ def _source(name: str) -> types.ModuleType:
     return importlib.import_module(name if name == "hmp" else f"{_HERE}.{name}")
 
 
-def _public(names: Iterable[str]) -> list[str]:
-    return [name for name in names if not name.startswith("_")]
-
-
 def _children(module: str) -> list[str]:
     return [name for name in _tree if name.rpartition(".")[0] == module]
 
 
-def _is_ours(name: str) -> bool:
-    return isinstance(getattr(sys.modules.get(name), "__loader__", None), _Filler)
-
-
 def _forget(names: Iterable[str]) -> None:
     for name in sorted(names, reverse=True):
-        if not _is_ours(name):
-            continue
-        module = sys.modules.pop(name)
-        parent, _, child = name.rpartition(".")
-        if vars(sys.modules.get(parent, module)).get(child) is module:
-            delattr(sys.modules[parent], child)
+        if is_made_by(_fill, name):
+            forget(name)
 
 
 class _Finder(MetaPathFinder):
@@ -123,36 +110,30 @@ class _Finder(MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None) -> ModuleSpec | None:
         if fullname in self.names:
-            # all are packages: `from module import name` comes here for a name that the module has not, which gives the error its words
-            return ModuleSpec(fullname, _Filler(), origin=_tree[fullname].source or _HERE, is_package=True)
+            return Made(_fill).spec(fullname)
         parent, _, name = fullname.rpartition(".")
-        if parent in self.names and _is_ours(parent) and is_an_import():
+        if parent in self.names and is_made_by(_fill, parent) and is_an_import():
             # without `name`, by which the import system takes the error for its own, and puts it into other words
             raise ModuleNotFoundError(refusal(parent, name))
         return None
 
 
-class _Filler(Loader):
+def _fill(module: types.ModuleType) -> None:
     """Fills a module with its names, and with the modules in it."""
-
-    def create_module(self, spec: ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: types.ModuleType) -> None:
-        name = module.__name__
-        entry = _tree[name]
-        sources = [_source(each) for each in entry.source.split()]
-        if len(sources) == 1:
-            module.__doc__ = sources[0].__doc__
-        refused = _refused_when_called(name)
-        vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
-        vars(module)["__getattr__"] = _asked_for(name, sources, refused)
-        for source in sources:
-            if entry.on_request and "on_import" in vars(source):
-                source.on_import()
-        for child in _children(name):
-            if not _tree[child].on_request:
-                setattr(module, child.rpartition(".")[2], importlib.import_module(child))
+    name = module.__name__
+    entry = _tree[name]
+    sources = [_source(each) for each in entry.source.split()]
+    if len(sources) == 1:
+        module.__doc__ = sources[0].__doc__
+    refused = _refused_when_called(name)
+    vars(module).update({each: value for each, value in public_names(name).items() if each not in refused})
+    vars(module)["__getattr__"] = _asked_for(name, sources, refused)
+    for source in sources:
+        if entry.on_request and "on_import" in vars(source):
+            source.on_import()
+    for child in _children(name):
+        if not _tree[child].on_request:
+            setattr(module, child.rpartition(".")[2], importlib.import_module(child))
 
 
 def _asked_for(module: str, sources: list[types.ModuleType], refused: Mapping[str, Any]) -> Any:

@@ -9,7 +9,7 @@ from collections.abc import Collection
 import torch
 
 from ...context import disable_casts
-from .checked import checked
+from .optimizer_parts import checked
 
 __all__ = ["FusedEMA"]
 

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from .nothing import DOES_NOTHING, ERROR, WORKS
 
-__all__ = ["MEDIA", "TREE", "Module"]
-
 
 @dataclasses.dataclass(frozen=True)
 class Module:
@@ -50,7 +48,9 @@ TREE = {
     "habana_frameworks.torch._hpex_C": Module("normalization", "fused_lamb_norm"),
     "habana_frameworks.torch.activity_profiler": Module(nothing=_PROFILER),
     "habana_frameworks.torch.core": Module(
-        "core", nothing={"ops run when they are called, and no graph waits to be started": "mark_step", _NO_GAUDI: _INFERENCE}
+        "small_modules",
+        "hpu is_lazy",
+        nothing={"ops run when they are called, and no graph waits to be started": "mark_step", _NO_GAUDI: _INFERENCE},
     ),
     "habana_frameworks.torch.core.hccl": Module("hccl", on_request=True),
     "habana_frameworks.torch.core.quantization": Module(nothing={_NO_GAUDI: f"{_INFERENCE} _mark_params_as_const _check_params_as_const"}),
@@ -83,7 +83,7 @@ TREE = {
     ),
     "habana_frameworks.torch.hpex.movingavrg": Module("movingavrg"),
     "habana_frameworks.torch.hpex.normalization": Module("normalization", "FusedClipNorm FusedRMSNorm"),
-    "habana_frameworks.torch.hpex.optimizers": Module("optimizers adagrad"),
+    "habana_frameworks.torch.hpex.optimizers": Module("optimizers"),
     "habana_frameworks.torch.hpu": Module(
         "hpu",
         nothing={
@@ -91,22 +91,22 @@ TREE = {
             "use torch.use_deterministic_algorithms": "setDeterministic",
         },
     ),
-    "habana_frameworks.torch.hpu.amp": Module("amp"),
+    "habana_frameworks.torch.hpu.amp": Module("small_modules", "GradScaler autocast"),
     "habana_frameworks.torch.hpu.events": Module("streams", "Event"),
     "habana_frameworks.torch.hpu.graphs": Module("graphs"),
     "habana_frameworks.torch.hpu.hpu": Module("memory"),
     "habana_frameworks.torch.hpu.memory": Module("memory"),
-    "habana_frameworks.torch.hpu.metrics": Module("metrics"),
+    "habana_frameworks.torch.hpu.metrics": Module("small_modules", "metric_global metric_localcontext"),
     "habana_frameworks.torch.hpu.profiler": Module(nothing=_PROFILER),
     "habana_frameworks.torch.hpu.random": Module("random"),
     "habana_frameworks.torch.hpu.streams": Module("streams", "Stream current_stream default_stream set_stream stream"),
     "habana_frameworks.torch.utils": Module(),
     "habana_frameworks.torch.utils.debug": Module(nothing={"it looks into Habana's graph compiler": "*"}),
     "habana_frameworks.torch.utils.distributed_utils": Module("hccl"),
-    "habana_frameworks.torch.utils.experimental": Module("experimental"),
-    "habana_frameworks.torch.utils.internal": Module("core", "is_lazy"),
+    "habana_frameworks.torch.utils.experimental": Module("small_modules", "_get_device_type synDeviceType"),
+    "habana_frameworks.torch.utils.internal": Module("small_modules", "is_lazy"),
     "habana_frameworks.torch.utils.lib_utils": Module(itself=(DOES_NOTHING, "there are no libraries of Habana's to look for")),
-    "habana_frameworks.torch.utils.library_loader": Module("library_loader"),
+    "habana_frameworks.torch.utils.library_loader": Module("small_modules", "is_habana_avaialble is_habana_available load_habana_module"),
     "habana_frameworks.torch.utils.profiler": Module(nothing=_PROFILER),
 }
 # What lightning_habana itself cannot be imported without, and cannot use here. A script that looks whether it is there is to find nothing.

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ... import HmpError
-from .said import say_once
+from ...observing import log, speaks
+from .device_map import named
 
 WORKS, DOES_NOTHING, ERROR = "works", "does nothing", "error"
+_said: set[str] = set()
 
 
 def does_nothing(name: str, why: str = "there is no Gaudi here", returns: Callable[..., Any] = lambda *args, **kwargs: None) -> Any:
@@ -31,13 +33,24 @@ def refuses(name: str, instead: str) -> Any:
 
 
 def _named(function: Any, name: str, state: str, words: str) -> Any:
-    function.__name__ = function.__qualname__ = name
-    function.__doc__ = f"{state.capitalize()}: {words}."
     function.here = state, words  # for the page that lists all names
-    return function
+    return named(function, name, f"{state.capitalize()}: {words}.")
 
 
 def what_is_said_of(value: Any) -> tuple[str, str]:
     """Whether a name works, does nothing or is an error, and why not; "works" and "" for what says nothing of itself."""
     found: tuple[str, str] = getattr(value, "__dict__", {}).get("here", (WORKS, ""))
     return found
+
+
+def say_once(key: str, message: str) -> None:
+    """Logs a warning, unless one was logged under that key before; of a distributed run's processes only rank 0 speaks."""
+    if key not in _said:
+        _said.add(key)
+        if speaks():
+            log.warning("%s", message)
+
+
+def forget_said() -> None:
+    """Everything may be said again."""
+    _said.clear()

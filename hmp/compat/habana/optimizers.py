@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch.optim.adamw import adamw
 
-from .checked import checked
-from .fused_kernels import OnFusedKernels, fusible
 from .lamb import FusedLamb
 from .lars import FusedLars, FusedResourceApplyMomentum
+from .optimizer_parts import OnFusedKernels, called, checked, fusible
 
-__all__ = ["FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
+__all__ = ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"]
 
 
 class FusedAdamW(torch.optim.Optimizer):
@@ -40,10 +39,7 @@ class FusedAdamW(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step; returns what `closure`, called with gradients enabled, returned."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = called(closure)
         for group in self.param_groups:
             self._update(group)
         return loss
@@ -100,3 +96,20 @@ class FusedSGD(OnFusedKernels, torch.optim.SGD):
         nesterov: bool = False,
     ) -> None:
         super().__init__(params, lr, momentum, dampening, weight_decay, nesterov)
+
+
+class FusedAdagrad(OnFusedKernels, torch.optim.Adagrad):
+    """Adagrad as torch.optim.Adagrad computes it, in the fused kernel that torch has of it for the CPU, else of foreach kernels."""
+
+    fused_on = frozenset({"cpu"})
+
+    def __init__(
+        self,
+        params: Any,
+        lr: float | torch.Tensor = 1e-2,
+        lr_decay: float = 0,
+        weight_decay: float = 0,
+        initial_accumulator_value: float = 0,
+        eps: float = 1e-10,
+    ) -> None:
+        super().__init__(params, lr, lr_decay, weight_decay, initial_accumulator_value, eps)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .standing import module, standing
+from .device_map import forwarded, module, standing
 
 __all__ = [
     "get_rng_state",
@@ -49,39 +49,15 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
         set_rng_state(state, index)
 
 
-def manual_seed(seed: int) -> None:
-    """Seeds the current device."""
-    if standing().type == "cpu":
-        torch.default_generator.manual_seed(int(seed))
-    else:
-        module().manual_seed(int(seed))
+_of_cpu = torch.default_generator
 
 
-def manual_seed_all(seed: int) -> None:
-    """Seeds every device."""
-    if standing().type == "cpu":
-        manual_seed(seed)
-    else:
-        module().manual_seed_all(int(seed))
+def _seed_cpu(seed: int) -> None:
+    _of_cpu.manual_seed(int(seed))
 
 
-def seed() -> None:
-    """Seeds the current device with a number that nobody knows before."""
-    if standing().type == "cpu":
-        torch.default_generator.seed()
-    else:
-        module().seed()
-
-
-def seed_all() -> None:
-    """Seeds every device with a number that nobody knows before."""
-    if standing().type == "cpu":
-        seed()
-    else:
-        module().seed_all()
-
-
-def initial_seed() -> int:
-    """The seed of the current device."""
-    value: int = torch.default_generator.initial_seed() if standing().type == "cpu" else module().initial_seed()
-    return value
+manual_seed = forwarded("manual_seed", _seed_cpu, "Seeds the current device.")
+manual_seed_all = forwarded("manual_seed_all", _seed_cpu, "Seeds every device.")
+seed = forwarded("seed", _of_cpu.seed, "Seeds the current device with a number that nobody knows before.")
+seed_all = forwarded("seed_all", _of_cpu.seed, "Seeds every device with a number that nobody knows before.")
+initial_seed = forwarded("initial_seed", _of_cpu.initial_seed, "The seed of the current device.")

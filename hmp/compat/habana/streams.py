@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import Any
 
-from .standing import module, standing
+from .device_map import forwarded, of_device
 
 __all__ = ["Event", "Stream", "current_stream", "default_stream", "set_stream", "stream"]
 
@@ -67,34 +67,9 @@ class _Event:
 _stream = _Stream()
 
 
-def Stream(*args: Any, **kwargs: Any) -> Any:
-    """A stream."""
-    return _Stream() if standing().type == "cpu" else module().Stream(*args, **kwargs)
-
-
-def Event(*args: Any, **kwargs: Any) -> Any:
-    """An event."""
-    return _Event() if standing().type == "cpu" else module().Event(*args, **kwargs)
-
-
-def current_stream(device: Any = None) -> Any:
-    """The stream that ops run in."""
-    here = standing(device)
-    return _stream if here.type == "cpu" else module().current_stream(here)
-
-
-def default_stream(device: Any = None) -> Any:
-    """The stream that ops run in unless another one is entered."""
-    here = standing(device)
-    return _stream if here.type == "cpu" else module().default_stream(here)
-
-
-def set_stream(stream: Any) -> None:
-    """Has ops run in `stream`."""
-    if standing().type != "cpu":
-        module().set_stream(stream)
-
-
-def stream(stream: Any) -> Any:
-    """A region whose ops run in `stream`."""
-    return contextlib.nullcontext() if standing().type == "cpu" else module().stream(stream)
+Stream = forwarded("Stream", _Stream, "A stream.")
+Event = forwarded("Event", _Event, "An event.")
+current_stream = of_device("current_stream", lambda: _stream, "The stream that ops run in.")
+default_stream = of_device("default_stream", lambda: _stream, "The stream that ops run in unless another one is entered.")
+set_stream = forwarded("set_stream", lambda stream: None, "Has ops run in `stream`.")
+stream = forwarded("stream", lambda stream: contextlib.nullcontext(), "A region whose ops run in `stream`.")

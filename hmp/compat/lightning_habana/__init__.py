@@ -11,15 +11,13 @@ import functools
 import sys
 import types
 
-from ..after_import import after_import
 from ..habana import modules
 from ..habana.replacements import Replacements
+from ..import_finders import after_import
 from ..lightning_homes import HOMES, has_gaudi
 from ..stand_in import StandIn
 from . import mended
 from .connector import register, take_hpu
-
-__all__ = ["install"]
 
 _NAMES = f"{__name__}.names"
 _ACCELERATOR = {"HPUAccelerator": _NAMES}

@@ -9,11 +9,10 @@ import torch
 
 from ... import HmpError
 from ..habana import hpu
-from .served import served
+from ..lightning_homes import without_gaudi
 
-__all__ = ["HPUAccelerator"]
-
-_Accelerators: Any = type("_Accelerators", tuple(importlib.import_module(f"{home}.accelerators").Accelerator for home in served()), {})
+_of_lightning = [importlib.import_module(f"{home}.accelerators").Accelerator for home in without_gaudi()]
+_Accelerators: Any = type("_Accelerators", tuple(_of_lightning), {})
 
 
 class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are known when it is imported
@@ -75,7 +74,7 @@ class HPUAccelerator(_Accelerators):  # type: ignore[misc]  # its bases are know
     @staticmethod
     def get_device_name() -> str:
         """The name of the device that stands for "hpu"."""
-        return hpu.get_device_name()
+        return str(hpu.get_device_name())
 
     @staticmethod
     def is_lazy() -> bool:

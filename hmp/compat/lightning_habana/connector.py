@@ -12,8 +12,6 @@ from ... import HmpError
 from ..habana import hpu
 from ..habana.replacements import Replacements
 
-__all__ = ["register", "take_hpu"]
-
 _STRATEGIES = ("hpu_single", "hpu_parallel", "hpu_ddp")
 
 
@@ -37,7 +35,7 @@ def take_hpu(module: types.ModuleType, is_ours: Callable[[], bool], replaced: Re
         register(module, replaced)
         call = signature.bind(self, *args, **kwargs)
         call.apply_defaults()
-        _Given(module, call.arguments).translate()
+        _translate(module, call.arguments)
         original(*call.args, **call.kwargs)
         if isinstance(self.accelerator, HPUAccelerator) and not isinstance(self.strategy, strategies_of(_home(module))):
             raise HmpError(
@@ -66,56 +64,36 @@ def _home(module: types.ModuleType) -> str:
     return module.__name__.removesuffix(".trainer.connectors.accelerator_connector")
 
 
-class _Given:
-    """What a Trainer was called with."""
+def _translate(module: types.ModuleType, given: dict[str, Any]) -> None:
+    """Names in what a Trainer is given the accelerator, the strategy and the plugin to take, where they follow from "hpu"."""
+    from .accelerator import HPUAccelerator
+    from .strategies import strategies_of, taken_by
 
-    def __init__(self, module: types.ModuleType, arguments: dict[str, Any]) -> None:
-        self._module = module
-        self._given = arguments
-
-    def translate(self) -> None:
-        """Names the accelerator, the strategy and the plugin that Lightning is to take where they follow from "hpu"."""
-        from .accelerator import HPUAccelerator
-        from .strategies import taken_by
-
-        given = self._given
-        given["strategy"] = strategy = taken_by(_home(self._module), given["strategy"])
-        theirs = getattr(strategy, "_accelerator", None)
-        if theirs is None and (given["accelerator"] == "hpu" or (given["accelerator"] == "auto" and self._is_free())):
-            given["accelerator"] = HPUAccelerator()
-        if not isinstance(given["accelerator"] if theirs is None else theirs, HPUAccelerator):
-            return
-        if strategy == "auto":
-            given["strategy"] = "hpu_parallel" if self._processes() > 1 else "hpu_single"
-        self._take_precision()
-
-    def _is_free(self) -> bool:
-        """Whether "hpu" may be the one that is found: nothing that was given is for another device."""
-        from .strategies import strategies_of
-
-        strategy = self._given["strategy"]
-        is_for_it = (
-            strategy in ("auto", *_STRATEGIES) if isinstance(strategy, str) else isinstance(strategy, strategies_of(_home(self._module)))
-        )
-        return is_for_it and hpu.is_available()
-
-    def _processes(self) -> int:
-        """How many processes are asked for; 1 where that is no number, which is Lightning's to say."""
-        from .accelerator import HPUAccelerator
-
-        devices, nodes = self._given["devices"], self._given["num_nodes"]
+    home = _home(module)
+    given["strategy"] = strategy = taken_by(home, given["strategy"])
+    theirs = getattr(strategy, "_accelerator", None)
+    # of "auto" it may be the one that is found where nothing that was given is for another device
+    is_for_it = strategy in ("auto", *_STRATEGIES) if isinstance(strategy, str) else isinstance(strategy, strategies_of(home))
+    asked = given["accelerator"]
+    if theirs is None and (asked == "hpu" or (asked == "auto" and is_for_it and hpu.is_available())):
+        given["accelerator"] = HPUAccelerator()
+    if not isinstance(given["accelerator"] if theirs is None else theirs, HPUAccelerator):
+        return
+    if strategy == "auto":
+        devices, nodes = given["devices"], given["num_nodes"]
         count = HPUAccelerator.auto_device_count() if devices == "auto" else HPUAccelerator.parse_devices(devices) or 1
-        return count * (nodes if isinstance(nodes, int) else 1)
+        several = count * (nodes if isinstance(nodes, int) else 1) > 1  # what is no number is Lightning's to say
+        given["strategy"] = "hpu_parallel" if several else "hpu_single"
+    _take_precision(module, given)
 
-    def _take_precision(self) -> None:
-        """Puts the plugin that a `precision=` stands for among the plugins."""
-        from .precision import HPUPrecisionPlugin
 
-        given, module = self._given, self._module
-        precision = module._convert_precision_to_unified_args(given["precision"])
-        plugins = given["plugins"] or []
-        plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins]
-        has_plugin = any(isinstance(each, module.Precision) for each in plugins) or getattr(given["strategy"], "_precision_plugin", None)
-        if precision in (None, "32-true") or has_plugin:
-            return
+def _take_precision(module: types.ModuleType, given: dict[str, Any]) -> None:
+    """Puts the plugin that a `precision=` stands for among the plugins."""
+    from .precision import HPUPrecisionPlugin
+
+    precision = module._convert_precision_to_unified_args(given["precision"])
+    plugins = given["plugins"] or []
+    plugins = list(plugins) if isinstance(plugins, Iterable) else [plugins]
+    has_plugin = any(isinstance(each, module.Precision) for each in plugins) or getattr(given["strategy"], "_precision_plugin", None)
+    if precision not in (None, "32-true") and not has_plugin:
         given["plugins"], given["precision"] = [*plugins, HPUPrecisionPlugin(precision)], None

@@ -7,12 +7,10 @@ import types
 
 import torch.distributed
 
-from ..after_import import after_import
 from ..habana import hpu
 from ..habana.replacements import Replacements
+from ..import_finders import after_import
 from ..lightning_homes import HOMES, release
-
-__all__ = ["install"]
 
 
 def install(replaced: Replacements) -> None:

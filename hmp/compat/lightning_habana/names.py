@@ -5,12 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from ..lightning_homes import has_gaudi, preferred
-from .served import WHO
+from ..lightning_homes import STAND_IN, has_gaudi, preferred
 
-__all__ = ["HPUAccelerator", "HPUDDPStrategy", "HPUParallelStrategy", "HPUPrecisionPlugin", "SingleHPUStrategy"]
-
-_home = preferred(WHO)  # before anything here imports the other
+_home = preferred(STAND_IN)  # before anything here imports the other
 _modules = [f"{_home}.accelerators", f"{_home}.plugins", f"{_home}.strategies"]
 if not has_gaudi(_home):
     _modules = [f"{__package__}.accelerator", f"{__package__}.precision", f"{__package__}.strategies"]

@@ -11,8 +11,6 @@ import torch
 from ... import HmpError, Policy
 from ..lightning import HMPPrecision
 
-__all__ = ["HPUPrecisionPlugin"]
-
 _FLOAT32 = ("32-true", "32")
 _LOW = {"bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16, "16-mixed": torch.float16}
 

@@ -9,11 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ..habana import hccl
-from ..habana.standing import standing
-from ..lightning_homes import preferred
-from .served import WHO, served
-
-__all__ = ["HPUDDPStrategy", "HPUParallelStrategy", "SingleHPUStrategy", "Strategies", "strategies_of", "taken_by"]
+from ..habana.device_map import standing
+from ..lightning_homes import STAND_IN, preferred, without_gaudi
 
 
 class Strategies(NamedTuple):
@@ -86,12 +83,12 @@ def strategies_of(home: str) -> Strategies:
     return made
 
 
-SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(WHO))
+SingleHPUStrategy, HPUParallelStrategy, HPUDDPStrategy = strategies_of(preferred(STAND_IN))
 
 
 def taken_by(home: str, strategy: Any) -> Any:
     """`strategy`; one that was made for the other package's Trainer becomes what it would be if it had been made for this one's."""
-    for other in served():
+    for other in without_gaudi():
         if other != home and type(strategy) in strategies_of(other):
             args, kwargs = strategy._given
             strategy.__class__ = getattr(strategies_of(home), type(strategy).__name__)

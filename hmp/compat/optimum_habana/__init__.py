@@ -8,8 +8,6 @@ from __future__ import annotations
 from ..habana.replacements import Replacements
 from ..stand_in import StandIn
 
-__all__ = ["install"]
-
 _ARGUMENTS = dict.fromkeys(("GaudiTrainingArguments", "GaudiSeq2SeqTrainingArguments"), f"{__name__}.arguments")
 _TRAINERS = dict.fromkeys(("GaudiTrainer", "GaudiSeq2SeqTrainer"), f"{__name__}.trainer")
 _CONFIGURATION = {"GaudiConfig": f"{__name__}.configuration"}

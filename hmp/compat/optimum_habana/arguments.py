@@ -7,10 +7,8 @@ from typing import Any, Optional
 
 from transformers import Seq2SeqTrainingArguments, TrainingArguments
 
-from ..habana.said import say_once
-from ..habana.standing import standing
-
-__all__ = ["GaudiSeq2SeqTrainingArguments", "GaudiTrainingArguments"]
+from ..habana.device_map import standing
+from ..habana.nothing import say_once
 
 # What is Gaudi's alone: field → what happens in its stead.
 _NOTHING_HERE = {

@@ -10,8 +10,6 @@ from typing import Any
 from ... import HmpError, Policy
 from .. import transformers  # noqa: F401  # it says what to install where transformers is not
 
-__all__ = ["GAUDI_CONFIG_NAME", "GaudiConfig"]
-
 GAUDI_CONFIG_NAME = "gaudi_config.json"
 # Configurations on the model hub that are known without it: they hold BERT's lists, and ask for both fused kernels.
 _LIKE_BERT = ("Habana/bert-base-uncased", "Habana/albert-large-v2")

@@ -7,8 +7,6 @@ from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-__all__ = ["WarmUp"]
-
 
 class WarmUp(TrainerCallback):
     """Notes when the first `steps` steps are over, of those that a call of train() makes."""

@@ -15,15 +15,13 @@ from transformers import Seq2SeqTrainer, Trainer
 import hmp
 
 from ... import HmpError
+from ..habana.nothing import say_once
 from ..habana.optimizers import FusedAdamW
-from ..habana.said import say_once
 from ..transformers import HMPCallback
 from .arguments import GaudiTrainingArguments
 from .configuration import GaudiConfig
 from .statistics import get_hpu_memory_stats
 from .throughput import WarmUp
-
-__all__ = ["GaudiSeq2SeqTrainer", "GaudiTrainer"]
 
 _REBUILD = numpy.empty(0).__reduce__()[0]  # NumPy 1 and 2 call it by different names
 _OF_NUMPYS_STATE: list[Any] = [

@@ -13,7 +13,7 @@ with needed("a report's page needs", "report", "jinja2"):
     import jinja2
     import markupsafe
 
-from ...formatting import share, size, typeset_duration
+from ...formatting import share, size, two_digits, typeset_duration
 from ..kept_packed import merged as merged_kept
 from ..models import shares
 from ..report import Report
@@ -151,6 +151,4 @@ def _place(row: Row | Violation) -> str:
 
 
 def _error(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return "0" if value == 0 else f"{value:.2g}" if 0.001 <= value < 1000 else f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    return two_digits(value).replace("e-0", "e-").replace("e+0", "e")

@@ -85,7 +85,7 @@ def advices(report: Report) -> Advices:
         return Advices(nothing=f"The policy of this recording cannot be read here: {error}")
     seen = _Seen(report, policy)
     found: dict[tuple[Change, ...], Advice] = {}
-    for rule in (_costly_fp32, _costly_bf16, _unsettled, _unlisted_float32, _widening, _no_kernel):
+    for rule in (_costly, _unsettled, _unlisted_float32, _widening, _no_kernel):
         for advice in rule(seen):
             taken = {change.name for known in found.values() for change in known.changes}
             if advice.changes and taken.isdisjoint(change.name for change in advice.changes):
@@ -124,34 +124,25 @@ class _Seen:
         return row.inputs.split(", ") if row.inputs else []
 
 
-def _costly_fp32(seen: _Seen) -> Iterator[Advice]:
-    for op, rows in seen.by_op(lambda row: row.rule == "fp32" and seen.low in seen.inputs(row)):
-        casts, itself = _times(rows)
-        if casts > itself and seen.is_much(casts) and not _always_float32(op):
-            yield Advice(
-                f"Try {op} off the FP32 list",
-                _taken_off(seen.policy, "fp32", op),
-                f"{_calls(rows)} got {seen.low}; casting it to float32 took longer than computing "
-                f"({typeset_duration(casts)} and {typeset_duration(itself)}).",
-                seen.stake(casts, "its casts"),
-                f"{_FP32_CAUTION} {_presets_say(op)}",
-                casts,
-            )
+def _costly(seen: _Seen) -> Iterator[Advice]:
+    def off(cast: ListName, gets: Callable[[Row], bool], got: str, caution: str) -> Iterator[Advice]:
+        for op, rows in seen.by_op(lambda row: row.rule == cast and gets(row)):
+            casts, itself = _times(rows)
+            if casts > itself and seen.is_much(casts) and not (cast == "fp32" and _always_float32(op)):
+                yield Advice(
+                    f"Try {op} off the {cast.upper()} list",
+                    _taken_off(seen.policy, cast, op),
+                    f"{_calls(rows)} got {got} took longer than computing ({typeset_duration(casts)} and {typeset_duration(itself)}).",
+                    seen.stake(casts, "its casts"),
+                    f"{caution} {_presets_say(op)}",
+                    casts,
+                )
 
-
-def _costly_bf16(seen: _Seen) -> Iterator[Advice]:
-    for op, rows in seen.by_op(lambda row: row.rule == "bf16" and row.casts > 0 and set(seen.inputs(row)) == {"float32"}):
-        casts, itself = _times(rows)
-        if casts > itself and seen.is_much(casts):
-            yield Advice(
-                f"Try {op} off the BF16 list",
-                _taken_off(seen.policy, "bf16", op),
-                f"{_calls(rows)} got float32 only; casting took longer than computing "
-                f"({typeset_duration(casts)} and {typeset_duration(itself)}).",
-                seen.stake(casts, "its casts"),
-                f"Ops after it that are on the BF16 list would then cast its result. {_presets_say(op)}",
-                casts,
-            )
+    yield from off("fp32", lambda row: seen.low in seen.inputs(row), f"{seen.low}; casting it to float32", _FP32_CAUTION)
+    yield from off(
+        "bf16", lambda row: row.casts > 0 and set(seen.inputs(row)) == {"float32"}, "float32 only; casting",
+        "Ops after it that are on the BF16 list would then cast its result.",
+    )  # fmt: skip
 
 
 def _unlisted_float32(seen: _Seen) -> Iterator[Advice]:
