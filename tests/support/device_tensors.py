@@ -27,7 +27,6 @@ _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of othe
 _WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait for the device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
-    "test_accelerator.py": "its device is made of Python; tests/device/on_threads.py runs its checks on this one",
     "test_devices.py": "its tensors are fake ones of every device",
     "test_devices_inner_ops.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
