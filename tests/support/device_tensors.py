@@ -58,8 +58,8 @@ NOT_ON = {
         "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
         **dict.fromkeys(
             (
-                "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-F.layer_norm]",
-                "test_r1_r2_equals_casts_written_by_hand[layer_norm-F.layer_norm]",
+                "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-torch.layer_norm]",
+                "test_r1_r2_equals_casts_written_by_hand[layer_norm-torch.layer_norm]",
             ),
             "CUDA's layer_norm takes no float32 weights beside a low input, so hmp casts them too (R9)",
         ),
