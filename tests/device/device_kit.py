@@ -29,9 +29,9 @@ devices_here.set_up(DEVICE)
 ON_CPU, ON_CUDA = DEVICE == "cpu", DEVICE == "cuda"
 F32, BF16, F16 = torch.float32, torch.bfloat16, torch.float16
 # the parts of .ci/device that are made of checks, each in the module `on_<part>`
-PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "lists", "compile", "tools")
+PARTS = ("rules", "threads", "caches", "counts", "graphs", "marks", "fp16", "fp8", "ddp", "presets", "lists", "compile", "tools", "pretend")
 
-# what the checks of `threads` import beside torch; the others need torch alone
+# what the checks of `lists` import beside torch; the others need torch alone
 OTHER_PACKAGES = ("hypothesis", "numpy", "pytest")
 
 Check = Callable[[], "str | None"]

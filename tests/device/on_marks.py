@@ -6,73 +6,26 @@ device or not; the probes at the end ask torch itself, without hmp, and their fi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
 import hmp
+import writers
 from device_kit import BF16, DEVICE, ON_CPU, ON_CUDA, Checks, NotRun, allocated, keeps_copies, one_process, same, synchronize, tensor
 from hmp.caches import write_marks, writes_by_address
 from networks_kit import WIDTH, lists
+from writers import NO_GRAD, Writer, by_optimizer
 
 check = Checks()
-Writer = Callable[[torch.Tensor, float], Any]
-
-
-def _alias(tensor: torch.Tensor, value: float) -> None:
-    torch.empty(0, device=DEVICE).set_(tensor.detach()).fill_(value)
-
-
-def _alias_of_storage(tensor: torch.Tensor, value: float) -> None:
-    alias = torch.empty(0, device=DEVICE)
-    alias.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
-    alias.fill_(value)
-
-
-def _preserving(tensor: torch.Tensor, value: float) -> None:
-    with torch.autograd._unsafe_preserve_version_counter(tensor), torch.no_grad():
-        tensor.fill_(value)
-
-
-def _optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> Writer:
-    def write(tensor: torch.Tensor, value: float) -> None:
-        tensor.grad = torch.full_like(tensor, value)
-        kind([tensor], lr=0.5, **options).step()
-        tensor.grad = None
-
-    return write
-
-
-def _loaded(tensor: torch.Tensor, value: float) -> None:
-    module = torch.nn.Module()
-    module.register_buffer("w", tensor.detach())
-    module.load_state_dict({"w": torch.full_like(tensor, value)})
 
 
 def _pinned(tensor: torch.Tensor, value: float) -> None:
     other = torch.full(tensor.shape, value, device="cpu")
     tensor.data.copy_(other.pin_memory() if ON_CUDA else other, non_blocking=True)
-
-
-def _in_thread(tensor: torch.Tensor, value: float) -> None:
-    thread = threading.Thread(target=lambda: tensor.data.fill_(value))
-    thread.start()
-    thread.join()
-
-
-def _setter(tensor: torch.Tensor, value: float) -> None:
-    tensor.data = torch.full_like(tensor.data, value)
-
-
-def _transposed(tensor: torch.Tensor, value: float) -> None:
-    """The same memory, read in another order."""
-    tensor.data = tensor.data.t()
-    tensor.data[0, 1] = value
 
 
 def _on_a_stream(tensor: torch.Tensor, value: float) -> None:
@@ -101,47 +54,21 @@ def _broadcast(tensor: torch.Tensor, value: float) -> None:
         dist.all_gather_into_tensor(alias, values)
 
 
-NO_GRAD = torch.no_grad()
-WRITERS: dict[str, Writer] = {
-    "fill_": NO_GRAD(lambda t, v: t.fill_(v)),
-    "fill_ in inference_mode": torch.inference_mode()(lambda t, v: t.fill_(v)),
-    "setitem": NO_GRAD(lambda t, v: t.__setitem__(0, v)),
-    "out=": NO_GRAD(lambda t, v: torch.add(torch.full_like(t, v), 1.0, out=t)),
-    "foreach": NO_GRAD(lambda t, v: torch._foreach_add_([t], v)),
-    "copy_": NO_GRAD(lambda t, v: t.copy_(torch.full_like(t, v))),
+WRITERS: dict[str, Writer] = writers.WRITERS | {
     "copy_ from pinned memory": _pinned,
     "index_put_": NO_GRAD(lambda t, v: t.index_put_((torch.tensor([1, 2], device=DEVICE),), torch.tensor(v, device=DEVICE))),
     "scatter_": NO_GRAD(lambda t, v: t.scatter_(0, torch.zeros(1, 4, dtype=torch.int64, device=DEVICE), v)),
     "uniform_": NO_GRAD(lambda t, v: t.uniform_(v, v + 1)),
-    "detach": lambda t, v: t.detach().fill_(v),
-    "row of a view": lambda t, v: t.detach()[1].fill_(v),
-    "data": lambda t, v: t.data.fill_(v),
-    "data of a view": lambda t, v: t.detach().t().data.fill_(v),
-    "data =": _setter,
-    "data = transposed": _transposed,
-    "set_ alias": _alias,
-    "set_ to its storage": _alias_of_storage,
-    "aten.fill_": lambda t, v: torch.ops.aten.fill_.Scalar(t.detach(), v),
-    "_unsafe_preserve_version_counter": _preserving,
-    "dlpack": lambda t, v: torch.from_dlpack(t.detach()).fill_(v),
     "dlpack's capsule": lambda t, v: torch.utils.dlpack.from_dlpack(torch.utils.dlpack.to_dlpack(t.detach())).fill_(v),
-    "storage.fill_": lambda t, v: t.untyped_storage().fill_(int(abs(v)) % 64),
-    "storage.copy_": lambda t, v: t.untyped_storage().copy_(torch.full_like(t, v).untyped_storage()),
-    "init": lambda t, v: torch.nn.init.constant_(t, v),
-    "load_state_dict": _loaded,
     "vector_to_parameters": lambda t, v: torch.nn.utils.vector_to_parameters(torch.full((t.numel(),), v, device=DEVICE), [t]),
-    "in a thread": _in_thread,
-    "SGD": _optimizer(torch.optim.SGD, foreach=False),
-    "SGD foreach": _optimizer(torch.optim.SGD, foreach=True),
-    "SGD fused": _optimizer(torch.optim.SGD, fused=True),
-    "AdamW foreach": _optimizer(torch.optim.AdamW, foreach=True),
-    "AdamW fused": _optimizer(torch.optim.AdamW, fused=True),
+    "SGD foreach": by_optimizer(torch.optim.SGD, foreach=True),
+    "AdamW foreach": by_optimizer(torch.optim.AdamW, foreach=True),
     "collective": _broadcast,
-}  # fmt: skip
+}
 if ON_CUDA:
     WRITERS |= {
-        "AdamW capturable": _optimizer(torch.optim.AdamW, capturable=True),
-        "AdamW capturable, fused": _optimizer(torch.optim.AdamW, capturable=True, fused=True),
+        "AdamW capturable": by_optimizer(torch.optim.AdamW, capturable=True),
+        "AdamW capturable, fused": by_optimizer(torch.optim.AdamW, capturable=True, fused=True),
         "on another stream": _on_a_stream,
     }
 

@@ -1,41 +1,299 @@
-"""The checks of tests/support/accelerator_checks.py on a real accelerator, whose backward runs on a thread of its own.
-
-There they run on a device made of Python, here on tensors of the device. Those that compare with the CPU's bits are left out: no two
-devices round alike, and on_rules.py compares with plain torch on the same device.
-"""
+"""User Python in backward and recomputed checkpoints on an accelerator, whose backward runs on a thread of its own; and the rules that
+tests/device/on_rules.py does not ask."""
 
 from __future__ import annotations
 
-from device_kit import DEVICE, ON_CPU, Checks, NotRun
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.checkpoint import checkpoint
+
+import hmp
+from device_kit import BF16, DEVICE, F32, ON_CPU, Checks, NotRun, all_same, policy, same, tensor
+from hmp import torch_private
+from hmp.context import state
+from thread_kit import in_thread, in_threads
+from trap_kit import refused
 
 check = Checks()
+MAIN = threading.get_ident()
+OTHER = policy(bf16="softmax", fp32="matmul mul")
+# where a forward runs → the dtypes of matmul and of softmax there
+EVERYWHERE: dict[str, tuple[Callable[[], AbstractContextManager[Any]], tuple[torch.dtype, torch.dtype]]] = {
+    "convert": (hmp.convert, (BF16, F32)),
+    "casts": (lambda: hmp.casts("habana"), (BF16, F32)),
+    "another policy": (lambda: hmp.casts(OTHER), (F32, BF16)),
+    "nowhere": (nullcontext, (F32, F32)),
+}
 
 
-def _checks_of_the_rules() -> Checks:
-    import python_device
-
-    # what accelerator_checks imports by name
-    python_device.NAME = DEVICE
-    python_device.to_device = lambda t: t.detach().to(DEVICE).requires_grad_(t.requires_grad)
-    python_device.to_cpu = lambda value: value.cpu() if hasattr(value, "cpu") else value
-    import accelerator_checks
-
-    found = Checks()
-    for name, function in accelerator_checks.CHECKS.items():
-        if "agree" not in function.__code__.co_names and "_agree_at_all_sites" not in function.__code__.co_names:
-            found.all[name] = _no_checkpoint if DEVICE == "xla" and name.startswith("r14_") else function
-    return found
+# --- user Python in backward
 
 
-def _no_checkpoint() -> None:
-    raise NotRun("torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
+class Seen:
+    """What user Python in backward finds: the thread, whether casts are on, and what a listed op gives."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[bool, bool, torch.dtype]] = []
+
+    def note(self, *_: object) -> None:
+        x = torch.ones(2, 2)
+        self.notes.append((threading.get_ident() == MAIN, hmp.casts_enabled(), torch.matmul(x, x).dtype))
+
+    def assert_without_casts(self, times: int) -> None:
+        assert self.notes == [(False, False, F32)] * times, self.notes
+
+
+def loss_with_hooks(seen: Seen) -> tuple[torch.Tensor, torch.Tensor]:
+    """A loss whose backward runs user Python in five places, and the leaf."""
+
+    class Identity(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            seen.note()
+            return gradient
+
+    x, w = tensor(2, 3, grad=True), tensor(3, 3, grad=True)
+    w.register_post_accumulate_grad_hook(seen.note)
+    hidden = Identity.apply(torch.matmul(x, w))
+    hidden.register_hook(seen.note)
+    hidden.grad_fn.register_prehook(seen.note)
+    x.register_hook(seen.note)
+    return hidden.float().sum(), x
+
+
+@check
+def r13_user_python_in_backward_runs_on_the_devices_thread_without_casts() -> None:
+    for where, _ in EVERYWHERE.values():
+        with where():
+            loss, x = loss_with_hooks(seen := Seen())
+            loss.backward()
+        seen.assert_without_casts(5)
+        assert x.grad.dtype is F32
+        hmp.revert()
+
+
+@check
+def r13_it_does_so_when_backward_is_called_outside_or_under_other_casts() -> None:
+    for around in (nullcontext, lambda: hmp.casts(OTHER), hmp.disable_casts, hmp.convert):
+        with hmp.casts("habana"):
+            loss, _ = loss_with_hooks(seen := Seen())
+        with around():
+            loss.backward()
+        seen.assert_without_casts(5)
+        hmp.revert()
+
+
+# Where torch leaves the context of the thread that called backward() for autograd's threads.
+when_told = check if "_stash_obj_in_tls" in torch_private.run_backward.__code__.co_names else lambda function: function
+
+
+@when_told
+def r13_user_python_in_backward_may_switch_its_callers_casts_on() -> None:
+    found = []
+
+    def hook(gradient: torch.Tensor) -> None:
+        with hmp.enable_casts():
+            found.append((hmp.casts_enabled(), torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype))
+        found.append((hmp.casts_enabled(), None))
+
+    x = tensor(2, 2, grad=True)
+    x.register_hook(hook)
+    with hmp.convert(policy=policy(fp32="relu")), hmp.casts("habana"):
+        (x * 1).float().sum().backward()
+    assert found == [(True, BF16), (False, None)], found
+
+
+@when_told
+def r13_it_may_do_so_after_a_backward_of_its_own() -> None:
+    """torch no longer tells the thread, then, where backward was called."""
+    found = []
+
+    @torch.enable_grad()
+    def hook(gradient: torch.Tensor) -> None:
+        tensor(2, 2, grad=True).sum().backward()
+        with hmp.enable_casts():
+            found.append(torch.matmul(torch.ones(2, 2), torch.ones(2, 2)).dtype)
+
+    for region, want in ((hmp.casts("habana"), BF16), (hmp.casts(policy(bf16="softmax")), F32), (hmp.casts("habana"), BF16)):
+        x = tensor(2, 2, grad=True)
+        x.register_hook(hook)
+        with region:
+            (x * 1).sum().backward()
+        assert found.pop() is want
+
+
+@check
+def r13_it_may_do_so_where_torch_does_not_tell_the_thread_its_callers_context() -> None:
+    """torch 2.11 and others."""
+    with mock.patch.object(state, "_has_in_thread", return_value=False):
+        r13_user_python_in_backward_may_switch_its_callers_casts_on()
+
+
+@check
+def r13_a_backward_inside_a_hook_leaves_the_thread_without_casts() -> None:
+    seen = Seen()
+
+    @torch.enable_grad()
+    def nested(gradient: torch.Tensor) -> None:
+        inner = tensor(2, 2, grad=True)
+        inner.register_hook(seen.note)
+        torch.matmul(inner, inner).float().sum().backward()
+        seen.note()
+
+    hmp.convert()
+    x = tensor(2, 2, grad=True)
+    hidden = torch.relu(x)
+    hidden.register_hook(nested)
+    hidden.register_hook(seen.note)
+    x.register_hook(seen.note)
+    hidden.float().sum().backward()
+    seen.assert_without_casts(4)
+    loss, _ = loss_with_hooks(later := Seen())
+    loss.backward()
+    later.assert_without_casts(5)
+
+
+@check
+def r13_a_backward_that_no_python_function_starts_runs_without_casts() -> None:
+    hmp.convert()
+    for starts in ("C", "Python"):
+        loss, _ = loss_with_hooks(seen := Seen())
+        if starts == "C":
+            engine = torch.autograd.Variable._execution_engine
+            engine.run_backward((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+        else:
+            loss.backward()
+        seen.assert_without_casts(5)
+
+
+# --- recomputed checkpoints
+
+
+class Block:
+    """A block that notes where it runs and the dtypes that it computes in."""
+
+    def __init__(self) -> None:
+        self.w, self.x = tensor(3, 3, grad=True), tensor(2, 3, grad=True)
+        self.runs: list[tuple[bool, torch.dtype, torch.dtype]] = []
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.matmul(x, self.w)
+        z = torch.softmax(y, -1)
+        self.runs.append((threading.get_ident() == MAIN, y.dtype, z.dtype))
+        return y * z
+
+    def gradients(self) -> list[torch.Tensor]:
+        found = [self.x.grad, self.w.grad]
+        self.x.grad = self.w.grad = None
+        return found
+
+
+def checkpoints(function: Callable[[], None]) -> Callable[[], None]:
+    """A check of torch's checkpoints."""
+
+    def unknown() -> None:
+        raise NotRun("torch.utils.checkpoint knows no XLA; on_rules.py tries that of torch_xla")
+
+    check.all[function.__name__] = unknown if DEVICE == "xla" else function
+    return function
+
+
+@checkpoints
+def r14_a_checkpoint_is_recomputed_on_the_devices_thread_as_its_forward_ran() -> None:
+    for name, (where, dtypes) in EVERYWHERE.items():
+        for reentrant in (True, False):
+            for backward in (
+                torch.Tensor.backward,
+                hmp.disable_casts(torch.Tensor.backward),
+                hmp.casts(OTHER)(torch.Tensor.backward),
+                lambda loss: in_thread(loss.backward),
+            ):
+                block = Block()
+                with where():
+                    block(block.x).float().sum().backward()
+                    expected, _ = block.gradients(), block.runs.clear()
+                    backward(checkpoint(block, block.x, use_reentrant=reentrant).float().sum())
+                assert block.runs == [(True, *dtypes), (False, *dtypes)], (name, block.runs)
+                all_same(block.gradients(), expected, name)
+                hmp.revert()
+
+
+@checkpoints
+def r14_a_checkpoint_inside_an_applied_model_is_recomputed_as_its_forward_ran() -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return checkpoint(block, x, use_reentrant=False)
+
+    block, seen = Block(), Seen()
+    block.x.register_hook(seen.note)
+    hmp.apply(Model(), "habana")(block.x).float().sum().backward()
+    assert block.runs == [(True, BF16, F32), (False, BF16, F32)], block.runs
+    seen.assert_without_casts(1)
+
+
+@checkpoints
+def r14_threads_with_policies_of_their_own_share_the_devices_thread() -> None:
+    blocks = {"habana": Block(), "other": Block()}
+    start = threading.Barrier(2)
+
+    def train(name: str) -> None:
+        block = blocks[name]
+        for _ in range(10):
+            with hmp.casts("habana" if name == "habana" else OTHER):
+                loss = checkpoint(block, block.x, use_reentrant=False).float().sum()
+            start.wait()
+            loss.backward()
+
+    in_threads(train, blocks)
+    assert blocks["habana"].runs == [(False, BF16, F32)] * 20, blocks["habana"].runs
+    assert blocks["other"].runs == [(False, F32, BF16)] * 20, blocks["other"].runs
+
+
+# --- rules that on_rules.py does not ask
+
+
+@check
+def r5_r6_r7_the_first_input_and_out_keep_their_dtype() -> None:
+    low, wide, index = tensor(3, 3, dtype=BF16), tensor(3, 3, seed=1), torch.tensor([0, 2], device=DEVICE)
+    out = tensor(3, 3)
+    want = [low.clone().addmm_(wide.to(BF16), wide.to(BF16)), low.index_add(0, index, wide[:2].to(BF16)), (low @ wide.to(BF16)).to(F32)]
+    with hmp.casts("habana"):
+        got = [low.clone().addmm_(wide, wide), low.index_add(0, index, wide[:2]), torch.matmul(low, wide, out=out)]
+    assert got[2] is out
+    all_same(got, want, "R5, R7, R6")
+
+
+@check
+def r10_writing_into_a_cast_view_raises() -> None:
+    x = tensor(2, 3)
+    with hmp.casts("habana"):
+        refused(lambda: x.t().add_(1))
+        refused(lambda: x.t().__setitem__(0, 0.0))
+
+
+@check
+def r17_autocast_of_the_device_is_answered_for_and_its_disabled_region_acts_as_disable_casts() -> None:
+    x = tensor(2, 2)
+    with hmp.casts("habana"):
+        assert torch.is_autocast_enabled(DEVICE) and torch.get_autocast_dtype(DEVICE) is BF16
+        with torch.autocast(DEVICE, enabled=False):
+            same(torch.matmul(x, x), tensor(2, 2) @ tensor(2, 2), "off")
+        assert torch.matmul(x, x).dtype is BF16
+
+
+def backward_on_a_thread_of_the_device() -> None:
+    raise NotRun("only on an accelerator: the CPU's backward runs on the calling thread")
 
 
 if ON_CPU:
-
-    @check
-    def backward_on_a_thread_of_the_device() -> None:
-        raise NotRun("only on an accelerator: the CPU's backward runs on the calling thread")
-
-else:
-    check = _checks_of_the_rules()
+    check.all = {}
+    check(backward_on_a_thread_of_the_device)

@@ -173,12 +173,6 @@ def test_lists_a_given_list_wins_over_a_default_one_by_another_name_of_the_funct
         assert ran_in(lambda a, b: torch.mm(a, b), (2, 2), (2, 2), dtype=BF16) is F32
 
 
-def test_lists_synonyms_that_are_functions_of_their_own_may_be_on_two_lists(write, empty) -> None:
-    with hmp.casts(hmp.Policy(bf16={"mul"}, fp32={"multiply"})):
-        assert torch.mul(torch.ones(2), 0.5).dtype is BF16
-        assert torch.multiply(torch.ones(2).bfloat16(), 0.5).dtype is F32
-
-
 def test_lists_habanas_promote_list_holds_the_cross_product() -> None:
     assert "cross" in hmp.Policy.load("habana").promote
     low, wide = torch.tensor([1.0, 2.0, 3.0]).bfloat16(), torch.tensor([0.5, 0.25, 4.0])

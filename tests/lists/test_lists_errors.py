@@ -110,14 +110,16 @@ def test_lists_a_policy_and_paths_exclude_each_other(write, torch_differences) -
     refused(torch_differences, policy="habana", bf16_file_path=str(write("mm\n")), kind=hmp.HmpError)
 
 
-def test_lists_convert_replaces_the_policy_in_force_and_a_failed_one_does_not(write) -> None:
+def test_lists_convert_replaces_the_policy_in_force_and_a_failed_one_does_not(write, torch_differences) -> None:
     square = torch.ones(2, 2)
     hmp.convert(bf16_file_path=str(write("relu\n")))
     assert torch.relu(square).dtype is BF16 and torch.mm(square, square).dtype is F32
     hmp.convert(bf16_file_path=str(write("mm\n")))
     assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
+    patched = set(torch_differences())
     with pytest.raises(hmp.OpListError):
         hmp.convert(bf16_file_path=str(write("reluu\n")))
+    assert set(torch_differences()) == patched
     assert torch.relu(square).dtype is F32 and torch.mm(square, square).dtype is BF16
     assert hmp.is_converted()
     hmp.revert()

@@ -32,7 +32,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 # Some calls need a guard of the device, which is not here either: x[0] and x[None], batch norm in training, gradients. Views by
-# method, functional calls and no gradients do not; test_accelerator.py has the rest.
+# method, functional calls and no gradients do not; tests/device has the rest.
 
 
 def on(device: str, *shape: int, dtype: torch.dtype = F32) -> torch.Tensor:

@@ -148,15 +148,6 @@ def test_r10_a_tensor_in_the_place_of_a_dead_copy_may_be_written():
             torch.zeros(3, 2, dtype=LOW).add_(1)
 
 
-def test_r10_reading_the_copy_and_training_through_it_works():
-    weight, x = torch.nn.Parameter(torch.randn(3, 2)), torch.randn(4, 2)
-    with hmp.casts("habana"):
-        torch.mm(x, weight.t()).float().sum().backward()
-    reference = torch.nn.Parameter(weight.detach().clone())
-    torch.mm(x.to(LOW), reference.to(LOW).t()).float().sum().backward()
-    same(weight.grad, reference.grad)
-
-
 @pytest.mark.parametrize("change", ["t_", "squeeze_", "transpose_", "unsqueeze_", "requires_grad_"])
 def test_r10_changing_the_metadata_of_the_copy_is_no_write(change):
     arguments = {"transpose_": (0, 1), "unsqueeze_": (0,)}.get(change, ())

@@ -1,4 +1,7 @@
-"""R14: a checkpointed region is recomputed under the state and policy of its forward, wherever backward runs, or it raises."""
+"""R14: a checkpointed region is recomputed under the state and policy of its forward, or it raises.
+
+Wherever backward runs: tests/training/test_checkpointing_contexts.py asks that of regions, of applied models and of conversions.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from thread_kit import in_thread
 from trap_kit import policy, same
 
 LOW = torch.bfloat16
+OTHER = policy(fp32=["matmul"], bf16=["softmax"])
 REENTRANT = pytest.mark.parametrize("reentrant", [True, False], ids=["reentrant", "non-reentrant"])
 
 
@@ -44,41 +48,6 @@ class Block:
             same(ours, theirs)
 
 
-def _inside_disabled(loss):
-    with hmp.disable_casts():
-        loss.backward()
-
-
-def _in_another_thread(loss):
-    in_thread(loss.backward)
-
-
-def _under_another_region(loss):
-    with hmp.casts(policy(fp32=["matmul"], bf16=["softmax"])):
-        loss.backward()
-
-
-BACKWARDS = {
-    "here": lambda loss: loss.backward(),
-    "disabled": _inside_disabled,
-    "thread": _in_another_thread,
-    "region": _under_another_region,
-}
-
-
-@pytest.mark.sampled(4)
-@REENTRANT
-@pytest.mark.parametrize("where", BACKWARDS)
-@pytest.mark.parametrize("custom", [False, True], ids=["habana", "custom"])
-def test_r14_a_checkpoint_of_a_region_is_recomputed_as_its_forward(reentrant, where, custom):
-    block = Block()
-    with hmp.casts(policy(bf16=["softmax"], fp32=["matmul"]) if custom else "habana"):
-        expected = block.expected()
-        loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
-    BACKWARDS[where](loss)
-    block.assert_recomputed_alike(expected)
-
-
 @REENTRANT
 @pytest.mark.parametrize("where", ["on", "thread"])
 def test_r14_a_checkpoint_without_casts_is_recomputed_without_casts(reentrant, where):
@@ -87,7 +56,7 @@ def test_r14_a_checkpoint_without_casts_is_recomputed_without_casts(reentrant, w
     with hmp.disable_casts():
         expected = block.expected()
         loss = checkpoint(block, block.x, use_reentrant=reentrant).sum()
-    (_in_another_thread if where == "thread" else torch.Tensor.backward)(loss)
+    in_thread(loss.backward) if where == "thread" else loss.backward()
     block.assert_recomputed_alike(expected)
     assert block.weight.dtype == torch.float32
 
@@ -108,44 +77,19 @@ def test_r14_two_regions_in_one_graph_keep_their_own_policy(reentrant):
     first, second = Block(), Block()
     with hmp.casts("habana"):
         hidden = checkpoint(first, first.x, use_reentrant=reentrant)
-    with hmp.casts(policy(fp32=["matmul"], bf16=["softmax"])):
+    with hmp.casts(OTHER):
         checkpoint(second, hidden, use_reentrant=reentrant).float().sum().backward()
     assert first.runs == [(LOW, torch.float32)] * 2
     assert second.runs == [(torch.float32, LOW)] * 2
 
 
 @REENTRANT
-def test_r14_a_checkpoint_inside_an_applied_model(reentrant):
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.block = Block()
-
-        def forward(self, x):
-            return checkpoint(self.block, x, use_reentrant=reentrant)
-
-    model = hmp.apply(Model(), "habana")
-    loss = model(model.block.x).float().sum()
-    loss.backward()
-    assert model.block.runs == [(LOW, torch.float32)] * 2
-
-
-@REENTRANT
-def test_r14_recomputing_after_revert_raises(reentrant):
+@pytest.mark.parametrize("later", [hmp.revert, lambda: hmp.convert(policy=OTHER)], ids=["revert", "another policy"])
+def test_r14_recomputing_under_other_process_wide_casts_raises(reentrant, later):
     block = Block()
     hmp.convert()
     loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
-    hmp.revert()
-    with pytest.raises(hmp.HmpError):
-        loss.backward()
-
-
-@REENTRANT
-def test_r14_recomputing_under_another_process_wide_policy_raises(reentrant):
-    block = Block()
-    hmp.convert()
-    loss = checkpoint(block, block.x, use_reentrant=reentrant).float().sum()
-    hmp.convert(policy=policy(bf16=["softmax"], fp32=["matmul"]))
+    later()
     with pytest.raises(hmp.HmpError):
         loss.backward()
 
@@ -200,14 +144,3 @@ def test_r14_an_exception_in_a_checkpoint_leaves_the_state(reentrant):
             checkpoint(broken, torch.ones(1, requires_grad=True), use_reentrant=reentrant)
         assert not hmp.casts_enabled()
     assert hmp.casts_enabled()
-
-
-def test_r14_a_reentrant_checkpoints_forward_keeps_no_copies_of_weights_that_train():
-    # it runs without gradients, as inference does, which keeps them from the first use on
-    layer, x = torch.nn.Linear(64, 64), torch.randn(4, 64, requires_grad=True)
-    with hmp.casts(policy(bf16=["linear"])):
-        checkpoint(layer, x, use_reentrant=True)
-        assert hmp.cache_info().entries == 0
-        with torch.no_grad():
-            layer(x)
-        assert hmp.cache_info().entries == 2

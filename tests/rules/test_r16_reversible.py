@@ -222,43 +222,6 @@ def test_r16_a_foreign_patch_on_top_is_left_standing_with_a_warning(patch, torch
     assert torch_differences() == []
 
 
-BAD = {
-    "missing file": lambda tmp: hmp.convert(bf16_file_path=str(tmp / "absent.txt")),
-    "folder": lambda tmp: hmp.convert(bf16_file_path=str(tmp)),
-    "unknown op": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, b"relu\nliner\n")),
-    "binary": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, bytes(range(256)))),
-    "not utf-8": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, "reluü\n".encode("latin-1"))),
-    "on both lists": lambda tmp: hmp.convert(bf16_file_path=_file(tmp, b"relu\n"), fp32_file_path=_file(tmp, b"relu\n", "f.txt")),
-    "opt level": lambda tmp: hmp.convert(opt_level="O7"),
-    "preset": lambda tmp: hmp.convert(policy="no-such-policy"),
-    "dtype": lambda tmp: hmp.convert(dtype=torch.float64),
-    "policy and path": lambda tmp: hmp.convert(policy="habana", bf16_file_path=_file(tmp, b"relu\n")),
-}
-
-
-def _file(folder, content: bytes, name: str = "b.txt") -> str:
-    path = folder / name
-    path.write_bytes(content)
-    return str(path)
-
-
-@pytest.mark.sampled(3)
-@pytest.mark.parametrize("name", BAD)
-def test_r16_a_failed_conversion_changes_nothing(name, tmp_path, torch_differences):
-    with pytest.raises(hmp.HmpError):
-        BAD[name](tmp_path)
-    assert torch_differences() == []
-    assert not hmp.is_converted() and in_force() == "none"
-    hmp.convert(policy=policy(**RELU))
-    patched = set(torch_differences())
-    with pytest.raises(hmp.HmpError):
-        BAD[name](tmp_path)
-    assert in_force() == "relu"
-    assert set(torch_differences()) == patched
-    hmp.revert()
-    assert torch_differences() == []
-
-
 def test_r16_a_failed_region_or_application_changes_nothing(torch_differences):
     model = torch.nn.Linear(2, 2)
     for attempt in (

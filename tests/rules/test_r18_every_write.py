@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import hmp
-from writers import COLLECTIVES, WRITERS
+from memory_writers import COLLECTIVES, WRITERS
 
 SIZE = 96  # a square of float32 that is large enough to be shared: 36,864 bytes
 BF16, F16 = torch.bfloat16, torch.float16

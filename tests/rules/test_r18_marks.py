@@ -21,7 +21,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.caches import activation_cache, shared_cast, write_marks
 from hmp.casting.tensor_casts import each_tensor
-from writers import COLLECTIVES, WRITERS, OneProcess
+from memory_writers import COLLECTIVES, WRITERS, OneProcess
 
 READERS: dict[str, Callable[[torch.Tensor], Any]] = {
     "bfloat16": lambda t: t.bfloat16(),

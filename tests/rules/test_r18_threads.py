@@ -26,8 +26,8 @@ import torch
 
 import hmp
 from hmp.caches import activation_cache, cast_cache, weight_cache, write_marks
+from memory_writers import WRITERS
 from thread_kit import in_thread
-from writers import WRITERS
 
 BF16 = torch.bfloat16
 

@@ -203,15 +203,6 @@ def test_r3_a_0dim_tensor_does_not_widen_a_tensor_that_has_dimensions(name: str,
         assert_same(got, by_explicit_casts(call, build(tree), {}, dtype) if name in ("lerp", "heaviside") else outcome(call, build(tree)))
 
 
-def test_r3_two_0dim_tensors_give_the_widest() -> None:
-    low, full, half = (torch.tensor(1.5, dtype=d) for d in (BF16, F32, F16))
-    with hmp.casts("habana"):
-        assert (low + full).dtype is F32
-        assert (full + low).dtype is F32
-        assert torch.maximum(low, half).dtype is F32
-        assert torch.lerp(low, full, low).dtype is F32
-
-
 def test_r3_float64_is_left_to_torch() -> None:
     double, low = torch.randn(2, 2, dtype=F64), torch.randn(2, 2).to(BF16)
     with hmp.casts(wide("mm", "add")):

@@ -67,16 +67,6 @@ def test_r4_a_name_in_both_of_the_users_files_is_an_error_that_names_the_line(tm
     assert not hmp.is_converted()
 
 
-def test_r4_synonyms_follow_the_listed_name() -> None:
-    low, full = torch.ones(2).to(BF16), torch.ones(2)
-    with hmp.casts(lists(bf16={"multiply"}, fp32={"true_divide"})):
-        assert (full * full).dtype is BF16
-        assert torch.mul(full, full).dtype is BF16
-        assert (low / low).dtype is F32
-        assert torch.div(low, low).dtype is F32
-        assert low.divide(low).dtype is F32
-
-
 def test_r4_a_dotted_synonym_leads_its_plain_name() -> None:
     """rules.md: `special.softmax`/softmax and `linalg.matmul`/matmul are exact synonyms, whichever of the two is listed."""
     low, full = torch.eye(2).to(BF16), torch.eye(2)

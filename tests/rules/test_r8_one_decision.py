@@ -153,16 +153,6 @@ def test_r8_the_two_layers_of_one_op_are_decided_once(name: str, dtype: torch.dt
         assert casts_in_graph(call(leaf.build())) == want
 
 
-def test_r8_the_body_of_a_users_module_is_decided_op_by_op() -> None:
-    class Mine(torch.nn.Module):
-        def forward(self, a):
-            return F.softmax(a @ a, -1), a @ a, F.normalize(a)
-
-    with hmp.casts("habana"):
-        probabilities, product, unit = Mine()(torch.randn(3, 3))
-    assert (probabilities.dtype, product.dtype, unit.dtype) == (F32, BF16, F32)
-
-
 def attention(**options) -> torch.nn.MultiheadAttention:
     torch.manual_seed(5)
     return torch.nn.MultiheadAttention(8, 2, batch_first=True, **options)
@@ -224,21 +214,6 @@ def test_r8_an_encoder_layer_has_the_same_precision_in_eval_as_in_training(optio
     torch.testing.assert_close(trained.float(), plain, rtol=0.1, atol=0.1)
 
 
-def test_r8_an_encoder_with_padding_has_the_same_precision_in_eval_as_in_training() -> None:
-    """In eval torch packs the padded batch into a nested tensor and takes the fast path."""
-    torch.manual_seed(3)
-    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
-    encoder = torch.nn.TransformerEncoder(layer, 2)
-    a, padding = torch.randn(2, 5, 8), torch.tensor([[False, False, False, True, True], [False] * 5])
-    with hmp.casts("habana"):
-        trained = encoder.train()(a, src_key_padding_mask=padding)
-        with torch.no_grad():
-            evaluated = encoder.eval()(a, src_key_padding_mask=padding)
-    assert evaluated.dtype is trained.dtype
-    keep = ~padding
-    assert torch.equal(evaluated[:, : keep.shape[1]][keep], trained[keep])
-
-
 LEFT, RIGHT = torch.tensor([[False] * 3 + [True] * 2, [False] * 5]), torch.tensor([[True] * 2 + [False] * 3, [False] * 5])
 
 
@@ -263,7 +238,10 @@ def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
                 assert torch.equal(encoder(a, None, padding), cast)
     torch.testing.assert_close(cast.float(), plain, rtol=0.1, atol=0.1)
     with hmp.casts("habana"):  # where a gradient is needed torch does not pack
-        torch.testing.assert_close(encoder(a, None, padding).float(), encoder.train()(a, None, padding).float(), rtol=0, atol=0)
+        unpacked, trained = encoder(a, None, padding), encoder.train()(a, None, padding)
+    assert cast.dtype is unpacked.dtype is trained.dtype and torch.equal(unpacked, trained)
+    keep = padding == 0
+    assert torch.equal(cast[keep], trained[keep])
 
 
 def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
@@ -276,14 +254,3 @@ def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:
     with torch.no_grad():
         assert torch.equal(layer.eval()(a), later.eval()(a))
     assert torch.equal(layer.train()(a), later.train()(a))
-
-
-def test_r8_sequential_and_functional_spellings_agree() -> None:
-    torch.manual_seed(0)
-    linear, a = torch.nn.Linear(4, 4), torch.randn(2, 4)
-    plain = torch.nn.Sequential(linear, torch.nn.ReLU(), torch.nn.Softmax(-1))(a)
-    with hmp.casts("habana"):
-        by_module = torch.nn.Sequential(linear, torch.nn.ReLU(), torch.nn.Softmax(-1))(a)
-        by_function = F.softmax(F.relu(F.linear(a, linear.weight, linear.bias)), -1)
-    assert by_module.dtype is F32 and torch.equal(by_module, by_function)
-    assert not torch.equal(by_module, plain)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import threading
 import warnings
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 import hmp
-from thread_kit import in_thread, in_threads
+from thread_kit import in_thread
 from trap_kit import policy, same
 
 LOW, HALF, WIDE = torch.bfloat16, torch.float16, torch.float32
@@ -133,20 +132,6 @@ def test_apply_hooks_of_the_model_belong_to_its_call():
     model(X)
     assert seen == [LOW, LOW] or seen == [WIDE, WIDE], "half of a call"
     assert plain() == WIDE
-
-
-def test_apply_two_models_with_two_policies_in_two_threads_at_once():
-    models = {LOW: hmp.apply(Seen(), "habana"), HALF: hmp.apply(Seen(), HALF_LINEAR), WIDE: Seen()}
-    barrier, wrong = threading.Barrier(len(models)), []
-
-    def work(dtype):
-        barrier.wait()
-        for _ in range(200):
-            if models[dtype](X).dtype != dtype or plain() != WIDE:
-                wrong.append(dtype)
-
-    in_threads(work, models)
-    assert wrong == []
 
 
 def test_apply_a_deep_copy_is_applied_to_as_well():

@@ -27,7 +27,6 @@ _CPU_S_AUTOCAST = 'it enters torch.autocast("cpu"), which leaves tensors of othe
 _WAITS = "elsewhere nothing asks whether something is masked: the CPU would wait for the device"
 # File or test → why it says nothing about another device than the CPU.
 NOT_ON_A_DEVICE = {
-    "test_accelerator.py": "its device is made of Python; tests/device/on_threads.py runs its checks on this one",
     "test_devices.py": "its tensors are fake ones of every device",
     "test_devices_inner_ops.py": "its tensors are fake ones of every device",
     "test_r15_dataloader.py": "a forked worker of a DataLoader cannot use the device",
@@ -59,8 +58,8 @@ NOT_ON = {
         "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
         **dict.fromkeys(
             (
-                "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-F.layer_norm]",
-                "test_r1_r2_equals_casts_written_by_hand[layer_norm-F.layer_norm]",
+                "test_r1_r2_every_site_of_a_listed_op_runs_in_the_lists_dtype[layer_norm-torch.layer_norm]",
+                "test_r1_r2_equals_casts_written_by_hand[layer_norm-torch.layer_norm]",
             ),
             "CUDA's layer_norm takes no float32 weights beside a low input, so hmp casts them too (R9)",
         ),

@@ -51,31 +51,31 @@ def x(*shape: int, values: str = "normal", grad: bool = True) -> Leaf:
     return Leaf(shape, values=values, grad=grad)
 
 
-def everywhere(name: str, *owners: str) -> dict[str, Call]:
-    """The op called by its own name in each owner, arguments as they come."""
-    places = {"torch": torch, "F": F, "nn": NN, "VF": VF, "Tensor": torch.Tensor, "linalg": torch.linalg, "special": torch.special}
-    return {f"{o}.{name}": (lambda *a, _o=places[o], **k: getattr(_o, name)(*a, **k)) for o in owners}
+OWNERS = {"torch": torch, "F": F, "nn": NN, "VF": VF, "Tensor": torch.Tensor, "linalg": torch.linalg, "special": torch.special}
+
+
+def everywhere(name: str, how: Callable[..., Any] = lambda op, *args: op(*args)) -> dict[str, Call]:
+    """The op called by its own name wherever it stands; `how` is given the op and the arguments."""
+    return {f"{o}.{name}": (lambda *a, _o=owner: how(getattr(_o, name), *a)) for o, owner in OWNERS.items() if hasattr(owner, name)}
+
+
+def module(make: Callable[[], torch.nn.Module]) -> dict[str, Call]:
+    return {"module": lambda *args: make()(*args)}
 
 
 def conv(n: int, transposed: bool = False) -> Op:
     name = f"conv{'_transpose' if transposed else ''}{n}d"
-    return Op(name, everywhere(name, "torch", "F", "VF"), (x(2, 2, *[4] * n), x(2, 2, *[3] * n), x(2)))
+    return Op(name, everywhere(name), (x(2, 2, *[4] * n), x(2, 2, *[3] * n), x(2)))
 
 
-def dropout_n(n: int) -> Op:
-    name = f"dropout{n}d"
-    return Op(
-        name,
-        {
-            f"F.{name}": lambda a: getattr(F, name)(a, 0.5, True),
-            "module": lambda a: getattr(torch.nn, f"Dropout{n}d")(0.5)(a),
-        },
-        (x(2, 3, *[4] * n),),
-    )
+def dropout(n: int) -> Op:
+    name, shape = (f"dropout{n}d", (2, 3, *[4] * n)) if n else ("dropout", (6, 4))
+    made = getattr(torch.nn, f"Dropout{n}d" if n else "Dropout")
+    return Op(name, everywhere(name, lambda op, a: op(a, 0.5, True)) | module(lambda: made(0.5)), (x(*shape),))
 
 
 BF16_LIST = [
-    Op("addmm", everywhere("addmm", "torch", "Tensor", "VF"), (x(2, 4), x(2, 3), x(3, 4))),
+    Op("addmm", everywhere("addmm"), (x(2, 4), x(2, 3), x(3, 4))),
     Op(
         "batch_norm",
         {
@@ -85,98 +85,52 @@ BF16_LIST = [
         (x(4, 3, 2), x(3, grad=False), x(3, values="positive", grad=False), x(3), x(3)),
         frozenset({1, 2, 3, 4}),
     ),
-    Op("bmm", everywhere("bmm", "torch", "Tensor", "VF"), (x(2, 3, 4), x(2, 4, 2))),
+    Op("bmm", everywhere("bmm"), (x(2, 3, 4), x(2, 4, 2))),
     *[conv(n) for n in (1, 2, 3)],
     *[conv(n, transposed=True) for n in (1, 2, 3)],
-    Op("dot", everywhere("dot", "torch", "Tensor", "VF"), (x(5), x(5))),
-    Op(
-        "dropout",
-        {
-            "torch.dropout": lambda a: torch.dropout(a, 0.5, True),
-            "F.dropout": lambda a: F.dropout(a, 0.5),
-            "VF.dropout": lambda a: VF.dropout(a, 0.5, True),
-            "module": lambda a: torch.nn.Dropout(0.5)(a),
-        },
-        (x(6, 4),),
-    ),
-    *[dropout_n(n) for n in (1, 2, 3)],
-    Op(
-        "group_norm",
-        {
-            "F.group_norm": lambda a, w, b: F.group_norm(a, 2, w, b),
-            "torch.group_norm": lambda a, w, b: torch.group_norm(a, 2, w, b),
-        },
-        (x(2, 4, 3), x(4), x(4)),
-        frozenset({1, 2}),
-    ),
+    Op("dot", everywhere("dot"), (x(5), x(5))),
+    *[dropout(n) for n in (0, 1, 2, 3)],
+    Op("group_norm", everywhere("group_norm", lambda op, a, w, b: op(a, 2, w, b)), (x(2, 4, 3), x(4), x(4)), frozenset({1, 2})),
     Op(
         "instance_norm",
         {"F.instance_norm": lambda a, w, b: F.instance_norm(a, None, None, w, b)},
         (x(2, 3, 5), x(3), x(3)),
         frozenset({1, 2}),
     ),
-    Op(
-        "layer_norm",
-        {
-            "F.layer_norm": lambda a, w, b: F.layer_norm(a, (4,), w, b),
-            "torch.layer_norm": lambda a, w, b: torch.layer_norm(a, (4,), w, b),
-        },
-        (x(3, 4), x(4), x(4)),
-        frozenset({1, 2}),
-    ),
-    Op(
-        "leaky_relu",
-        {
-            "F.leaky_relu": lambda a: F.leaky_relu(a, 0.3),
-            "nn.leaky_relu": lambda a: NN.leaky_relu(a, 0.3),
-            "module": lambda a: torch.nn.LeakyReLU(0.3)(a),
-        },
-        (x(3, 4),),
-    ),
-    Op("linear", everywhere("linear", "F", "nn"), (x(2, 3), x(4, 3), x(4))),
+    Op("layer_norm", everywhere("layer_norm", lambda op, a, w, b: op(a, (4,), w, b)), (x(3, 4), x(4), x(4)), frozenset({1, 2})),
+    Op("leaky_relu", everywhere("leaky_relu", lambda op, a: op(a, 0.3)) | module(lambda: torch.nn.LeakyReLU(0.3)), (x(3, 4),)),
+    Op("linear", everywhere("linear"), (x(2, 3), x(4, 3), x(4))),
     Op(
         "matmul",
-        {
-            **everywhere("matmul", "torch", "Tensor", "VF", "linalg"),
-            "@": operator.matmul,
-            "__rmatmul__": lambda a, b: b.__rmatmul__(a),
-        },
+        everywhere("matmul") | {"@": operator.matmul, "__rmatmul__": lambda a, b: b.__rmatmul__(a)},
         (x(2, 3), x(3, 4)),
     ),
-    Op("mm", everywhere("mm", "torch", "Tensor", "VF"), (x(2, 3), x(3, 4))),
+    Op("mm", everywhere("mm"), (x(2, 3), x(3, 4))),
     Op(
         "mul",
-        {
-            **everywhere("mul", "torch", "Tensor", "VF"),
-            **everywhere("multiply", "torch", "Tensor"),
-            "*": operator.mul,
-            "__mul__": lambda a, b: a.__mul__(b),
-            "__rmul__": lambda a, b: b.__rmul__(a),
-        },
+        everywhere("mul")
+        | everywhere("multiply")
+        | {"*": operator.mul, "__mul__": lambda a, b: a.__mul__(b), "__rmul__": lambda a, b: b.__rmul__(a)},
         (x(2, 3), x(3)),
     ),
-    Op("mv", everywhere("mv", "torch", "Tensor", "VF"), (x(2, 3), x(3))),
-    Op("relu", {**everywhere("relu", "torch", "Tensor", "F", "VF"), "module": lambda a: torch.nn.ReLU()(a)}, (x(3, 4),)),
-    Op("t", everywhere("t", "torch", "Tensor", "VF"), (x(3, 4),)),
+    Op("mv", everywhere("mv"), (x(2, 3), x(3))),
+    Op("relu", everywhere("relu") | module(torch.nn.ReLU), (x(3, 4),)),
+    Op("t", everywhere("t"), (x(3, 4),)),
 ]
 
 _CLASSES = torch.tensor([0, 2, 1, 2])
 _TABLE = torch.tensor([[0, 2], [1, 2]])
 
 
-def division(name: str) -> dict[str, Call]:
-    return everywhere(name, "torch", "Tensor", *(["VF"] if name != "true_divide" else []))
-
-
 FP32_LIST = [
     Op(
         "binary_cross_entropy",
-        everywhere("binary_cross_entropy", "F", "nn"),
+        everywhere("binary_cross_entropy"),
         (x(4, values="probability"), x(4, values="probability"), x(4, values="positive", grad=False)),
     ),
     Op(
         "binary_cross_entropy_with_logits",
-        everywhere("binary_cross_entropy_with_logits", "F", "torch"),
+        everywhere("binary_cross_entropy_with_logits"),
         (x(4), x(4, values="probability"), x(4, grad=False)),
     ),
     Op(
@@ -188,8 +142,7 @@ FP32_LIST = [
         (x(4, 3), x(3, values="positive", grad=False)),
     ),
     Op("cross_entropy", {"probabilities": lambda a, p: F.cross_entropy(a, p)}, (x(4, 3), x(4, 3, values="probability"))),
-    Op("div", division("div"), (x(2, 3), x(3, values="positive"))),
-    Op("divide", division("divide"), (x(2, 3), x(3, values="positive"))),
+    *[Op(name, everywhere(name), (x(2, 3), x(3, values="positive"))) for name in ("div", "divide")],
     Op(
         "embedding_bag",
         {
@@ -200,31 +153,19 @@ FP32_LIST = [
         },
         (x(3, 4), x(2, 2)),
     ),
-    Op("log", everywhere("log", "torch", "Tensor", "VF"), (x(3, values="positive"),)),
-    Op("log2", everywhere("log2", "torch", "Tensor", "VF"), (x(3, values="positive"),)),
-    Op(
-        "log_softmax",
-        {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("log_softmax", "torch", "Tensor", "F", "special").items()},
-        (x(2, 3),),
-    ),
+    *[Op(name, everywhere(name), (x(3, values="positive"),)) for name in ("log", "log2")],
+    *[Op(name, everywhere(name, lambda op, a: op(a, -1)), (x(2, 3),)) for name in ("log_softmax", "softmax")],
     Op(
         "nll_loss",
         {"F.nll_loss": lambda a, w: F.nll_loss(a, _CLASSES, w), "module": lambda a, w: torch.nn.NLLLoss(w)(a, _CLASSES)},
         (x(4, 3), x(3, values="positive", grad=False)),
     ),
-    Op("smooth_l1_loss", everywhere("smooth_l1_loss", "F", "nn"), (x(4), x(4))),
-    Op(
-        "softmax", {n: (lambda a, _c=c: _c(a, -1)) for n, c in everywhere("softmax", "torch", "Tensor", "F", "special").items()}, (x(2, 3),)
-    ),
-    Op("topk", {n: (lambda a, _c=c: _c(a, 2)) for n, c in everywhere("topk", "torch", "Tensor", "VF").items()}, (x(2, 5),)),
+    Op("smooth_l1_loss", everywhere("smooth_l1_loss"), (x(4), x(4))),
+    Op("topk", everywhere("topk", lambda op, a: op(a, 2)), (x(2, 5),)),
     Op(
         "truediv",
-        {
-            "/": operator.truediv,
-            "__truediv__": lambda a, b: a.__truediv__(b),
-            "__rtruediv__": lambda a, b: b.__rtruediv__(a),
-            **division("true_divide"),
-        },
+        everywhere("true_divide")
+        | {"/": operator.truediv, "__truediv__": lambda a, b: a.__truediv__(b), "__rtruediv__": lambda a, b: b.__rtruediv__(a)},
         (x(2, 3), x(3, values="positive")),
     ),
 ]

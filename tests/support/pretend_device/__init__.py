@@ -1,6 +1,6 @@
 """A pretend accelerator: the devices "pretend:0" and "pretend:1", with memory of their own, whose kernels are those of the CPU.
 
-What a real accelerator has and python_device.py's lacks: storages of its own with an allocator, copy-on-write marks (torch._lazy_clone)
+It has what a real accelerator has: a thread for backward, storages of its own with an allocator, copy-on-write marks (torch._lazy_clone)
 that a write clears and a read keeps, autocast of its own lists, two devices, generators, pinned memory. `torch.pretend` is the device
 module. It is C++, which set_up() compiles where this has not been done before; unavailable() says where that cannot be. What compiles it is
 imported then, as it brings setuptools along.
@@ -8,8 +8,8 @@ imported then, as it brings setuptools along.
 What CUDA has and it lacks: torch lets no CPU tensor take over its memory, so Module.to("pretend") makes new Parameters, and
 `parameter.data = ...` needs one that is on the device already; sparse and quantized tensors, process groups, graphs, concurrent streams.
 
-It stays for the life of the process, which cannot have python_device.py's as well, and torch makes a thread for backward on each device at
-the first backward of all: set_up() before that, in a process of its own.
+It stays for the life of the process, and torch makes a thread for backward on each device at the first backward of all: set_up() before
+that, in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,33 +1,28 @@
-"""What test_pretend_device.py runs in a process of its own: the device that pretend_device makes, on torch alone, without hmp."""
+"""The pretend device is one as torch knows them, asked of torch alone: it trains as the CPU does, and a read keeps a mark on its memory.
+
+What is asked of every device, GradScaler and a checkpoint's random numbers among it, the other parts ask of this one too.
+"""
 
 from __future__ import annotations
 
 import copy
 import io
-import json
 import pickle
 import threading
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import pretend_device
-import pretend_mark_checks
+from device_kit import DEVICE, Checks, NotRun
 
+check = Checks()
 Tensor = torch.Tensor
-Check = Callable[[], None]
-CHECKS: dict[str, Check] = dict(pretend_mark_checks.CHECKS)
 DEVICES = ("pretend:0", "pretend:1")
-
-
-def check(function: Check) -> Check:
-    CHECKS[function.__name__] = function
-    return function
+is_marked: Callable[[Tensor], bool] = torch._C._is_cow_tensor
 
 
 def pretend() -> Any:
@@ -106,18 +101,18 @@ def trained(model: nn.Module, x: Tensor) -> list[Tensor]:
     return [t.detach() for t in (*losses, *gradients, *model.parameters(), *model.buffers())]
 
 
-def trains(name: str) -> None:
-    make, x, exactly = MODELS[name]
-    model, given = make(), x()
-    expected = trained(copy.deepcopy(model), given)
-    for device in DEVICES:
-        found = trained(copy.deepcopy(model).to(device), given.to(device))
-        assert all(str(t.device) == device for t in found)
-        for one, other in zip(found, expected, strict=True):
-            assert torch.equal(one.cpu(), other) if exactly else torch.allclose(one.cpu(), other, rtol=1e-4, atol=1e-6), (one, other)
-
-
-CHECKS |= {f"trains: {name}": (lambda name=name: trains(name)) for name in MODELS}
+@check
+def models_train_as_on_the_cpu() -> None:
+    for name, (make, x, exactly) in MODELS.items():
+        torch.manual_seed(0)
+        model, given = make(), x()
+        expected = trained(copy.deepcopy(model), given)
+        for device in DEVICES:
+            found = trained(copy.deepcopy(model).to(device), given.to(device))
+            assert all(str(t.device) == device for t in found), name
+            for one, other in zip(found, expected, strict=True):
+                near = torch.equal(one.cpu(), other) if exactly else torch.allclose(one.cpu(), other, rtol=1e-4, atol=1e-6)
+                assert near, (name, one, other)
 
 
 @check
@@ -134,22 +129,6 @@ def autocast_computes_by_torchs_lists_for_accelerators() -> None:
         assert product.dtype is torch.bfloat16 and wide.dtype is (torch.bfloat16 if device == "cpu" else torch.float32)
     assert all(map(torch.equal, *results))
     assert not torch.is_autocast_enabled("pretend") and torch.get_autocast_dtype("pretend") is torch.float16
-
-
-@check
-def a_gradient_scaler_skips_a_step_with_infinities_and_takes_the_others() -> None:
-    model = nn.Linear(4, 4).to(DEVICES[0])
-    before, optimizer = model.weight.detach().clone(), torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("pretend", init_scale=2.0**16)
-    for moves in (False, True):  # float16 holds nothing as large as the first gradient
-        optimizer.zero_grad()
-        with torch.autocast("pretend"):
-            loss = model(torch.ones(1, 4, device=DEVICES[0])).sum()
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        assert torch.equal(model.weight, before) is not moves
-    assert scaler.get_scale() == 2.0**15
 
 
 # --- devices, memory, random numbers
@@ -213,20 +192,6 @@ def random_numbers_are_the_cpus_and_leave_its_generator_alone() -> None:
 
 
 @check
-def a_checkpoint_draws_what_its_forward_drew() -> None:
-    for reentrant in (True, False):
-        drawn: list[Tensor] = []
-
-        def block(x: Tensor, drawn: list[Tensor] = drawn) -> Tensor:
-            drawn.append(F.dropout(x * 1, 0.5))
-            return drawn[-1].square()
-
-        x = torch.ones(64, device=DEVICES[0], requires_grad=True)
-        checkpoint(block, x, use_reentrant=reentrant).sum().backward()
-        assert torch.equal(*drawn)
-
-
-@check
 def tensors_are_saved_copied_and_pinned() -> None:
     x = torch.randn(3, device=DEVICES[1])
     file = io.BytesIO()
@@ -249,20 +214,82 @@ def views_are_views() -> None:
     assert torch.equal(z.conj().cpu(), z.cpu().conj()) and torch.equal(z.conj().imag.cpu(), torch.full((3,), -2.0))
 
 
-def main() -> None:
-    """Runs every check, and prints as JSON why none can run, else what failed by name."""
-    torch.set_num_threads(1)
-    unavailable, failed = pretend_device.unavailable(), {}
-    if not unavailable:
-        pretend()
-        for name, function in CHECKS.items():
-            torch.manual_seed(0)
-            try:
-                function()
-            except BaseException:
-                failed[name] = traceback.format_exc()
-    print(json.dumps({"unavailable": unavailable, "failed": failed}), flush=True)
+# --- copy-on-write marks: torch._lazy_clone() marks the memory of a tensor and of its clone; the mark stays when the clone is freed.
+# That every write clears it is what on_marks.py asks.
 
 
-if __name__ == "__main__":
-    main()
+def marked(device: str) -> Tensor:
+    x = torch.arange(6.0, device=device).reshape(2, 3) + 1
+    clone = torch._lazy_clone(x)
+    assert is_marked(x) and is_marked(clone)
+    del clone
+    assert is_marked(x)
+    return x
+
+
+def ones(x: Tensor, *shape: int) -> Tensor:
+    return torch.ones(shape or x.shape, device=x.device)
+
+
+READS: dict[str, Callable[[Tensor], Any]] = {
+    "cpu": lambda x: x.cpu(),
+    "to another device": lambda x: x.to(DEVICES[0] if x.device.index else DEVICES[1]),
+    "to bfloat16": lambda x: x.to(torch.bfloat16),
+    "tolist": lambda x: x.tolist(),
+    "item": lambda x: x[0, 0].item(),
+    "repr": repr,
+    "add": lambda x: x + 1,
+    "mm": lambda x: x @ x.t(),
+    "linear": lambda x: F.linear(x, x),
+    "conv1d": lambda x: F.conv1d(x[None], x[None]),
+    "layer_norm": lambda x: F.layer_norm(x, (3,)),
+    "batch_norm's statistics in eval": lambda x: F.batch_norm(ones(x), x[0], x[1]),
+    "cat": lambda x: torch.cat([x, x]),
+    "foreach_norm": lambda x: torch._foreach_norm([x]),
+    "clone": lambda x: x.clone(),
+    "source of copy_": lambda x: ones(x).copy_(x),
+    "views": lambda x: (x.view(-1), x[1:], x.t(), x.detach(), x.data),
+    "set_ of another tensor": lambda x: torch.empty(0, device=x.device).set_(x),
+    "deepcopy": copy.deepcopy,
+    "backward": lambda x: (ones(x).requires_grad_() * x).sum().backward(),
+    "lazy_clone": lambda x: torch._lazy_clone(x),
+}
+
+
+@check
+def a_read_keeps_the_mark() -> None:
+    for name, read in READS.items():
+        for device in DEVICES:
+            x = marked(device)
+            read(x)
+            assert is_marked(x) and x.tolist() == [[1, 2, 3], [4, 5, 6]], name
+
+
+@check
+def memory_whose_clone_is_gone_is_not_copied_by_a_write() -> None:
+    x = torch.ones(1000, device=DEVICES[0])
+    address = x.data_ptr()
+    torch._lazy_clone(x)
+    allocations = pretend().allocations
+    before = allocations(0)
+    assert is_marked(x)
+    x.zero_()
+    # cpu_fallback has memory of the CPU only, and fill_ needs none of the device's beside
+    assert not is_marked(x) and x.data_ptr() == address and allocations(0) == before
+
+
+@check
+def a_clone_keeps_its_values_when_the_other_is_written() -> None:
+    x = torch.ones(10, device=DEVICES[1])
+    clone = torch._lazy_clone(x)
+    x.add_(1)
+    assert not is_marked(x) and is_marked(clone) and (x.sum().item(), clone.sum().item()) == (20.0, 10.0)
+
+
+def the_device_is_another() -> None:
+    raise NotRun("the pretend device's own")
+
+
+if DEVICE != "pretend":
+    check.all = {}
+    check(the_device_is_another)
