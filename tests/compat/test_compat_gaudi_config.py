@@ -19,12 +19,6 @@ from published import gaudi_files
 CONFIGS = gaudi_files()
 
 
-@pytest.fixture(autouse=True)
-def reverted():
-    yield
-    hmp.revert()
-
-
 @pytest.mark.skipif(not CONFIGS, reason="the published configurations are not beside this checkout")
 def test_published_configurations_train_a_model_as_they_say() -> None:
     for file in CONFIGS:

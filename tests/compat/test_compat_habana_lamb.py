@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,12 @@ import torch
 from torch import nn
 
 import hmp
-from hmp.compat import habana
 from trap_kit import policy
 
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 def parameters(dtype: torch.dtype = F64) -> list[nn.Parameter]:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from hmp.compat import habana
-
-
-@pytest.fixture(autouse=True)
-def shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 def models(dtype: torch.dtype = torch.float32) -> tuple[nn.Module, nn.Module]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import hmp
-from hmp.compat import habana
 from hmp.compat.habana.optimizers import FusedAdamW
 from hmp.compat.optimum_habana import throughput
 from optimum_kit import ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, own_optimizer, settings
@@ -23,12 +21,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 BERT = {"use_habana_mixed_precision": True}
 
 
-@pytest.fixture(autouse=True)
-def shim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
-    with habana.install("cpu"):
-        yield
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu", "accelerates_precision")
 
 
 def gaudi(folder: Path, config: dict[str, Any], *callbacks: TrainerCallback, of: Any = None, kind: Any = None, **more: Any) -> Any:

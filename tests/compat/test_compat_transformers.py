@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,11 +24,7 @@ from process_kit import to_install
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def reverted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
-    yield
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("accelerates_precision")
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, of: Any = None, **arguments: Any) -> Trainer:
