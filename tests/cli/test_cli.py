@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -14,14 +13,8 @@ import torch
 import hmp
 from command_kit import python
 from hmp.cli import main
-from process_kit import to_install
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_help_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "demo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -37,6 +30,10 @@ def test_help_is_done(capsys: pytest.CaptureFixture[str]) -> None:
         ["lists", "a", "b"],
         ["benchmark"],
         ["benchmark", "recipe.py", "--seconds", "0"],
+        *(
+            ["run", *each.split()]
+            for each in ("", "--policy", "-m", "--nonsense x.py", "--opt-level O3 x.py", "--policy bert", "--device-map")
+        ),
     ],
     ids=" ".join,
 )
@@ -94,14 +91,6 @@ def test_diff_of_two_releases_shows_what_changed_between_them(capsys: pytest.Cap
     assert "  rms_norm              unlisted -> fp32\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["diff", "habana", "nope"], ["diff", "nope", "habana"], ["lists", "nope"]], ids=" ".join)
-def test_a_policy_that_there_is_not_is_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith(f"hmp {arguments[0]}: 'nope' is no policy; presets are apex-o1, autocast")
-
-
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
@@ -117,17 +106,6 @@ def test_lists_of_a_policy_are_its_names(tmp_path: Path, capsys: pytest.CaptureF
     assert main(["lists", folder(tmp_path / "mine", "mm\nconv2d")]) == 0
     _, *lines = capsys.readouterr().out.splitlines()
     assert lines == ["", "bf16:", "  conv2d", "  mm", "", "fp32:", "  log", "", "promote:", "  cat"]
-
-
-@pytest.mark.parametrize("package", ["rich", "sklearn", "numpy"])
-def test_demo_without_its_extra_names_the_command_to_install_it(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
-    assert main(["demo"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"hmp demo needs {package}, not installed here: {to_install('demo')}\n"
 
 
 def test_python_m_hmp_exits_with_the_status_of_main(tmp_path: Path) -> None:

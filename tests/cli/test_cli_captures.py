@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 import hmp
 from command_kit import python
 from hmp.cli import main
-from process_kit import to_install
 
 SCRIPT = """\
 import sys, torch
@@ -62,23 +60,6 @@ def test_a_script_without_a_model_is_told_so(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, said)
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--capture", "none/a.capture"], "--capture none/a.capture: there is no such folder; make it first"),
-        (["--capture", "."], "--capture . is a folder; give a file"),
-        (["--capture", "a", "--capture-calls", "0"], "--capture-calls 0: give a number from 1 on"),
-    ],
-)
-def test_what_cannot_be_written_is_told_before_the_script_runs(
-    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fails.py").write_text("1 / 0\n")
-    assert main(["run", *options, "fails.py"]) == 2
-    assert capsys.readouterr().err == f"hmp run: {said}\n"
-
-
 @pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write")
 def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -86,17 +67,6 @@ def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_ru
     (script := tmp_path / "fails.py").write_text("1 / 0\n")
     assert main(["run", "--capture", "/proc/a.capture", str(script)]) == 2
     assert capsys.readouterr().err.startswith("hmp run: /proc/a.capture: no file can be written into the folder /proc: ")
-
-
-def test_without_the_extra_the_command_that_adds_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fails.py").write_text("1 / 0\n")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else find_spec(name))
-    assert main(["run", "--capture", "a", "fails.py"]) == 2
-    assert capsys.readouterr().err == f"hmp run: --capture needs safetensors, not installed here: {to_install('capture')}\n"
 
 
 @pytest.fixture

@@ -18,7 +18,6 @@ import hmp
 from command_kit import ROOT, python
 from hmp import cli
 from hmp.cli import main
-from process_kit import to_install
 
 COMMANDS = [each.__name__.rpartition(".")[2] for each in cli._SUBCOMMANDS]
 RECIPE = """\
@@ -222,17 +221,6 @@ def test_a_broken_pipe_of_a_commands_own_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hmp, "policies", broken)
     with pytest.raises(BrokenPipeError, match="mine"):
         main(["lists"])
-
-
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_compare_asks_for_the_extra_before_the_work(
-    package: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
-    monkeypatch.setattr(hmp, "compare", lambda *args, **options: pytest.fail("compared first"))
-    assert main(["compare", "recipe.py", "--html", "page.html"]) == 2
-    assert capsys.readouterr().err == f"hmp compare: --html needs {package}, not installed here: {to_install('report')}\n"
 
 
 @pytest.mark.slow
