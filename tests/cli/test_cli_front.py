@@ -146,23 +146,25 @@ def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, caps
     assert "none/out.json: there is no such folder; make it first" in capsys.readouterr().err
 
 
-def test_every_json_that_is_written_says_its_version(tmp_path: Path) -> None:
+def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a_file(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with hmp.casts(), hmp.record() as report:
         model(torch.ones(1, 2))
-    written = [
-        report.to_json(tmp_path / "report.json"),
-        report.to_trace(tmp_path / "trace.json"),
-        hmp.compare(model, torch.ones(1, 2)).to_json(tmp_path / "comparison.json"),
-        hmp.benchmark(lambda: None, ["float32"], rounds=1, steps=1).to_json(tmp_path / "benchmark.json"),
-    ]
+    comparison = hmp.compare(model, torch.ones(1, 2))
+    benchmark = hmp.benchmark(lambda: None, ["float32"], rounds=1, steps=1)
     tuned = hmp.tune(
         model, [torch.ones(1, 2)], loss=lambda m, x: m(x).square().mean(), budget="3 evaluations", objective="memory", folder=tmp_path
     )
-    for file in (*written, tmp_path / "tune.json"):
+    files = [getattr(result, form)(tmp_path / f"{form}{at}") for at, (result, form) in enumerate(
+        ((report, "to_json"), (report, "to_trace"), (comparison, "to_json"), (benchmark, "to_json"), (tuned, "to_json")))]  # fmt: skip
+    for file in (*files, tmp_path / "tune.json"):
         assert json.loads(file.read_text())["schema_version"] == 1, file
-    assert hmp.Report.load(written[0]).rows == report.rows
-    assert tuned.to_dict()["schema_version"] == 1
+    assert hmp.Report.load(files[0]).rows == report.rows
+    folder = tmp_path / "no"
+    for result in (report, comparison, benchmark, tuned):
+        for form in {"to_json", "to_html", "to_trace"} & {*dir(result)}:
+            with pytest.raises(hmp.HmpError, match=f"there is no folder {folder} to write it into; make the folder first$"):
+                getattr(result, form)(folder / "file")
 
 
 @pytest.mark.slow

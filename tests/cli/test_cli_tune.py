@@ -129,16 +129,6 @@ def lists_of_ones_own() -> None:
         (None, ["recipe.py", "--html", "no/page.html"], "no/page.html: there is no such folder; make it first\n"),
         (None, ["recipe.py", "--out", "recipe.py"], "recipe.py: is a file; name a folder for the lists with --out\n"),
         (lists_of_ones_own, ["recipe.py"], "tuned: holds lists that hmp tune did not write; name another folder with --out\n"),
-        (
-            lambda: Path("recipe.py").write_text(TINY + "\nmetric = 3"),
-            ["recipe.py"],
-            "recipe.py: metric is an object of type int, not a function; write def metric(model): return ...\n",
-        ),
-        (
-            lambda: Path("recipe.py").write_text(TINY + "\ndef metric(): ..."),
-            ["recipe.py"],
-            "recipe.py: metric() is called as metric(model); write def metric(model): ...\n",
-        ),
     ],
 )
 def test_wrong_use_is_two_and_nothing_is_begun(

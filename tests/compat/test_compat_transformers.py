@@ -16,10 +16,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_outputs import BaseModelOutput
 
 import hmp
-from command_kit import error_without
 from hmp.compat.transformers import POLICY_FILE, HMPCallback
 from optimum_kit import KEEPS_CALLBACKS, ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, settings
-from process_kit import to_install
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -204,7 +202,3 @@ def test_outputs_of_every_shape_come_in_float32() -> None:
     assert out["pair"].count == 7
     assert isinstance(out["out"], BaseModelOutput)
     assert out["n"] is None
-
-
-def test_without_transformers_the_command_that_brings_it_is_named() -> None:
-    assert to_install("transformers") in error_without("hmp.compat.transformers", "transformers")
