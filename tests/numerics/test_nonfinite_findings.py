@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import torch
 import hmp
 from hmp.numerics.attribution import Attribution
 from hmp.numerics.finding import Finding
+from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
 HERE = Path(__file__)
@@ -243,18 +243,9 @@ def test_another_threads_ops_are_not_seen_and_each_thread_may_watch():
 
     results: list[str] = []
 
-    def watched() -> None:
-        results.append(found(run).op)
-
     with hmp.detect_nonfinite():
-        thread = threading.Thread(target=run)
-        thread.start()
-        thread.join()
-    threads = [threading.Thread(target=watched) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        in_thread(run)
+    in_threads(lambda _: results.append(found(run).op), range(2))
     assert results == ["sqrt", "sqrt"]
 
 

@@ -17,6 +17,7 @@ from hmp.lists import scopes
 from hmp.tune import third_level
 from hmp.tune.bisection import bisect
 from hmp.tune.decisions import Decisions, Key
+from tune_kit import to_sines as loss
 from tune_kit import trained
 
 LEVELS = ("fp8", "bf16", "fp32")
@@ -42,12 +43,6 @@ class Two(nn.Module):
 def two(scale: float = 0.1) -> tuple[Two, list[torch.Tensor]]:
     torch.manual_seed(0)
     return Two(scale), [torch.randn(16, 32) for _ in range(2)]
-
-
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result = model(x).float()
-    with hmp.disable_casts():
-        return (result - x[:, :3].sin()).square().mean()
 
 
 def tuned(made: Any, **options: Any) -> hmp.TuneResult:

@@ -14,6 +14,7 @@ import hmp
 from hmp.lists import scopes
 from saved_oracle import packs
 from tune_kit import sgd, trained
+from tune_kit import to_sines as loss
 
 pytestmark = packs
 STEPS = 12
@@ -43,12 +44,6 @@ class Two(nn.Module):
 def two(largest: float) -> tuple[nn.Module, list[torch.Tensor]]:
     torch.manual_seed(0)
     return Two(largest), [torch.randn(64, 32) for _ in range(2)]
-
-
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result = model(x).float()
-    with hmp.disable_casts():
-        return (result - x[:, :3].sin()).square().mean()
 
 
 def tuned(largest: float, **options: Any) -> hmp.TuneResult:

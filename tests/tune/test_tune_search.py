@@ -10,6 +10,7 @@ import torch
 
 import hmp
 from hmp.tune.progress import Progress
+from plain_hooks import seen_by_hooks
 from tune_kit import overflowing, parity, perceptron, rotary, sgd, squared, trained
 
 STEPS = 30
@@ -87,18 +88,8 @@ def test_no_subset_within_the_tolerance_keeps_fewer_bytes(tolerance: float) -> N
 def kept(policy: hmp.Policy) -> int:
     """The bytes that the first step keeps for backward: every storage once, parameters left out."""
     model, batches = perceptron()
-    own = {p.untyped_storage().data_ptr() for p in (*model.parameters(), *model.buffers())}
-    storages = {}
-
-    def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            storages[storage.data_ptr()] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), hmp.casts(policy):
-        squared(model, batches[0])
-    return sum(storage.nbytes() for storage in storages.values())
+    with hmp.casts(policy):
+        return sum(seen_by_hooks(model, lambda model: squared(model, batches[0])).saved.values())
 
 
 @pytest.mark.slow
