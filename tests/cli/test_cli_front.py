@@ -225,14 +225,6 @@ def test_a_broken_pipe_of_a_commands_own_is_an_error(monkeypatch: pytest.MonkeyP
         main(["lists"])
 
 
-@pytest.mark.slow
-def test_a_search_in_a_pipe_says_how_far_it_is(recipe: Path) -> None:
-    done = command("tune", "recipe.py", "--budget", "3 evaluations", "--objective", "memory", cwd=recipe.parent)
-    assert "hmp tune: float32 and the policies that there are\n" in done.stderr
-    assert "hmp tune: 1 of about " in done.stderr
-    assert not [line for line in done.stdout.splitlines() if " of about " in line]
-
-
 # -- doctor
 
 

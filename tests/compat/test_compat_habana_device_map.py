@@ -183,6 +183,7 @@ def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
             assert torch.hpu.is_autocast_hpu_enabled()
             with torch.autocast("hpu", enabled=False):
                 assert layer(X).dtype is torch.float32
+        assert torch.autocast(device_type="hpu", dtype=torch.bfloat16)(layer.forward)(X).dtype is torch.bfloat16
         with torch.autocast("hpu"):
             assert layer(X).dtype is torch.hpu.get_autocast_hpu_dtype() is torch.bfloat16
         with torch.autocast("cpu", torch.float16):

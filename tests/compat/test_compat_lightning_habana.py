@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import importlib
 import importlib.util
 import inspect
@@ -13,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 import hmp
 from hmp.compat import habana
@@ -179,41 +177,6 @@ def test_without_a_precision_it_trains_as_plain_lightning_does(home: str):
 def test_16_mixed_scales_the_loss():
     plugin = trainer("lightning.pytorch", precision="16-mixed").precision_plugin
     assert plugin.policy.dtype is torch.float16 and plugin.scaler.get_scale() == 65536.0
-
-
-@both_homes
-@pytest.mark.parametrize("form", ["context", "decorator"])
-def test_a_forward_under_autocast_is_what_torch_makes_of_it(home: str, form: str):
-    class Autocast(Steps):
-        device_type = "hpu"
-
-        def loss(self, batch: Any, step: str) -> torch.Tensor:
-            x, y = batch
-            if form == "context":
-                with torch.autocast(device_type=self.device_type, dtype=torch.bfloat16):
-                    out = self.net(x)
-            else:
-                out = torch.autocast(device_type=self.device_type, dtype=torch.bfloat16)(self.net.forward)(x)
-            self.dtypes.append((step, out.dtype))
-            return F.mse_loss(out.float(), y)
-
-    ours = trained(home, Autocast)
-    theirs = fit(home, model=module(home, type("OnCPU", (Autocast,), {"device_type": "cpu"})))
-    assert ours.losses == theirs.losses != fit(home).losses
-    assert_same_weights(ours.net, theirs.net)
-
-
-@both_homes
-def test_the_ten_statistics_are_in_the_logger(home: str, tmp_path: Path):
-    logger = HOMES[home].loggers.CSVLogger(tmp_path, name="", version="")
-    monitor = HOMES[home].callbacks.DeviceStatsMonitor()
-    trained(home, callbacks=[monitor], logger=logger, log_every_n_steps=1)
-    with (tmp_path / "metrics.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    (row,) = [row for row in rows if row["step"] == "7" and row["DeviceStatsMonitor.on_train_batch_end/Limit"]][:1]
-    said = {name.rpartition("/")[2]: float(value) for name, value in row.items() if "on_train_batch_end/" in name}
-    assert said.keys() == TEN
-    assert said["Limit"] == hmp.memory_stats("cpu")["Limit"] and 0 < said["InUse"] <= said["MaxInUse"] < said["Limit"]
 
 
 @both_homes

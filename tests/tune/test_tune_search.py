@@ -27,17 +27,6 @@ def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimiz
     return trained(model, batches, loss, steps, optimizer, around=None if policy is None else lambda: hmp.casts(policy, model=model))
 
 
-@pytest.mark.slow
-def test_the_lists_are_within_the_tolerance_in_a_run_of_the_users() -> None:
-    model, batches = perceptron()
-    result = hmp.tune(model, batches, loss=squared, optimizer=sgd, steps=STEPS, tolerance=0.01, objective="memory")
-    plain, tuned = by_itself(perceptron, squared, None), by_itself(perceptron, squared, result.policy)
-    assert result["float32"].loss == pytest.approx(plain, rel=1e-6)
-    assert result.best.loss == pytest.approx(tuned, rel=1e-6)
-    assert abs(tuned / plain - 1) <= 0.01
-    assert result.best.saved_bytes < result["float32"].saved_bytes
-
-
 def test_a_name_on_torch_autocasts_list_may_stand_for_a_decided_op_and_another() -> None:
     """_native_multi_head_attention names scaled_dot_product_attention too, which is decided here."""
     torch.manual_seed(0)
