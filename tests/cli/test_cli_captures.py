@@ -60,15 +60,6 @@ def test_a_script_without_a_model_is_told_so(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stderr) == (0, said)
 
 
-@pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write")
-def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (script := tmp_path / "fails.py").write_text("1 / 0\n")
-    assert main(["run", "--capture", "/proc/a.capture", str(script)]) == 2
-    assert capsys.readouterr().err.startswith("hmp run: /proc/a.capture: no file can be written into the folder /proc: ")
-
-
 @pytest.fixture
 def captures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """trainer.capture and server.capture in the current folder: the same layer, whose name and second row differ."""

@@ -170,6 +170,11 @@ FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
         (["--report", "none/a.html", "x.py"], "--report none/a.html: there is no such folder; make it first"),
         (["--html", "none/a.html", "x.py"], "--html none/a.html: there is no such folder; make it first"),
         (["--capture", "none/a.capture", "x.py"], "--capture none/a.capture: there is no such folder; make it first"),
+        pytest.param(
+            ["--capture", "/proc/a.capture", "x.py"],
+            "/proc/a.capture: no file can be written into the folder /proc: ",
+            marks=pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write"),
+        ),
         (["--capture", ".", "x.py"], "--capture . is a folder; give a file"),
         (["--capture", "a", "--capture-calls", "0", "x.py"], "--capture-calls 0: give a number from 1 on"),
     ],
