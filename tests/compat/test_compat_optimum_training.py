@@ -210,16 +210,6 @@ def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCap
 
 
 @pytest.mark.slow
-def test_lazy_mode_is_nothing_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hmp"):
-        for _ in range(2):
-            gaudi(tmp_path, BERT).train()
-    assert [record.getMessage() for record in caplog.records if record.name == "hmp"] == [
-        "use_lazy_mode does nothing without Habana's software: ops run when they are called. Said once"
-    ]
-
-
-@pytest.mark.slow
 def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "hmp"):
         gaudi(tmp_path, {**BERT, "hmp_is_verbose": True}).train()

@@ -25,12 +25,13 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
 
 
-def forward_by_hand(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """What Habana's lists make of `net()`: linear and tanh in bfloat16, softmax in float32."""
-    low = torch.bfloat16
+def forward_by_hand(
+    network: nn.Sequential, x: torch.Tensor, low: torch.dtype = torch.bfloat16, tanh: torch.dtype = torch.bfloat16
+) -> torch.Tensor:
+    """What Habana's lists make of `net()`: linear and tanh in bfloat16, or in the dtypes that are given, softmax in float32."""
     first, _, second, _ = network
-    hidden = torch.tanh(F.linear(x.to(low), first.weight.to(low), first.bias.to(low)))
-    return F.softmax(F.linear(hidden, second.weight.to(low), second.bias.to(low)).float(), 1)
+    hidden = torch.tanh(F.linear(x.to(low), first.weight.to(low), first.bias.to(low)).to(tanh))
+    return F.softmax(F.linear(hidden.to(low), second.weight.to(low), second.bias.to(low)).float(), 1)
 
 
 def train_by_hand(
