@@ -6,11 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
+import hmp
 from command_kit import HABANA, python
 from published import LISTS, needs_corpus
 
-pytestmark = [pytest.mark.slow, needs_corpus]
+pytestmark = needs_corpus
 
 # As MLPerf's ResNet: several processes, LARS around momentum, a schedule written into the groups, and a warm-up on made data that is to
 # leave no trace in the model or the optimizer.
@@ -87,6 +90,7 @@ os._exit(0)  # a model in DDP that dies may wait for gloo's threads for ever (se
 """
 
 
+@pytest.mark.slow
 def test_a_warm_up_of_lars_on_two_ranks_leaves_no_trace(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(RESNET)
     lists = [LISTS / "torchvision" / f"ops_{kind}_Resnet.txt" for kind in ("bf16", "fp32")]
@@ -98,3 +102,36 @@ def test_a_warm_up_of_lars_on_two_ranks_leaves_no_trace(tmp_path: Path) -> None:
         assert found["after a warm-up"] == found["float32"]
         assert found["bf16"] == pytest.approx(found["float32"], rel=2**-6) and found["bf16"] != found["float32"]
         assert found["bf16"][-1] < 0.8 * found["bf16"][0]
+
+
+def trained() -> tuple[list[float], torch.dtype]:
+    """The losses of a small classifier's first steps, as Habana's scripts take them, and the dtype of its products."""
+    from habana_frameworks.torch.hpex.optimizers import FusedAdamW
+
+    torch.manual_seed(0)
+    body = [nn.Conv2d(1, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 32), nn.GELU(), nn.LayerNorm(32)]
+    model = nn.Sequential(*body, nn.Linear(32, 10), nn.LogSoftmax(1)).to("hpu")
+    optimizer, labels = FusedAdamW(model.parameters(), lr=1e-2), torch.arange(40).remainder(10).to("hpu")
+    images = (torch.randn(10, 1, 8, 8)[labels] + torch.randn(40, 1, 8, 8) / 4).to("hpu")
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = nn.functional.nll_loss(model(images), labels)
+        loss.backward()
+        with hmp.disable_casts():
+            optimizer.step()
+        losses.append(loss.item())
+    return losses, nn.functional.linear(images[0, 0], images[1, 0]).dtype
+
+
+@pytest.mark.usefixtures("hpu_on_cpu")
+@pytest.mark.parametrize("folder", sorted({file.parent for file in LISTS.rglob("*.txt")}), ids=lambda folder: folder.name)
+def test_with_each_published_pair_of_lists_losses_are_those_of_float32_nearly(folder: Path) -> None:
+    exact, dtype = trained()
+    assert dtype is torch.float32
+    for bf16 in folder.glob("*bf16*.txt"):
+        fp32 = bf16.with_name(bf16.name.replace("bf16", "fp32"))
+        with hmp.convert("O1", str(bf16), str(fp32) if fp32.is_file() else "", False):
+            found, dtype = trained()
+        assert dtype is torch.bfloat16
+        assert found == pytest.approx(exact, rel=2**-6) and found != exact and found[-1] < 0.9 * found[0]
