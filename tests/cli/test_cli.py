@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import hmp
-from command_kit import python
+from command_kit import RECIPE, python
 from hmp.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -114,23 +114,6 @@ def test_python_m_hmp_exits_with_the_status_of_main(tmp_path: Path) -> None:
     assert "usage: hmp" in done.stderr
 
 
-RECIPE = """\
-import torch, hmp
-
-def model():
-    return torch.nn.Linear(4, 2)
-
-def batches():
-    return [torch.ones(3, 4)]
-
-def loss(model, batch):
-    return model(batch).square().mean()
-
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-"""
-
-
 @pytest.fixture
 def benchmark(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
     """Runs hmp benchmark; gives its exit status and what it printed, to stdout and to stderr."""
@@ -157,9 +140,10 @@ def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path, be
     assert [row["name"] for row in values["rows"]] == ["float32", mine]
     assert values["losses_compare"] is True
     assert values["steps"] == 3
+    exec(RECIPE, mine := {})
     torch.manual_seed(0)
-    first = torch.nn.Linear(4, 2)(torch.ones(3, 4)).square().mean().item()
-    assert values["rows"][0]["first_loss"] == first
+    model, (batch,) = mine["model"](), mine["batches"]()
+    assert values["rows"][0]["first_loss"] == mine["loss"](model, batch).item()
 
 
 def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
@@ -184,7 +168,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
     [
         (["no.py"], "no.py: no such file; give a Python file: a recipe for hmp benchmark defines model()"),
         (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch); a recipe for hmp benchmark defines model()"),
-        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (3, 2); return a scalar tensor"),
+        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (4, 2); return a scalar tensor"),
         (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
         (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),
         (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder; make it first"),

@@ -15,26 +15,18 @@ import pytest
 import torch
 
 import hmp
-from command_kit import ROOT, python
+from command_kit import RECIPE, ROOT, python
 from hmp import cli
 from hmp.cli import main
 
 COMMANDS = [each.__name__.rpartition(".")[2] for each in cli._SUBCOMMANDS]
-RECIPE = """\
-import os, signal, torch
-
-def model():
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-
-def batches():
-    return [torch.ones(3, 4)]
-
-def loss(model, batch):
+STOPS = """\
     if os.environ.get("STOP") == "loss":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
         os.kill(os.getpid(), signal.SIGINT)
-    return model(batch).square().mean()
-
+    return model(batch)"""
+AT_THE_IMPORT = """
+import os, signal
 if os.environ.get("STOP") == "import":
     try:
         raise KeyboardInterrupt
@@ -51,7 +43,7 @@ def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Complet
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "recipe.py").write_text(RECIPE.replace("    return model(batch)", STOPS) + AT_THE_IMPORT)
     return tmp_path / "recipe.py"
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hmp
-from command_kit import python
+from command_kit import RECIPE, python
 from hmp.cli import main
 
 SCRIPT = """\
@@ -19,12 +19,6 @@ print(layer(torch.randn(2, 4)).dtype)
 if "fail" in sys.argv:
     raise ValueError("as asked for")
 sys.exit(3)
-"""
-RECIPE = """\
-import torch
-def model(): return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Softmax(-1))
-def batches(): return [torch.randn(4, 8)]
-def loss(model, batch): return model(batch).pow(2).mean()
 """
 
 

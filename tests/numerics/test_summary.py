@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
+from command_kit import RECIPE
 from hmp.cli import main
 from plain_hooks import Plain, seen_by_hooks
 
@@ -137,16 +138,11 @@ def test_the_command_prints_the_layers_of_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    (tmp_path / "recipe.py").write_text(
-        "import torch\n"
-        "def model(): return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Softmax(-1))\n"
-        "def batches(): return [(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))]\n"
-        "def loss(model, batch): return torch.nn.CrossEntropyLoss()(model(batch[0]), batch[1])\n"
-    )
+    (tmp_path / "recipe.py").write_text(RECIPE)
     assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habana"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "(" in line]
-    assert [line[1] for line in lines] == ["(Linear)", "(Softmax)"]
-    assert "bfloat16" in lines[0] and "float32" in lines[1]
+    assert [line[1] for line in lines] == ["(Linear)", "(Linear)", "(Softmax)"]
+    assert "bfloat16" in lines[0] and "float32" in lines[2]
     assert main(["summary", "none.py"]) == 2
     assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habanna"]) == 2
     assert "did you mean 'habana'" in capsys.readouterr().err
