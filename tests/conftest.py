@@ -10,6 +10,7 @@ import sys
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -104,6 +105,21 @@ def torch_knows_its_default_device() -> Iterator[None]:
     yield
     if torch.__version__ < (2, 10) and vars(torch._GLOBAL_DEVICE_CONTEXT).get("device_context", "") is None:
         del torch._GLOBAL_DEVICE_CONTEXT.device_context
+
+
+@pytest.fixture
+def hpu_on_cpu() -> Iterator[Any]:
+    """Habana's names, with the CPU for "hpu"."""
+    from hmp.compat import habana
+
+    with habana.install("cpu") as shim:
+        yield shim
+
+
+@pytest.fixture
+def accelerates_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None, and none is left: earlier releases of transformers write it into the environment."""
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")
 
 
 @pytest.fixture

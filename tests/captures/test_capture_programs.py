@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
+from thread_kit import in_threads
 
 
 def net() -> nn.Sequential:
@@ -105,11 +105,7 @@ def test_another_look_at_the_ops_sees_none_of_the_captures_own(tmp_path: Path) -
 def test_threads_write_one_capture_and_captures_nest(tmp_path: Path) -> None:
     model = net()
     with hmp.capture(tmp_path / "a", model), hmp.capture(tmp_path / "b", model[1]):
-        threads = [threading.Thread(target=model, args=(torch.randn(3, 4),)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        in_threads(model, [torch.randn(3, 4) for _ in range(4)])
     assert sorted(modules(tmp_path / "a")) == sorted(4 * NAMES)
     assert sorted(modules(tmp_path / "b")) == sorted(4 * ["0", "1", "", "(inputs)"])
     numbers = [call.number for call in hmp.Capture.load(tmp_path / "a").calls if call.module == "1.0"]

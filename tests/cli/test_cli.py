@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -12,16 +11,10 @@ import pytest
 import torch
 
 import hmp
-from command_kit import python
+from command_kit import RECIPE, python
 from hmp.cli import main
-from process_kit import to_install
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_help_is_done(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    assert "demo" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -37,6 +30,10 @@ def test_help_is_done(capsys: pytest.CaptureFixture[str]) -> None:
         ["lists", "a", "b"],
         ["benchmark"],
         ["benchmark", "recipe.py", "--seconds", "0"],
+        *(
+            ["run", *each.split()]
+            for each in ("", "--policy", "-m", "--nonsense x.py", "--opt-level O3 x.py", "--policy bert", "--device-map")
+        ),
     ],
     ids=" ".join,
 )
@@ -94,14 +91,6 @@ def test_diff_of_two_releases_shows_what_changed_between_them(capsys: pytest.Cap
     assert "  rms_norm              unlisted -> fp32\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("arguments", [["diff", "habana", "nope"], ["diff", "nope", "habana"], ["lists", "nope"]], ids=" ".join)
-def test_a_policy_that_there_is_not_is_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(arguments) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert printed.err.startswith(f"hmp {arguments[0]}: 'nope' is no policy; presets are apex-o1, autocast")
-
-
 def test_lists_has_a_line_for_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["lists"]) == 0
     heading, *lines = capsys.readouterr().out.splitlines()
@@ -119,38 +108,10 @@ def test_lists_of_a_policy_are_its_names(tmp_path: Path, capsys: pytest.CaptureF
     assert lines == ["", "bf16:", "  conv2d", "  mm", "", "fp32:", "  log", "", "promote:", "  cat"]
 
 
-@pytest.mark.parametrize("package", ["rich", "sklearn", "numpy"])
-def test_demo_without_its_extra_names_the_command_to_install_it(
-    package: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
-    assert main(["demo"]) == 2
-    error = capsys.readouterr().err
-    assert error == f"hmp demo needs {package}, not installed here: {to_install('demo')}\n"
-
-
 def test_python_m_hmp_exits_with_the_status_of_main(tmp_path: Path) -> None:
     done = python("-m", "hmp", "nonsense", cwd=tmp_path)
     assert done.returncode == 2
     assert "usage: hmp" in done.stderr
-
-
-RECIPE = """\
-import torch, hmp
-
-def model():
-    return torch.nn.Linear(4, 2)
-
-def batches():
-    return [torch.ones(3, 4)]
-
-def loss(model, batch):
-    return model(batch).square().mean()
-
-def optimizer(model):
-    return torch.optim.SGD(model.parameters(), lr=0.1)
-"""
 
 
 @pytest.fixture
@@ -179,9 +140,10 @@ def test_benchmark_of_a_recipe_prints_a_table_and_writes_json(tmp_path: Path, be
     assert [row["name"] for row in values["rows"]] == ["float32", mine]
     assert values["losses_compare"] is True
     assert values["steps"] == 3
+    exec(RECIPE, mine := {})
     torch.manual_seed(0)
-    first = torch.nn.Linear(4, 2)(torch.ones(3, 4)).square().mean().item()
-    assert values["rows"][0]["first_loss"] == first
+    model, (batch,) = mine["model"](), mine["batches"]()
+    assert values["rows"][0]["first_loss"] == mine["loss"](model, batch).item()
 
 
 def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
@@ -206,7 +168,7 @@ def test_benchmark_exits_with_one_where_the_step_failed_under_a_policy(
     [
         (["no.py"], "no.py: no such file; give a Python file: a recipe for hmp benchmark defines model()"),
         (["HERE/none.py"], "HERE/none.py: lacks loss(model, batch); a recipe for hmp benchmark defines model()"),
-        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (3, 2); return a scalar tensor"),
+        (["HERE/vector.py"], "HERE/vector.py: loss(model, batch) returned a tensor of shape (4, 2); return a scalar tensor"),
         (["HERE/good.py", "--policies", "fp32"], "'fp32' is no policy; presets are apex-o1, autocast, "),
         (["HERE/good.py", "--policies", ","], "policies is empty; name at least one"),
         (["HERE/good.py", "--json", "HERE/no/out.json"], "--json HERE/no/out.json: there is no such folder; make it first"),

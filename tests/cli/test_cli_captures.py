@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 from pathlib import Path
@@ -13,7 +12,6 @@ import torch
 import hmp
 from command_kit import python
 from hmp.cli import main
-from process_kit import to_install
 
 SCRIPT = """\
 import sys, torch
@@ -60,43 +58,6 @@ def test_a_script_without_a_model_is_told_so(tmp_path: Path) -> None:
     ended = run(tmp_path, "--capture", "a.capture", "none.py")
     said = "hmp run: --capture a.capture was not written: no module of the program was called through model(...) in the region\n"
     assert (ended.returncode, ended.stderr) == (0, said)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (["--capture", "none/a"], "--capture: none/a: there is no folder none to write the capture into; make the folder first"),
-        (["--capture", "."], "--capture: . is a folder; give the file that the capture is to be written into"),
-        (["--capture", "a", "--capture-calls", "0"], "--capture-calls 0: give a number from 1 on"),
-    ],
-)
-def test_what_cannot_be_written_is_told_before_the_script_runs(
-    options: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fails.py").write_text("1 / 0\n")
-    assert main(["run", *options, "fails.py"]) == 2
-    assert capsys.readouterr().err == f"hmp run: {said}\n"
-
-
-@pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write")
-def test_a_folder_into_which_no_file_can_be_written_is_told_before_the_script_runs(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (script := tmp_path / "fails.py").write_text("1 / 0\n")
-    assert main(["run", "--capture", "/proc/a.capture", str(script)]) == 2
-    assert capsys.readouterr().err.startswith("hmp run: --capture: /proc/a.capture: no file can be written into the folder /proc: ")
-
-
-def test_without_the_extra_the_command_that_adds_it_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("fails.py").write_text("1 / 0\n")
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "safetensors" else find_spec(name))
-    assert main(["run", "--capture", "a", "fails.py"]) == 2
-    assert capsys.readouterr().err == f"hmp run: --capture: a capture needs safetensors, not installed here: {to_install('capture')}\n"
 
 
 @pytest.fixture

@@ -15,27 +15,18 @@ import pytest
 import torch
 
 import hmp
-from command_kit import ROOT, python
+from command_kit import RECIPE, ROOT, python
 from hmp import cli
 from hmp.cli import main
-from process_kit import to_install
 
 COMMANDS = [each.__name__.rpartition(".")[2] for each in cli._SUBCOMMANDS]
-RECIPE = """\
-import os, signal, torch
-
-def model():
-    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
-
-def batches():
-    return [torch.ones(3, 4)]
-
-def loss(model, batch):
+STOPS = """\
     if os.environ.get("STOP") == "loss":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
         os.kill(os.getpid(), signal.SIGINT)
-    return model(batch).square().mean()
-
+    return model(batch)"""
+AT_THE_IMPORT = """
+import os, signal
 if os.environ.get("STOP") == "import":
     try:
         raise KeyboardInterrupt
@@ -52,7 +43,7 @@ def command(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Complet
 def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "recipe.py").write_text(RECIPE)
+    (tmp_path / "recipe.py").write_text(RECIPE.replace("    return model(batch)", STOPS) + AT_THE_IMPORT)
     return tmp_path / "recipe.py"
 
 
@@ -147,23 +138,25 @@ def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, caps
     assert "none/out.json: there is no such folder; make it first" in capsys.readouterr().err
 
 
-def test_every_json_that_is_written_says_its_version(tmp_path: Path) -> None:
+def test_every_json_that_is_written_says_its_version_and_no_folder_is_made_for_a_file(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 2)
     with hmp.casts(), hmp.record() as report:
         model(torch.ones(1, 2))
-    written = [
-        report.to_json(tmp_path / "report.json"),
-        report.to_trace(tmp_path / "trace.json"),
-        hmp.compare(model, torch.ones(1, 2)).to_json(tmp_path / "comparison.json"),
-        hmp.benchmark(lambda: None, ["float32"], rounds=1, steps=1).to_json(tmp_path / "benchmark.json"),
-    ]
+    comparison = hmp.compare(model, torch.ones(1, 2))
+    benchmark = hmp.benchmark(lambda: None, ["float32"], rounds=1, steps=1)
     tuned = hmp.tune(
         model, [torch.ones(1, 2)], loss=lambda m, x: m(x).square().mean(), budget="3 evaluations", objective="memory", folder=tmp_path
     )
-    for file in (*written, tmp_path / "tune.json"):
+    files = [getattr(result, form)(tmp_path / f"{form}{at}") for at, (result, form) in enumerate(
+        ((report, "to_json"), (report, "to_trace"), (comparison, "to_json"), (benchmark, "to_json"), (tuned, "to_json")))]  # fmt: skip
+    for file in (*files, tmp_path / "tune.json"):
         assert json.loads(file.read_text())["schema_version"] == 1, file
-    assert hmp.Report.load(written[0]).rows == report.rows
-    assert tuned.to_dict()["schema_version"] == 1
+    assert hmp.Report.load(files[0]).rows == report.rows
+    folder = tmp_path / "no"
+    for result in (report, comparison, benchmark, tuned):
+        for form in {"to_json", "to_html", "to_trace"} & {*dir(result)}:
+            with pytest.raises(hmp.HmpError, match=f"there is no folder {folder} to write it into; make the folder first$"):
+                getattr(result, form)(folder / "file")
 
 
 @pytest.mark.slow
@@ -222,25 +215,6 @@ def test_a_broken_pipe_of_a_commands_own_is_an_error(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(hmp, "policies", broken)
     with pytest.raises(BrokenPipeError, match="mine"):
         main(["lists"])
-
-
-@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
-def test_compare_asks_for_the_extra_before_the_work(
-    package: str, recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find_spec = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == package else find_spec(name))
-    monkeypatch.setattr(hmp, "compare", lambda *args, **options: pytest.fail("compared first"))
-    assert main(["compare", "recipe.py", "--html", "page.html"]) == 2
-    assert capsys.readouterr().err == f"hmp compare: --html needs {package}, not installed here: {to_install('report')}\n"
-
-
-@pytest.mark.slow
-def test_a_search_in_a_pipe_says_how_far_it_is(recipe: Path) -> None:
-    done = command("tune", "recipe.py", "--budget", "3 evaluations", "--objective", "memory", cwd=recipe.parent)
-    assert "hmp tune: float32 and the policies that there are\n" in done.stderr
-    assert "hmp tune: 1 of about " in done.stderr
-    assert not [line for line in done.stdout.splitlines() if " of about " in line]
 
 
 # -- doctor

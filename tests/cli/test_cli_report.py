@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import hmp
-from command_kit import python
+from command_kit import RECIPE, python
 from hmp.cli import main
 
 SCRIPT = """\
@@ -19,12 +19,6 @@ print(layer(torch.randn(2, 4)).dtype)
 if "fail" in sys.argv:
     raise ValueError("as asked for")
 sys.exit(3)
-"""
-RECIPE = """\
-import torch
-def model(): return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Softmax(-1))
-def batches(): return [torch.randn(4, 8)]
-def loss(model, batch): return model(batch).pow(2).mean()
 """
 
 
@@ -51,12 +45,6 @@ def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
     assert (tmp_path / "out.txt").read_text().startswith("hmp record: policy habana")
 
 
-def test_a_report_that_cannot_be_written_is_told_before_the_script_runs(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--report", "none/out.html", "script.py")
-    assert (ended.returncode, ended.stdout) == (2, "")
-    assert "--report none/out.html: there is no such folder; make it first" in ended.stderr
-
-
 @pytest.mark.slow
 def test_every_rank_writes_its_own(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
@@ -79,7 +67,6 @@ def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert sorted(row["order"] for row in values["rows"]) == list(range(len(values["rows"])))
     assert {row["op"] for row in values["rows"]} >= {"linear", "softmax", "pow", "mean"}
     assert "linear" in files[1].read_text()
-    hmp.revert()
 
 
 @pytest.mark.parametrize("scoped", [True, False])
@@ -95,7 +82,6 @@ def test_compare_in_fp8_shows_the_low_dtype_beside_it(tmp_path: Path, scoped: bo
         for run in (values, *values["others"])
     ]
     assert errors[0] > 0.02 > 0.004 > errors[1] > 0
-    hmp.revert()
 
 
 def test_compare_sets_policies_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +98,6 @@ def test_compare_sets_policies_side_by_side(tmp_path: Path, capsys: pytest.Captu
     assert "model.0" in low[0] and "model.0" not in low[1] and low[1]
     assert main(["compare", str(recipe), "--against", "autocast"]) == 2
     assert "are the same, and nothing would be between them; leave one out" in capsys.readouterr().err
-    hmp.revert()
 
 
 def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,17 +111,15 @@ def test_compare_asks_for_the_batches_once(tmp_path: Path, capsys: pytest.Captur
     ("options", "status", "message"),
     [
         (["none.py"], 2, "no such file"),
-        (["step.py"], 2, "defines step() alone, which is for hmp benchmark; a recipe for hmp compare defines model() -> a torch.nn.Module"),
         (["ok.py", "--policy", "nope"], 2, "'nope' is no policy"),
         (["ok.py", "--html", "none/c.html"], 2, "there is no such folder"),
     ],
-    ids=["file", "step", "policy", "folder"],
+    ids=["file", "policy", "folder"],
 )
 def test_compare_of_what_cannot_be_compared(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], options: list[str], status: int, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "ok.py").write_text(RECIPE)
-    (tmp_path / "step.py").write_text("def step(): pass\n")
     assert main(["compare", *options]) == status
     assert message in capsys.readouterr().err

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 import types
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,7 +119,7 @@ def test_a_signal_ends_the_script_as_it_does_under_python_itself(number: signal.
     assert ("KeyboardInterrupt" in ours[1]) is (number == signal.SIGINT)
 
 
-# The dtypes of two ops, before and after the script's own convert().
+# The dtypes of three ops, before and after the script's own convert().
 CASTS = """\
 import torch, torch.nn.functional as F
 x = torch.ones(2, 2)
@@ -132,46 +131,22 @@ if __import__("sys").argv[1:] == ["itself"]:
 """
 
 
-@pytest.fixture
-def casts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, list[str], str]]:
-    """Runs CASTS in this process: status, lines printed."""
-    (tmp_path / "casts.py").write_text(CASTS)
-    (tmp_path / "div.txt").write_text("div\n")
-    (tmp_path / "exp.txt").write_text("exp\nlinear\n")
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, list[str], str]:
-        code = f"import sys; from hmp.cli import main; sys.exit(main({['run', *arguments]!r}))"
-        done = python("-c", code, cwd=tmp_path)
-        return done.returncode, [line.replace("torch.", "") for line in done.stdout.splitlines()], done.stderr
-
-    return run
-
-
 @pytest.mark.slow
-def test_options_convert_and_the_scripts_own_convert_replaces_that(casts: Callable[..., tuple[int, list[str], str]]) -> None:
-    assert casts("--bf16", "exp.txt", "casts.py", "itself") == (0, ["bfloat16 bfloat16 float32", "float32 float32 bfloat16"], "")
-
-
-@pytest.mark.slow
-def test_every_option_does_what_convert_does_with_it(casts: Callable[..., tuple[int, list[str], str]]) -> None:
-    assert casts("casts.py")[:2] == (0, ["float32 float32 float32"])
-    assert casts("--opt-level", "O2", "casts.py")[:2] == (0, ["bfloat16 float32 float32"])
-    status, lines, log = casts("--bf16", "exp.txt", "--fp32", "div.txt", "--verbose", "casts.py")
-    assert (status, lines) == (0, ["bfloat16 bfloat16 float32"])
-    assert "policy 'custom': bf16 2, fp32 1" in log
-
-
 @pytest.mark.parametrize(
-    "arguments",
-    [[], ["--policy"], ["-m"], ["--nonsense", "x.py"], ["--opt-level", "O3", "x.py"], ["--policy", "bert"], ["--device-map"]],
-    ids=" ".join,
+    ("options", "dtypes"),
+    [
+        ("casts.py", ["float32 float32 float32"]),
+        ("--opt-level O2 casts.py", ["bfloat16 float32 float32"]),
+        ("--bf16 exp.txt --fp32 div.txt --verbose casts.py", ["bfloat16 bfloat16 float32"]),
+        ("--bf16 exp.txt casts.py itself", ["bfloat16 bfloat16 float32", "float32 float32 bfloat16"]),
+    ],
 )
-def test_wrong_options_are_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *arguments]) == 2
-    printed = capsys.readouterr()
-    assert not printed.out
-    assert "usage: hmp" in printed.err
+def test_options_do_what_convert_does_with_them_and_the_scripts_own_replaces_that(options: str, dtypes: list[str], tmp_path: Path) -> None:
+    for name, text in (("casts.py", CASTS), ("div.txt", "div\n"), ("exp.txt", "exp\nlinear\n")):
+        (tmp_path / name).write_text(text)
+    done = python(*RUN, *options.split(), cwd=tmp_path)
+    assert (done.returncode, done.stdout.replace("torch.", "").splitlines()) == (0, dtypes)
+    assert ("policy 'custom': bf16 2, fp32 1" in done.stderr) is ("--verbose" in options)
 
 
 FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
@@ -192,6 +167,16 @@ FORMS = "give hpu=cpu, hpu=cuda, hpu=cuda:1 or hpu=auto"
         (["--habana", "--bf16", "none.txt", "x.py"], "none.txt: no such file; give the path of a list file"),
         (["--device-map", "gpu=cpu", "x.py"], f"device map 'gpu=cpu': 'gpu' is not mapped, only 'hpu' is; {FORMS}"),
         (["--device-map", "hpu=tpu", "x.py"], f"device map 'hpu=tpu': 'tpu' is no torch device; {FORMS}"),
+        (["--report", "none/a.html", "x.py"], "--report none/a.html: there is no such folder; make it first"),
+        (["--html", "none/a.html", "x.py"], "--html none/a.html: there is no such folder; make it first"),
+        (["--capture", "none/a", "x.py"], "--capture: none/a: there is no folder none to write the capture into; make the folder first"),
+        pytest.param(
+            ["--capture", "/proc/a.capture", "x.py"],
+            "--capture: /proc/a.capture: no file can be written into the folder /proc: ",
+            marks=pytest.mark.skipif(not Path("/proc").exists(), reason="a folder into which nobody can write"),
+        ),
+        (["--capture", ".", "x.py"], "--capture: . is a folder; give the file that the capture is to be written into"),
+        (["--capture", "a", "--capture-calls", "0", "x.py"], "--capture-calls 0: give a number from 1 on"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

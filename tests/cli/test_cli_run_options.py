@@ -111,10 +111,6 @@ def test_html_writes_a_page_whatever_the_file_is_called(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert (folder / "page").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert '"schema_version": 1' in (folder / "report.json").read_text(encoding="utf-8")
-    assert (
-        run(folder, "--html", "none/page.html", "train.py").stderr
-        == "hmp run: --html none/page.html: there is no such folder; make it first\n"
-    )
 
 
 FLOAT16 = "import torch\nx = torch.full((2, 2), 300.0).half()\ny = x * x\nprint('went on')\ny = torch.exp(x)\n"

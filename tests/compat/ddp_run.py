@@ -18,10 +18,11 @@ import torch
 from lightning.fabric import Fabric
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler
 
 import hmp
 from hmp.compat.lightning import HMPPrecision
+from training_by_hand import batches, net, sgd
 
 torch.set_num_threads(1)
 warnings.simplefilter("ignore")
@@ -29,11 +30,10 @@ EPOCHS = 2
 
 
 class Net(nn.Sequential):
-    """A network that notes the dtype of its first layer's output."""
+    """The network, which notes the dtypes of its layers' outputs."""
 
     def __init__(self) -> None:
-        torch.manual_seed(0)
-        super().__init__(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Softmax(1))
+        super().__init__(*net())
         self.dtypes: set[torch.dtype] = set()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -43,17 +43,10 @@ class Net(nn.Sequential):
         return x
 
 
-def dataset() -> TensorDataset:
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(32, 8), torch.rand(32, 4))
-
-
-def sgd(network: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5)
-
-
-def loader(sampler: Any = None) -> DataLoader[Any]:
-    return DataLoader(dataset(), batch_size=4, sampler=sampler)
+def loader() -> DataLoader[Any]:
+    """Every rank takes every second sample, four at a time: together they take the batches of one process."""
+    dataset = batches().dataset
+    return DataLoader(dataset, batch_size=4, sampler=DistributedSampler(dataset, shuffle=False))
 
 
 class Model(pl.LightningModule):
@@ -69,10 +62,10 @@ class Model(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return sgd(self.net)
+        return sgd(self.net.parameters())
 
     def train_dataloader(self) -> DataLoader[Any]:
-        return loader(DistributedSampler(dataset(), shuffle=False))
+        return loader()
 
     def on_train_end(self) -> None:
         # here and not after fit(): spawned processes end with it
@@ -111,8 +104,8 @@ def by_fabric() -> None:
     fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", plugins=[HMPPrecision()])
     fabric.launch()
     network = Net()
-    model, optimizer = fabric.setup(network, sgd(network))
-    write(network, loop(model, optimizer, loader(DistributedSampler(dataset(), shuffle=False)), fabric.backward), fabric.global_rank)
+    model, optimizer = fabric.setup(network, sgd(network.parameters()))
+    write(network, loop(model, optimizer, loader(), fabric.backward), fabric.global_rank)
     leave()
 
 
@@ -122,10 +115,9 @@ def by_accelerate() -> None:
     hmp.convert()
     accelerator = Accelerator(mixed_precision="no", cpu=True)
     network = Net()
-    model, optimizer = accelerator.prepare(network, sgd(network))
+    model, optimizer = accelerator.prepare(network, sgd(network.parameters()))
     rank = accelerator.process_index
-    data = loader(DistributedSampler(dataset(), shuffle=False))
-    write(network, loop(model, optimizer, data, accelerator.backward), rank)
+    write(network, loop(model, optimizer, loader(), accelerator.backward), rank)
     leave()
 
 
@@ -133,9 +125,8 @@ def by_torch() -> None:
     torch.distributed.init_process_group("gloo")
     hmp.convert()
     network = Net()
-    data = loader(DistributedSampler(dataset(), shuffle=False))
     model = nn.parallel.DistributedDataParallel(network)
-    losses = loop(model, sgd(network), data, torch.Tensor.backward)
+    losses = loop(model, sgd(network.parameters()), loader(), torch.Tensor.backward)
     write(network, losses, torch.distributed.get_rank())
     torch.distributed.destroy_process_group()
     leave()

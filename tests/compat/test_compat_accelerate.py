@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
 
 import hmp
+from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 accelerate = pytest.importorskip("accelerate")
 from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
@@ -34,23 +34,13 @@ def forget() -> None:
         state._reset_state()
 
 
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Softmax(1))
-
-
-def batches() -> DataLoader[Any]:
-    torch.manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(32, 8), torch.rand(32, 4)), batch_size=8)
-
-
 def train(
     precision: str = "no", around_prepare: Callable[[], Any] = lambda: None, model: nn.Module | None = None, **kwargs: Any
 ) -> tuple[list[float], nn.Module]:
     """The losses and the model after two epochs of accelerate's loop."""
     accelerator = accelerate.Accelerator(mixed_precision=precision, cpu=True, **kwargs)
     network = net() if model is None else model
-    optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5)
+    optimizer = sgd(network.parameters())
     prepared, optimizer, data = accelerator.prepare(network, optimizer, batches())
     around_prepare()
     losses = []
@@ -67,29 +57,9 @@ def train(
     return losses, network
 
 
-def by_hand(accumulate: int = 1) -> tuple[list[float], nn.Sequential]:
-    """The same in plain torch: linear and tanh in bfloat16, softmax and the rest in float32."""
-    network, losses = net(), []
-    first, _, second, _ = network
-    optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5)
-    for _ in range(2):
-        for index, (x, y) in enumerate(batches()):
-            hidden = torch.tanh(F.linear(x.to(BF16), first.weight.to(BF16), first.bias.to(BF16)))
-            out = F.softmax(F.linear(hidden, second.weight.to(BF16), second.bias.to(BF16)).float(), 1)
-            loss = F.mse_loss(out, y)
-            losses.append(loss.item())
-            (loss / accumulate).backward()
-            if (index + 1) % accumulate == 0:
-                nn.utils.clip_grad_norm_(network.parameters(), 0.05)
-                optimizer.step()
-                optimizer.zero_grad()
-    return losses, network
-
-
 def assert_same(found: tuple[list[float], nn.Module], wanted: tuple[list[float], nn.Module]) -> None:
     assert found[0] == wanted[0]
-    for one, other in zip(found[1].parameters(), wanted[1].parameters(), strict=True):
-        assert one.dtype is FP32 and torch.equal(one, other)
+    assert_same_weights(found[1], wanted[1])
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
@@ -99,7 +69,7 @@ def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, lat
         hmp.convert()
     found = train(around_prepare=hmp.convert if late else lambda: None, gradient_accumulation_steps=accumulate)
     hmp.revert()
-    assert_same(found, by_hand(accumulate))
+    assert_same(found, train_by_hand(lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.05), accumulate))
     assert found[0] != train(gradient_accumulation_steps=accumulate)[0], "the precision makes no difference here"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -20,12 +20,6 @@ from torch_snapshot import Snapshot, all_of_torch
 
 HPU = torch.device("hpu")
 X = torch.ones(2, 3)
-
-
-@pytest.fixture
-def on_cpu() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
 
 
 def checkpoint() -> io.BytesIO:
@@ -91,7 +85,7 @@ def test_lands_on_the_mapped_device(name: str) -> None:
         CALLS[name]()
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_values_are_those_of_the_same_call_on_the_mapped_device() -> None:
     torch.manual_seed(3)
     found = torch.randn(4, device="hpu"), torch.arange(2, 9, 3, device="hpu"), torch.tril_indices(3, 4, -1, device="hpu")
@@ -142,7 +136,7 @@ def test_an_index_is_kept_where_the_mapped_device_has_several(
     assert found is device if device == wanted else found == torch.device(wanted)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_torch_device_stays_the_type_that_it_is() -> None:
     device = torch.device("hpu", 1)
     assert type(device) is torch.device
@@ -156,7 +150,7 @@ def test_torch_device_stays_the_type_that_it_is() -> None:
     assert moved is X
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_generator_stays_a_type() -> None:
     generator = torch.Generator()
     assert isinstance(generator, torch.Generator)
@@ -170,7 +164,7 @@ def test_generator_stays_a_type() -> None:
     assert not isinstance(generator, Mine)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_to_that_names_no_hpu_is_torchs_own() -> None:
     assert X.to(torch.float64).dtype is torch.float64
     assert X.to("meta").device.type == "meta"
@@ -189,27 +183,24 @@ def test_hpu_autocast_is_the_mapped_devices_in_bfloat16() -> None:
             assert torch.hpu.is_autocast_hpu_enabled()
             with torch.autocast("hpu", enabled=False):
                 assert layer(X).dtype is torch.float32
+        assert torch.autocast(device_type="hpu", dtype=torch.bfloat16)(layer.forward)(X).dtype is torch.bfloat16
         with torch.autocast("hpu"):
             assert layer(X).dtype is torch.hpu.get_autocast_hpu_dtype() is torch.bfloat16
         with torch.autocast("cpu", torch.float16):
             assert layer(X).dtype is torch.float16
     with torch.autocast(device_type="hpu", dtype=torch.bfloat16):
         assert layer(X).dtype is torch.float32
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_hpu_autocast_is_in_bfloat16_where_the_mapped_devices_default_is_another() -> None:
     default = torch.get_autocast_dtype("cpu")
-    torch.set_autocast_dtype("cpu", torch.float16)
+    torch.set_autocast_dtype("cpu", torch.float16)  # the mapped device's own default
     try:
-        assert torch.autocast("cpu").fast_dtype is torch.float16
-        assert torch.autocast("hpu").fast_dtype is torch.bfloat16
-        assert torch.autocast("hpu", torch.float16).fast_dtype is torch.float16
+        with habana.install("cpu"):
+            found = torch.autocast("cpu"), torch.autocast("hpu"), torch.autocast("hpu", torch.float16)
+        assert [each.fast_dtype for each in found] == [torch.float16, torch.bfloat16, torch.float16]
     finally:
         torch.set_autocast_dtype("cpu", default)
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_custom_fwd_for_hpu_casts_its_inputs() -> None:
     seen = []
 
@@ -230,7 +221,7 @@ def test_custom_fwd_for_hpu_casts_its_inputs() -> None:
     assert seen == [(torch.float32, False)]
 
 
-@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.usefixtures("hpu_on_cpu")
 @pytest.mark.filterwarnings("ignore")  # torch's own, about pinning without an accelerator
 def test_pinning_for_hpu_needs_no_accelerator() -> None:
     assert X.pin_memory("hpu") is X

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,16 +13,11 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import hmp
-from hmp.compat import habana
 from hmp.compat.habana.lars import FusedLars
 from hmp.compat.habana.normalization import FusedClipNorm
 from hmp.compat.habana.optimizers import FusedAdamW, FusedLamb
 
-
-@pytest.fixture(autouse=True)
-def _shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 class Model(nn.Module):
@@ -63,8 +58,9 @@ class Task:
     def step(self) -> torch.Tensor:
         loss = functional.mse_loss(self.model(self.x), self.y)
         loss.backward()
-        FusedClipNorm(self.model.parameters(), 0.5).clip_norm()
-        self.optimizer.step()
+        with hmp.disable_casts():  # as Habana's scripts have it
+            FusedClipNorm(self.model.parameters(), 0.5).clip_norm()
+            self.optimizer.step()
         return loss
 
     def plain(self, numbers: range) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
+import runpy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
-from command_kit import RUN, python
 from hmp.compat import habana
 from hmp.compat.habana import int32
 from hmp.ops import sites_of
@@ -182,7 +182,7 @@ torch.manual_seed(0)
 config = transformers.DistilBertConfig(vocab_size=64, dim=16, hidden_dim=32, n_layers=2, n_heads=2, max_position_embeddings=16, dropout=0.0,
     attention_dropout=0.0, qa_dropout=0.0)
 model = transformers.DistilBertForQuestionAnswering(config).to("hpu").train()
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+optimizer, losses = torch.optim.AdamW(model.parameters(), lr=1e-3), []
 ids, spans = torch.randint(64, (32, 16)), torch.randint(16, (2, 32))
 features = [torch.IntTensor(each.tolist()) for each in (ids, torch.ones_like(ids), *spans)]
 for batch in DataLoader(TensorDataset(*features), batch_size=8):
@@ -194,18 +194,17 @@ for batch in DataLoader(TensorDataset(*features), batch_size=8):
     loss.backward()
     optimizer.step()
     htcore.mark_step()
-    print(loss.item())
+    losses.append(loss.item())
 """
 
 
 @pytest.mark.slow
 def test_a_question_answering_script_with_int_tensors_trains(tmp_path: Path) -> None:
     losses = {}
-    for name, options, long in (("by hand", [], True), ("int32", [], False), ("O1", ["--policy", "habana"], False)):
-        (tmp_path / "squad.py").write_text(f"LONG = {long}\n{SQUAD}")
-        done = python(*RUN, "--habana", "--device-map", "hpu=cpu", *options, "squad.py", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        losses[name] = torch.tensor(list(map(float, done.stdout.split())))
+    (tmp_path / "squad.py").write_text(SQUAD)
+    for name, policy, long in (("by hand", None, True), ("int32", None, False), ("O1", "habana", False)):
+        with habana.install("cpu"), under(policy):
+            losses[name] = torch.tensor(runpy.run_path(str(tmp_path / "squad.py"), {"LONG": long})["losses"])
     assert len(losses["int32"]) == 4
     assert torch.equal(losses["int32"], losses["by hand"])
     assert torch.allclose(losses["O1"], losses["by hand"], rtol=0.01)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -17,10 +16,7 @@ from hmp.torch_private import TORCH
 LOW = torch.bfloat16
 
 
-@pytest.fixture(autouse=True)
-def _shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 def test_attention_is_torchs_and_cast_as_the_op_is() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,16 +12,12 @@ import torch
 from torch import nn
 
 import hmp
-from hmp.compat import habana
 from trap_kit import policy
 
 F64 = torch.float64
 
 
-@pytest.fixture(autouse=True)
-def shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 def parameters(dtype: torch.dtype = F64) -> list[nn.Parameter]:
@@ -237,23 +232,27 @@ def test_fused_lars_gives_the_weight_decay_back_when_a_step_raises() -> None:
 ALL = policy(bf16=["mul", "add", "div", "sqrt", "norm", "sub", "copy_", "linalg.vector_norm", "stack", "where"])
 
 
-@pytest.mark.parametrize("name", ["FusedLamb", "FusedLars", "FusedResourceApplyMomentum"])
-def test_steps_are_those_without_hmp_under_any_lists(name: str) -> None:
-    from habana_frameworks.torch.hpex import optimizers
+@pytest.mark.parametrize("lists", [ALL, "habana-o2"], ids=["all", "o2"])
+@pytest.mark.parametrize("name", ["FusedAdagrad", "FusedAdamW", "FusedLamb", "FusedLars", "FusedResourceApplyMomentum", "FusedSGD"])
+def test_r15_steps_are_those_without_hmp_under_any_lists(name: str, lists: hmp.Policy | str) -> None:
+    from habana_frameworks.torch.hpex import normalization, optimizers
 
     def stepped() -> list[nn.Parameter]:
         params = parameters(torch.float32)
+        make = getattr(optimizers, name)
         if name == "FusedLars":
-            optimizer = optimizers.FusedLars(torch.optim.SGD(params, lr=0.5, momentum=0.9, weight_decay=0.1), [1, 0, 1])
-        elif name == "FusedLamb":
-            optimizer = optimizers.FusedLamb(params, lr=0.05)
+            optimizer = make(torch.optim.SGD(params, lr=0.5, momentum=0.9, weight_decay=0.1), [1, 0, 1])
         else:
-            optimizer = optimizers.FusedResourceApplyMomentum(params, 0.1, 0.9)
-        take(params, optimizer)
+            optimizer = make(params, lr=0.1, **({"momentum": 0.9} if name == "FusedResourceApplyMomentum" else {}))
+        for step in range(4):
+            for param, grad in zip(params, gradients(step), strict=True):
+                param.grad = grad.float()
+            normalization.FusedClipNorm(params, 0.1).clip_norm()
+            optimizer.step()
         return params
 
     plain = stepped()
-    with hmp.convert(policy=ALL):
+    with hmp.convert(policy=lists):
         cast = stepped()
     assert all(map(torch.equal, plain, cast))
 

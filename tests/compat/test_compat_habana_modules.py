@@ -23,31 +23,25 @@ from hmp.compat.habana.names import TREE
 from making import habana_names
 
 
-@pytest.fixture
-def shim() -> Iterator[habana.Shim]:
-    with habana.install("cpu") as shim:
-        yield shim
-
-
 def imported() -> list[str]:
     return [name for name in sys.modules if name.split(".")[0] in ("habana_frameworks", "habana_dataloader") or name == "torch.hpu"]
 
 
-def test_every_module_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
+def test_every_module_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -> None:
     there = [name for name in TREE if name != "habana_frameworks.torch.gpu_migration"]
     for name in there:
         module = importlib.import_module(name)
         assert module.__name__ == name
         assert importlib.util.find_spec(name) is module.__spec__
     assert set(imported()) == {*there, "torch.hpu"}
-    shim.uninstall()
+    hpu_on_cpu.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("habana_frameworks") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("habana_frameworks.torch.core")
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFixture) -> None:
     """Seen through the import system, as a program sees it: a name that cannot be what it is said to be fails here, and so does one
     that a module has and the page has not."""
@@ -80,7 +74,7 @@ def test_each_name_on_the_page_is_what_the_page_says(caplog: pytest.LogCaptureFi
         assert module not in sys.modules or "*" in shown.get(module, set()) or there <= shown.get(module, set()), module
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_known_idioms_find_what_they_ask_for() -> None:
     import habana_frameworks.torch as ht
     import habana_frameworks.torch.core as htcore
@@ -105,7 +99,7 @@ def test_known_idioms_find_what_they_ask_for() -> None:
 HAS = "in hmp's stand-in for it, which has what Habana's programs were seen to use: "
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 @pytest.mark.parametrize(
     ("statement", "said"),
     [
@@ -131,7 +125,7 @@ def test_what_there_is_not_is_an_import_error_that_says_what_there_is(statement:
     assert said in str(caught.value)
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_who_asks_first_is_told_that_there_is_nothing() -> None:
     import habana_frameworks.torch as ht
 
@@ -150,7 +144,7 @@ except {error}:
 """
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other_way(tmp_path: Path) -> None:
     for number, (text, is_there) in enumerate(
         (
@@ -166,7 +160,7 @@ def test_a_name_that_is_an_error_when_it_is_called_is_there_for_who_has_no_other
         assert (runpy.run_path(str(script))["fetch_habana_unet_loader"] is not None) is is_there, text
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_the_names_of_the_media_engine_are_there_while_lightning_habana_is_imported() -> None:
     with modules.with_media():
         from habana_frameworks.mediapipe import fn
@@ -181,7 +175,7 @@ def test_the_names_of_the_media_engine_are_there_while_lightning_habana_is_impor
             use()
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
     import habana_frameworks.torch as ht
     import habana_frameworks.torch.utils.debug as htdebug
@@ -202,7 +196,7 @@ def test_lazy_mode_does_nothing_and_says_so_once(caplog: pytest.LogCaptureFixtur
     ]
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_random_state_of_hpu_is_that_of_the_mapped_device() -> None:
     torch.hpu.manual_seed(7)
     assert torch.hpu.initial_seed() == 7
@@ -218,7 +212,7 @@ def test_random_state_of_hpu_is_that_of_the_mapped_device() -> None:
     assert torch.hpu.initial_seed() != 7
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
     before = torch.hpu.memory_stats()
     assert {"Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize"} <= before.keys()
@@ -234,7 +228,7 @@ def test_memory_statistics_have_habanas_keys_and_follow_the_process() -> None:
         assert torch.hpu.max_memory_allocated() < high - 100_000_000
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_streams_events_and_devices_on_the_cpu() -> None:
     start, end = torch.hpu.Event(enable_timing=True), torch.hpu.Event(enable_timing=True)
     with pytest.raises(RuntimeError, match="must be recorded"):
@@ -272,7 +266,7 @@ def test_the_backend_hccl_is_registered_by_its_import_and_goes_with_the_shim() -
         assert {name: value.copy() for name, value in before.items()} == contents
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_initialize_distributed_hpu_tells_what_it_was_given_or_what_the_launcher_set(monkeypatch: pytest.MonkeyPatch) -> None:
     from habana_frameworks.torch.distributed.hccl import initialize_distributed_hpu
 

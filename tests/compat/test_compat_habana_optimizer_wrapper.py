@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,15 +13,10 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from hmp.compat import habana
-
 Optimizer = torch.optim.Optimizer
 
 
-@pytest.fixture(autouse=True)
-def shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
 
 def parameters() -> list[nn.Parameter]:

@@ -1,12 +1,18 @@
-"""Scripts written for Gaudi run unmodified, in processes of their own."""
+"""Scripts written for Gaudi run unmodified."""
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from command_kit import HABANA, RUN, python
+from command_kit import RUN, python
+from hmp.compat import habana
+from process_kit import alone
 
 # The usage example that Habana published for HMP.
 EXAMPLE = """\
@@ -26,38 +32,29 @@ for t in range(500):
     with hmp.disable_casts():
         optimizer.step()
 """
-# Runs the example as it is, and looks at what arrives at torch's kernels.
-WATCH = """\
-import runpy, sys, torch
-from torch.utils._python_dispatch import TorchDispatchMode
-
-products, losses = [], []
-
-class Seen(TorchDispatchMode):
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten.addmm.default:
-            products.append(tuple(each.dtype for each in args))
-        if func is torch.ops.aten.mse_loss.default:
-            losses.append(result.item())
-        return result
-
-with Seen():
-    found = runpy.run_path(sys.argv[1], run_name="__main__")
-assert set(products) == {(torch.bfloat16,) * 3}, set(products)
-assert len(products) == len(losses) == 500
-assert losses[-1] < losses[0], losses[:: 100]
-assert {each.dtype for each in found["model"].parameters()} == {torch.float32}
-print("bfloat16, and the loss fell")
-"""
 
 
 @pytest.mark.slow
 def test_the_published_example_runs_verbatim_with_linear_in_bfloat16_and_a_falling_loss(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLE)
-    (tmp_path / "watch.py").write_text(WATCH)
-    done = python(*HABANA, "watch.py", "example.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "bfloat16, and the loss fell\n"), done.stderr
+    products, losses = set(), []
+
+    class Seen(TorchDispatchMode):
+        """Looks at what arrives at torch's kernels."""
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.addmm.default:
+                products.add(tuple(each.dtype for each in args))
+            if func is torch.ops.aten.mse_loss.default:
+                losses.append(result.item())
+            return result
+
+    with habana.install("cpu"), Seen():
+        found = runpy.run_path(str(tmp_path / "example.py"), run_name="__main__")
+    assert products == {(torch.bfloat16,) * 3}
+    assert len(losses) == 500 and losses[-1] < losses[0]
+    assert {each.dtype for each in found["model"].parameters()} == {torch.float32}
 
 
 # Trains as scripts for Gaudi do: the usual imports, autocast, fused optimizer and clipping, lazy mode, memory, hccl.
@@ -111,48 +108,22 @@ LAZY = "mark_step() does nothing without Habana's software: ops run when they ar
 
 
 @pytest.mark.slow
-def test_a_training_script_with_hccl_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_training_script_with_hccl_runs(size: int, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAIN)
     one = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "LOCAL_RANK": "0"}
-    done = python(*RUN, "--habana", "train.py", cwd=tmp_path, **one)
-    assert (done.returncode, done.stdout) == (0, "rank 0 of 1 done\n"), done.stderr
-    assert done.stderr.count(LAZY) == 1
-
-
-@pytest.mark.slow
-def test_a_training_script_with_hccl_runs_in_two_processes(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = python(*launcher, *RUN, "--habana", "train.py", cwd=tmp_path)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if size == 2 else []
+    done = python(*launcher, *RUN, "--habana", "train.py", cwd=tmp_path, **(one if size == 1 else {}))
     assert done.returncode == 0, done.stderr
-    assert sorted(done.stdout.splitlines()) == ["rank 0 of 2 done", "rank 1 of 2 done"]
+    assert sorted(done.stdout.splitlines()) == [f"rank {rank} of {size} done" for rank in range(size)]
     assert done.stderr.count(LAZY) == 1, "rank 0 speaks for all"
 
 
+# In a process of its own: the compilers change torch for good.
 COMPILED = """\
 import torch
-import hmp.compat.habana as habana
-
-def compiled(x):
-    return x.to("hpu") * 2 + torch.tensor([1.0], device="hpu")
-
-with habana.install("cpu"):
-    x = torch.ones(3)
-    assert torch.equal(torch.compile(compiled, backend="eager", fullgraph=True)(x), x * 2 + 1)
-    assert torch.jit.script(torch.nn.Linear(3, 2)).to("hpu")(x.to("hpu")).shape == (2,)
-print("done")
-"""
-
-
-@pytest.mark.slow
-def test_torch_compile_and_torch_jit_see_through_the_mapped_calls(tmp_path: Path) -> None:
-    (tmp_path / "compiled.py").write_text(COMPILED)  # in another process: it changes torch for good
-    done = python("compiled.py", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
-
-
-SCRIPTED = """\
-import torch
+from torch.jit import _builtins
+import hmp
 from hmp.compat import habana
 
 def fresh():
@@ -163,26 +134,24 @@ def fresh():
 def check(function):
     assert torch.equal(torch.jit.script(function)(torch.ones(2)), torch.tensor([3.0, 4.0]))
 
-from torch.jit import _builtins
 before = dict(_builtins._get_builtin_table())
 shim = habana.install("cpu")
 check(fresh())
 import torch.distributed.optim
-import hmp
 with hmp.convert():
     check(fresh())
+x = torch.ones(3)
+compiled = torch.compile(lambda x: x.to("hpu") * 2 + torch.tensor([1.0], device="hpu"), backend="eager", fullgraph=True)
+assert torch.equal(compiled(x), x * 2 + 1)
+assert torch.jit.script(torch.nn.Linear(3, 2)).to("hpu")(x.to("hpu")).shape == (2,)
 shim.uninstall()
 after = _builtins._get_builtin_table()
 assert before.items() <= after.items()
 assert [key for key, op in after.items() if op == "aten::tensor"] == [id(torch.tensor)]
 check(fresh())
-print("scripted")
 """
 
 
 @pytest.mark.slow
-def test_scripted_code_makes_tensors_and_torchs_own_is_imported(tmp_path: Path) -> None:
-    (tmp_path / "scripted.py").write_text(SCRIPTED)
-    result = python("scripted.py", cwd=tmp_path)
-    assert result.returncode == 0, result.stderr
-    assert "scripted" in result.stdout
+def test_torch_compile_and_torch_jit_see_through_the_mapped_calls_and_torchs_own_is_imported(tmp_path: Path) -> None:
+    alone(tmp_path, COMPILED)

@@ -43,10 +43,3 @@ def test_a_trainer_without_a_logger_is_an_error(home: str):
     with pytest.raises(hmp.HmpError) as error:
         run.fit(module(home), batches())
     assert str(error.value) == "DeviceStats logs to the trainer's logger, and there is none; give Trainer(logger=...) one"
-
-
-def test_it_gives_optimums_three_numbers():
-    stats = hmp.memory_stats("cpu")
-    found = DeviceStats.gigabytes("cpu")
-    assert list(found) == ["memory_allocated", "max_memory_allocated", "total_memory_available"]
-    assert found["total_memory_available"] == round(stats["Limit"] / 2**30, 2)  # type: ignore[operator]

@@ -84,15 +84,6 @@ def by_hand_with(optimizer: Any, closure: bool = False) -> nn.Sequential:
     return network
 
 
-@both_homes
-def test_the_optimizers_step_is_not_cast(home: str):
-    model = module(home, optimizer=lambda parameters: Noting(parameters, lr=1.0))
-    run = trainer(home, plugin())
-    run.fit(model, batches())
-    assert run.optimizers[0].cast == {False}
-    assert_same_weights(model.net, by_hand_with(lambda parameters: Noting(parameters, lr=1.0)))
-
-
 class Manual(Steps):
     """Optimizes by hand, within the training step."""
 
@@ -121,8 +112,9 @@ def test_manual_optimization_steps_and_clips_without_casts(home: str, clip: floa
 
 
 @both_homes
-def test_a_step_within_the_training_step_is_not_cast(home: str):
-    model = module(home, Manual, optimizer=lambda parameters: Noting(parameters, lr=1.0))
+@pytest.mark.parametrize("body", [Steps, Manual], ids=["the trainer's", "within the training step"])
+def test_the_optimizers_step_is_not_cast(home: str, body: type[Steps]):
+    model = module(home, body, optimizer=lambda parameters: Noting(parameters, lr=1.0))
     run = trainer(home, plugin())
     run.fit(model, batches())
     assert run.optimizers[0].cast == {False}

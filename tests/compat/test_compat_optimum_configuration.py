@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -21,12 +20,6 @@ from published import gaudi_files
 BF16 = "add addmm bmm div dropout gelu iadd linear layer_norm matmul mm rsub softmax truediv".split()
 FP32 = ["embedding", "nll_loss", "log_softmax"]
 CONFIGS = gaudi_files()
-
-
-@pytest.fixture
-def shim() -> Iterator[None]:
-    with habana.install("cpu"):
-        yield
 
 
 def test_a_configuration_without_values_is_off_and_holds_berts_lists() -> None:
@@ -80,14 +73,12 @@ def test_what_cannot_be_meant_is_refused_and_unknown_keys_are_told(tmp_path: Pat
     (tmp_path / "gaudi_config.json").write_text("[]")
     with pytest.raises(hmp.HmpError, match=r"gaudi_config\.json: is no JSON object"):
         GaudiConfig.from_pretrained(tmp_path)
-    with pytest.raises(hmp.HmpError, match="are both set"):
-        _ = GaudiConfig(use_habana_mixed_precision=True, use_torch_autocast=True).policy
     with caplog.at_level(logging.WARNING, "hmp"):
         assert GaudiConfig(use_magic=3).policy is None
     assert "unknown Gaudi configuration keys: use_magic" in caplog.text
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_the_arguments_place_the_training_on_the_mapped_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "no")  # earlier releases of transformers write it
     monkeypatch.setenv("ACCELERATE_DYNAMO_MODE", "default")
@@ -105,7 +96,7 @@ def test_the_arguments_place_the_training_on_the_mapped_device(tmp_path: Path, m
     assert found == (1e-6, 230, False, False)
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_the_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
     line = f"--output_dir {tmp_path} --use_habana --use_lazy_mode --gaudi_config_name here --throughput_warmup_steps 2"
     (arguments,) = HfArgumentParser((GaudiTrainingArguments,)).parse_args_into_dataclasses(line.split())
@@ -113,7 +104,7 @@ def test_the_arguments_are_read_from_a_command_line(tmp_path: Path) -> None:
     assert (arguments.gaudi_config_name, arguments.throughput_warmup_steps) == ("here", 2)
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_arguments_that_cannot_be_meant_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="use_lazy_mode, gaudi_config_name cannot be used without use_habana; give"):
         GaudiTrainingArguments(str(tmp_path), use_lazy_mode=True, gaudi_config_name="here")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import logging
-import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,16 +15,11 @@ import pytest
 
 from command_kit import HABANA, ROOT, python
 from hmp.compat import habana
+from process_kit import to_install
 
 NAMES = """optimum.habana optimum.habana.transformers optimum.habana.transformers.gaudi_configuration optimum.habana.transformers.trainer
 optimum.habana.transformers.trainer_seq2seq optimum.habana.transformers.training_args optimum.habana.transformers.training_args_seq2seq
 optimum.habana.utils""".split()
-
-
-@pytest.fixture
-def shim() -> Iterator[habana.Shim]:
-    with habana.install("cpu") as shim:
-        yield shim
 
 
 def imported() -> list[str]:
@@ -47,19 +41,19 @@ def forgotten() -> Iterator[None]:
         del sys.modules[name]
 
 
-def test_every_name_is_importable_and_gone_afterwards(shim: habana.Shim) -> None:
+def test_every_name_is_importable_and_gone_afterwards(hpu_on_cpu: habana.Shim) -> None:
     assert imported() == []
     for name in NAMES:
         assert importlib.import_module(name).__name__ == name
     assert imported() == sorted([*NAMES, "optimum"])
-    shim.uninstall()
+    hpu_on_cpu.uninstall()
     assert imported() == []
     assert importlib.util.find_spec("optimum") is None
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("optimum.habana")
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_the_idioms_of_scripts_find_what_they_ask_for() -> None:
     import optimum.habana
     import optimum.habana.transformers
@@ -89,7 +83,7 @@ def test_the_idioms_of_scripts_find_what_they_ask_for() -> None:
     assert drawn() == drawn()
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
     with pytest.raises(ImportError, match=r"habana has no 'GaudiDDIMScheduler' in hmp's .* GaudiTrainer, .* install optimum-habana"):
         exec("from optimum.habana import GaudiDDIMScheduler")
@@ -101,10 +95,13 @@ def test_what_there_is_not_is_an_import_error_with_what_there_is() -> None:
         importlib.import_module("optimum.neuron")  # another's
     import optimum.habana
 
-    assert not hasattr(optimum.habana, "__wrapped__")
+    # who only wants to know is told as by any module
+    assert not hasattr(optimum.habana, "diffusers") and getattr(optimum.habana, "GaudiDDIMScheduler", None) is None
+    assert importlib.util.find_spec("optimum.habana.diffusers") is None
+    assert not hasattr(optimum.habana, "__wrapped__") and inspect.unwrap(optimum.habana) is optimum.habana
 
 
-@pytest.mark.usefixtures("shim")
+@pytest.mark.usefixtures("hpu_on_cpu")
 def test_beside_a_real_optimum_without_habana_only_that_is_hmps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packages(tmp_path, {"optimum/onnx/__init__.py": "HERE = True\n", "optimum/habana/notes.txt": ""}, monkeypatch)
     import optimum.onnx
@@ -151,54 +148,38 @@ def test_one_that_does_not_import_gives_way_and_that_is_told(
     assert [name for name in imported() if name != "optimum"] == []
 
 
-def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    (folder / "script.py").write_text(textwrap.dedent(script))
-    return python(*HABANA, "script.py", cwd=folder)
+IN_A_FRESH_PROCESS = """\
+import sys
+import torch
+from hmp.compat import habana
+found = [name for name in sys.modules if name.split(".")[0] in ("transformers", "accelerate", "optimum")]
+assert not found, found
+assert "hmp.compat.optimum_habana.trainer" not in sys.modules
+before = {name: getattr(torch, name) for name in ("gather", "scatter", "take_along_dim", "compile")}
+cholesky = torch.linalg.cholesky
+import transformers.utils
+from optimum.habana import GaudiTrainer
+assert {name: getattr(torch, name) for name in before} == before
+assert torch.linalg.cholesky is cholesky
+if hasattr(transformers.utils, "is_torch_hpu_available"):  # transformers before 4.49 asks for no Gaudi
+    assert transformers.utils.is_torch_hpu_available() is True
+    habana.uninstall()
+    assert transformers.utils.is_torch_hpu_available() is False
+"""
 
 
 @pytest.mark.slow
-def test_nothing_is_imported_before_the_script_asks_for_it(tmp_path: Path) -> None:
-    done = run(
-        """
-        import sys
-        found = [name for name in sys.modules if name.split(".")[0] in ("transformers", "accelerate", "optimum")]
-        assert not found, found
-        assert "hmp.compat.optimum_habana.trainer" not in sys.modules
-        """,
-        tmp_path,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_transformers_puts_nothing_into_torch_because_of_the_shim(tmp_path: Path) -> None:
-    if not hasattr(importlib.import_module("transformers.utils"), "is_torch_hpu_available"):
-        pytest.skip("transformers before 4.49 asks for no Gaudi")
-    done = run(
-        """
-        import torch
-        from hmp.compat import habana
-        before = {name: getattr(torch, name) for name in ("gather", "scatter", "take_along_dim", "compile")}
-        cholesky = torch.linalg.cholesky
-        import transformers
-        from transformers.utils import is_torch_hpu_available
-        from optimum.habana import GaudiTrainer
-        assert is_torch_hpu_available() is True
-        assert {name: getattr(torch, name) for name in before} == before
-        assert torch.linalg.cholesky is cholesky
-        habana.uninstall()
-        assert is_torch_hpu_available() is False
-        """,
-        tmp_path,
-    )
+def test_nothing_is_imported_before_it_is_asked_for_and_transformers_puts_nothing_into_torch(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(IN_A_FRESH_PROCESS)
+    done = python(*HABANA, "script.py", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow
 def test_without_transformers_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
-    done = run("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer", tmp_path)
-    assert done.returncode == 1
-    assert "pip install 'hmp-torch[transformers]'" in done.stderr
+    (tmp_path / "script.py").write_text("import sys; sys.modules['transformers'] = None; from optimum.habana import GaudiTrainer")
+    done = python(*HABANA, "script.py", cwd=tmp_path)
+    assert done.returncode == 1 and to_install("transformers") in done.stderr
 
 
 def test_each_release_of_transformers_that_was_run_has_the_same_losses_and_dtypes() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch.nn.functional as F
 from transformers import Trainer, TrainerCallback, TrainingArguments, default_data_collator
 
 import hmp
-from hmp.compat import habana
 from hmp.compat.habana.optimizers import FusedAdamW
 from hmp.compat.optimum_habana import throughput
 from optimum_kit import ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, own_optimizer, settings
@@ -23,12 +21,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 BERT = {"use_habana_mixed_precision": True}
 
 
-@pytest.fixture(autouse=True)
-def shim(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
-    with habana.install("cpu"):
-        yield
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("hpu_on_cpu", "accelerates_precision")
 
 
 def gaudi(folder: Path, config: dict[str, Any], *callbacks: TrainerCallback, of: Any = None, kind: Any = None, **more: Any) -> Any:
@@ -155,9 +148,10 @@ def test_use_fused_adam_is_habanas_adam_with_an_epsilon_of_1e_6(tmp_path: Path) 
 def test_the_memory_is_logged_every_logging_steps(tmp_path: Path) -> None:
     trainer = gaudi(tmp_path, BERT, logging_steps=2)
     trainer.train()
-    at = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert [entry["step"] for entry in at] == [2, 4]
-    for entry in at:
+    trainer.evaluate()
+    kinds = [name for entry in trainer.state.log_history for name in ("loss", "train_runtime", "eval_loss") if name in entry]
+    assert kinds == ["loss", "loss", "train_runtime", "eval_loss"]
+    for entry in trainer.state.log_history:
         used, most, total = (entry[name] for name in ("memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"))
         # the process that runs torch holds a tenth of a gigabyte at least
         assert 0.1 < used <= most <= total
@@ -213,16 +207,6 @@ def test_a_warm_up_that_never_ends_is_told(tmp_path: Path, caplog: pytest.LogCap
         metrics = gaudi(tmp_path, BERT, throughput_warmup_steps=4).train().metrics
     assert "throughput_warmup_steps is 4 and no step came after them: the speeds are those of all steps" in caplog.text
     assert metrics["train_samples_per_second"] > 0
-
-
-@pytest.mark.slow
-def test_lazy_mode_is_nothing_and_that_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "hmp"):
-        for _ in range(2):
-            gaudi(tmp_path, BERT).train()
-    assert [record.getMessage() for record in caplog.records if record.name == "hmp"] == [
-        "use_lazy_mode does nothing without Habana's software: ops run when they are called. Said once"
-    ]
 
 
 @pytest.mark.slow

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 pytest.importorskip("lightning")
 
-import hmp
-from ddp_run import EPOCHS, Net, dataset, sgd
+from training_by_hand import net, train_by_hand
 
 HERE = Path(__file__).parent
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
@@ -26,7 +24,7 @@ POLICY = ("-m", "hmp", "run", "--policy", "habana")
 def run(way: str, folder: Path, *launcher: str) -> list[dict]:
     """What the two processes wrote."""
     env = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU"))}
-    env |= {"PYTHONPATH": str(HERE.parents[1])}
+    env |= {"PYTHONPATH": os.pathsep.join([str(HERE.parents[1]), str(HERE.parent / "support")])}
     command = [sys.executable, *launcher, str(HERE / "ddp_run.py"), way, str(folder), "--bf16"]  # which hmp has an option of the name of
     if way.endswith("two nodes"):
         env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": "2"}
@@ -49,25 +47,9 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def alone(policy: str | None) -> tuple[Net, list[float]]:
-    """One process with the batches of both: every rank takes every second sample, four at a time."""
-    network, losses = Net(), []
-    optimizer = sgd(network)
-    x, y = dataset().tensors
-    for _ in range(EPOCHS):
-        for start in range(0, 32, 8):
-            with hmp.casts(policy) if policy else hmp.disable_casts():
-                loss = F.mse_loss(network(x[start : start + 8]), y[start : start + 8])
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return network, losses
-
-
 def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> float:
     """How far apart two states are, as a share of how far training moved the weights."""
-    start = Net().state_dict()
+    start = net().state_dict()
     moved = sum((other[name] - start[name]).square().sum() for name in start).sqrt()
     return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
 
@@ -90,7 +72,7 @@ def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_pat
     assert one["dtypes"] == other["dtypes"] == ["torch.bfloat16", "torch.float32"]
     assert all(torch.equal(tensor, other["weights"][name]) for name, tensor in one["weights"].items())
     assert {tensor.dtype for tensor in one["weights"].values()} == {torch.float32}
-    network, losses = alone("habana")
+    losses, network = train_by_hand()  # one process with the batches of both
     assert one["losses"] != other["losses"], "each has samples of its own"
     together = [sum(pair) / 2 for pair in zip(one["losses"], other["losses"], strict=True)]
     assert together == pytest.approx(losses, rel=2**-8)
@@ -98,6 +80,6 @@ def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_pat
 
 
 def test_the_distance_sees_a_lost_step_and_lost_casts():
-    habana, exact = alone("habana")[0].state_dict(), alone(None)[0].state_dict()
+    habana, exact = train_by_hand()[1].state_dict(), train_by_hand(forward=lambda network, x: network(x))[1].state_dict()
     assert distance(habana, habana) == 0 < distance(habana, exact)
-    assert distance(Net().state_dict(), habana) == 1
+    assert distance(net().state_dict(), habana) == 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +23,7 @@ from optimum_kit import ON_CPU, losses, settings
 METRICS = ["hmp/logprob_error_mean", "hmp/logprob_error_max", "hmp/logprob_bias", "hmp/kl"]
 
 
-@pytest.fixture(autouse=True)
-def reverted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
-    yield
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("accelerates_precision")
 
 
 def figures(low: Tensor, wide: Tensor, targets: Tensor) -> list[float]:
@@ -177,73 +172,61 @@ def test_a_compiled_model_is_watched_from_outside(fresh_compiler: None) -> None:
     assert beside_float32(watch.stop(), hmp.casts("habana")) is not None
 
 
-def test_lightnings_loggers_get_them_and_it_trains_as_without_them(tmp_path: Path) -> None:
+def fitted(folder: Path, training_step: Any, metrics: list[Any], epochs: int, rows: int, **more: Any) -> tuple[Any, list[dict[str, str]]]:
+    """A LightningModule of a Classifier after that training, and what its logger got of the metrics."""
     kit = pytest.importorskip("lightning_kit")
     home = "lightning.pytorch"
     pytorch = kit.HOMES[home]
-    from hmp.compat.lightning import TokenErrors as Callback
 
     class Body(pytorch.LightningModule):  # type: ignore[misc, name-defined]
         def __init__(self) -> None:
             super().__init__()
-            self.net, self.losses = Classifier(), []
-
-        def training_step(self, batch: Any, index: int) -> Tensor:
-            x, y = batch
-            loss = F.cross_entropy(self.net(x), y)
-            self.losses.append(loss.item())
-            return loss
+            self.net, self.losses, self.automatic_optimization = Classifier(), [], training_step is not by_hand
 
         def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
+            parts = [self.net.body, self.net.head] if training_step is by_hand else [self.net]
+            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in parts]
 
-    def fit(callbacks: list[Any], **more: Any) -> Any:
-        model = Body()
-        data = torch.utils.data.TensorDataset(torch.randn(24, 8), torch.arange(24) % 4)
-        run = kit.trainer(home, kit.plugin("torch-cpu"), callbacks=callbacks, max_epochs=2, accumulate_grad_batches=2, **more)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run.fit(model, torch.utils.data.DataLoader(data, batch_size=4))
-        return model
+    Body.training_step = training_step
+    torch.manual_seed(0)
+    data = torch.utils.data.TensorDataset(torch.randn(rows, 8), torch.arange(rows) % 4)
+    given = {"logger": pytorch.loggers.CSVLogger(folder, name="", version="")} | more
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run = kit.trainer(home, kit.plugin("torch-cpu"), callbacks=metrics, max_epochs=epochs, **given)
+        run.fit(model := Body(), torch.utils.data.DataLoader(data, batch_size=4))
+    log = folder / "metrics.csv"
+    return model, [row for row in csv.DictReader(log.read_text().splitlines()) if row[METRICS[0]]] if log.exists() else []
 
-    metric = Callback(every=2)
-    without, model = fit([]), fit([metric], logger=pytorch.loggers.CSVLogger(tmp_path, name="", version=""))
+
+def automatic(self: Any, batch: Any, index: int) -> Tensor:
+    x, y = batch
+    loss = F.cross_entropy(self.net(x), y)
+    self.losses.append(loss.item())
+    return loss
+
+
+def by_hand(self: Any, batch: Any, index: int) -> None:
+    """The first batch has one step and the others two, so that their count is never even again."""
+    x, y = batch
+    self.manual_backward(F.cross_entropy(self.net(x), y))
+    for optimizer in self.optimizers()[: 1 if index == 0 else 2]:
+        optimizer.step()
+
+
+def test_lightnings_loggers_get_them_and_it_trains_as_without_them(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    from hmp.compat.lightning import TokenErrors as Callback
+
+    metric, given = Callback(every=2), {"epochs": 2, "rows": 24, "accumulate_grad_batches": 2}
+    (without, _), (model, rows) = fitted(tmp_path / "0", automatic, [], **given), fitted(tmp_path, automatic, [metric], **given)
     assert model.losses == without.losses and len(model.losses) == 12
     assert all(torch.equal(*pair) for pair in zip(model.state_dict().values(), without.state_dict().values(), strict=True))
-    with (tmp_path / "metrics.csv").open() as file:
-        rows = [row for row in csv.DictReader(file) if row[METRICS[0]]]
     assert [row["step"] for row in rows] == ["0", "2", "4"]  # optimizer steps that were done
     assert metric.latest is not None and [float(rows[-1][name]) for name in METRICS] == list(metric.latest.metrics().values())
     assert metric.latest.tokens == 4 and metric.latest.error_mean > 0
     with pytest.raises(hmp.HmpError, match="TokenErrors logs to the trainer's logger, and there is none"):
-        fit([Callback()])
-
-
-def test_with_several_optimizers_every_so_many_of_their_steps(tmp_path: Path) -> None:
-    """The first batch has one step and the others two, so that their count is never even again."""
-    kit = pytest.importorskip("lightning_kit")
-    home = "lightning.pytorch"
-    pytorch = kit.HOMES[home]
-    from hmp.compat.lightning import TokenErrors as Callback
-
-    class Two(pytorch.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.net, self.automatic_optimization = Classifier(), False
-
-        def training_step(self, batch: Any, index: int) -> None:
-            x, y = batch
-            self.manual_backward(F.cross_entropy(self.net(x), y))
-            for optimizer in self.optimizers()[: 1 if index == 0 else 2]:
-                optimizer.step()
-
-        def configure_optimizers(self) -> Any:
-            return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net.body, self.net.head)]
-
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(16, 8), torch.arange(16) % 4), batch_size=4)
-    metric, logger = Callback(every=2), pytorch.loggers.CSVLogger(tmp_path, name="", version="")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        kit.trainer(home, kit.plugin("torch-cpu"), callbacks=[metric], max_epochs=1, logger=logger).fit(Two(), data)
-    with (tmp_path / "metrics.csv").open() as file:
-        assert [row["step"] for row in csv.DictReader(file) if row[METRICS[0]]] == ["1", "5", "7"]
+        fitted(tmp_path, automatic, [Callback()], **given, logger=False)
+    # with several optimizers every so many of their steps
+    _, rows = fitted(tmp_path / "2", by_hand, [Callback(every=2)], epochs=1, rows=16)
+    assert [row["step"] for row in rows] == ["1", "5", "7"]

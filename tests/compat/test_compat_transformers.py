@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,19 +16,13 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.modeling_outputs import BaseModelOutput
 
 import hmp
-from command_kit import error_without
 from hmp.compat.transformers import POLICY_FILE, HMPCallback
 from optimum_kit import KEEPS_CALLBACKS, ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, settings
-from process_kit import to_install
 
 BF16, F32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def reverted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "no")  # earlier releases of transformers write it
-    yield
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("accelerates_precision")
 
 
 def trainer(folder: Path, *callbacks: TrainerCallback, of: Any = None, **arguments: Any) -> Trainer:
@@ -209,7 +202,3 @@ def test_outputs_of_every_shape_come_in_float32() -> None:
     assert out["pair"].count == 7
     assert isinstance(out["out"], BaseModelOutput)
     assert out["n"] is None
-
-
-def test_without_transformers_the_command_that_brings_it_is_named() -> None:
-    assert to_install("transformers") in error_without("hmp.compat.transformers", "transformers")

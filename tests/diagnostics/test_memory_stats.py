@@ -5,7 +5,6 @@ No CUDA device and no HPU has been asked: their mappings are fed with what torch
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -52,27 +51,19 @@ def test_the_cpu_says_three_and_none_for_the_rest():
     assert stats == hmp.memory_stats(torch.device("cpu")) | {"InUse": stats["InUse"], "MaxInUse": stats["MaxInUse"]}
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not HAS_PROC, reason="needs /proc")
 def test_the_cpus_sizes_are_bytes_and_follow_what_the_process_does():
-    code = """
-import hmp, torch
-before = hmp.memory_stats("cpu")
-block = torch.ones(64 << 20, dtype=torch.uint8)
-during = hmp.memory_stats("cpu")
-del block
-after = hmp.memory_stats("cpu")
-for stats in (before, during, after):
-    print(stats["Limit"], stats["InUse"], stats["MaxInUse"])
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], check=True)
-    before, during, after = ([int(number) for number in line.split()] for line in done.stdout.splitlines())
     mib = 1 << 20
-    assert 63 * mib < during[1] - before[1] < 80 * mib
-    assert 63 * mib < during[1] - after[1] < 80 * mib
-    assert all(peak >= size for _, size, peak in (before, during, after))
-    assert abs(after[2] - during[1]) < 8 * mib, "the kernel keeps the peak to some pages"
-    assert before[0] == during[0] == after[0] == int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    before = hmp.memory_stats("cpu")
+    block = torch.ones(64 * mib, dtype=torch.uint8)
+    during = hmp.memory_stats("cpu")
+    del block
+    after = hmp.memory_stats("cpu")
+    assert 63 * mib < during["InUse"] - before["InUse"] < 80 * mib
+    assert 63 * mib < during["InUse"] - after["InUse"] < 80 * mib
+    assert all(stats["MaxInUse"] >= stats["InUse"] for stats in (before, during, after))
+    assert after["MaxInUse"] > during["InUse"] - 8 * mib, "the kernel keeps the peak to some pages"
+    assert before["Limit"] == during["Limit"] == after["Limit"] == int(Path("/proc/meminfo").read_text().split()[1]) * 1024
 
 
 def test_without_proc_the_process_says_nothing_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

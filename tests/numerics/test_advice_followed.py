@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import hmp
+from trap_kit import pasted
 
 LARGE = torch.full((8, 8), 300.0)
 HALF = LARGE[0].half()
@@ -28,13 +29,6 @@ def finding(policy: hmp.Policy, call: Callable[[], Any]) -> Any:
     except hmp.NonFiniteError as error:
         return error.finding
     return None
-
-
-def pasted(remedy: str, policy: hmp.Policy) -> hmp.Policy:
-    """The policy after the line of Python that a finding gives."""
-    names = {"hmp": hmp, "policy": policy}
-    exec(remedy, names)
-    return names["policy"]  # type: ignore[return-value]
 
 
 def of_ones(module: nn.Module) -> nn.Module:
@@ -60,7 +54,7 @@ def test_the_line_for_an_op_that_autocast_decides_can_be_pasted(op: str) -> None
     with torch.backends.mkldnn.flags(enabled=False):
         found = finding(TORCH_CPU, AUTOCASTS[op])
         assert found.op == op
-        assert finding(pasted(found.remedy, TORCH_CPU), AUTOCASTS[op]) is None
+        assert finding(pasted(found.remedy, policy=TORCH_CPU), AUTOCASTS[op]) is None
 
 
 UNWRAPPED = {
@@ -79,7 +73,7 @@ def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> 
     found = finding(HABANA, UNWRAPPED[op])
     assert found.op == op
     assert "policy 'habana'" in found.rule
-    assert finding(pasted(found.remedy, HABANA), UNWRAPPED[op]) is None
+    assert finding(pasted(found.remedy, policy=HABANA), UNWRAPPED[op]) is None
 
 
 @pytest.mark.slow

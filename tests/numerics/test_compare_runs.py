@@ -272,22 +272,10 @@ def test_the_outputs_own_loss_is_taken_and_a_mapping_is_keywords():
 def test_json(tmp_path: Any):
     comparison = hmp.compare(net(), torch.randn(6, 8), "habana", loss=squares)
     read = json.loads(comparison.to_json(tmp_path / "it.json").read_text())
-    for write in (comparison.to_json, comparison.to_html):
-        with pytest.raises(hmp.HmpError, match=r"there is no folder .*no to write it into; make the folder first"):
-            write(tmp_path / "no" / "it")
     assert read["policy"] == "habana" and len(read["rows"]) == len(comparison.rows)
     assert read["advice"][0]["op"] == comparison.advice[0][0]
-    assert set(read["rows"][0]) >= {
-        "op",
-        "aten",
-        "direction",
-        "module",
-        "dtype",
-        "isolated",
-        "accumulated",
-        "isolated_ulps",
-        "accumulated_ulps",
-    }
+    names = "op aten direction module dtype isolated accumulated isolated_ulps accumulated_ulps"
+    assert set(read["rows"][0]) >= set(names.split())
 
 
 class Detached(torch.nn.Linear):

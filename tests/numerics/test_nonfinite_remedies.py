@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import hmp
+from trap_kit import pasted
 
 HUGE = torch.full((1, 2, 2), 300.0), torch.full((1, 2, 2), 3000.0)  # whose products float16 does not hold
 
@@ -14,14 +15,6 @@ def remedy(policy: hmp.Policy | str) -> str:
     with hmp.casts(policy), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
         torch.bmm(*HUGE)
     return caught.value.finding.remedy
-
-
-def pasted(line: str, **around: object) -> hmp.Policy:
-    names = {"hmp": hmp, **around}
-    exec(line, names)
-    policy = names["policy"]
-    assert isinstance(policy, hmp.Policy)
-    return policy
 
 
 @pytest.mark.sampled(2)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 
 import hmp
+from command_kit import RECIPE
 from hmp.cli import main
+from plain_hooks import Plain, seen_by_hooks
 
 
 class Block(nn.Module):
@@ -51,43 +51,14 @@ def net() -> Net:
 X = torch.randn(8, 3, 10, generator=torch.Generator().manual_seed(1))
 
 
-class Plain:
-    """What hooks of plain torch see of a forward pass: by module its result's dtype and shape, and the bytes that it saves first."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.dtypes: dict[str, str] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        self.saved: Counter[str] = Counter()
-        self._running: list[str] = []
-        self._known = {each.untyped_storage().data_ptr() for each in (*model.parameters(), *model.buffers())}
-        self._alive: list[torch.Tensor] = []
-        for path, module in model.named_modules():
-            module.register_forward_pre_hook(lambda module, args, path=path: self._running.append(path))
-            module.register_forward_hook(lambda module, args, out, path=path: self._left(path, out))
-
-    def _left(self, path: str, out: torch.Tensor) -> None:
-        assert self._running.pop() == path
-        self.dtypes[path], self.shapes[path] = str(out.dtype).removeprefix("torch."), tuple(out.shape)
-
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._known:
-            self._known.add(storage.data_ptr())
-            self._alive.append(tensor)
-            self.saved[self._running[-1]] += storage.nbytes()
-        return tensor
-
-
 def plainly(model: nn.Module, x: torch.Tensor) -> Plain:
-    found = Plain(model)
     torch.manual_seed(3)
-    with torch.autocast("cpu", torch.bfloat16), saved_tensors_hooks(found.keep, lambda tensor: tensor):
-        model(x)
-    return found
+    with torch.autocast("cpu", torch.bfloat16):
+        return seen_by_hooks(model, lambda model: model(x))
 
 
 def test_layers_are_those_that_hooks_of_plain_torch_see_under_autocast(net: Net) -> None:
-    plain = plainly(copy.deepcopy(net), X)
+    plain = plainly(net, X)
     torch.manual_seed(3)
     found = hmp.summary(net, X)
     assert [layer.path for layer in found.layers] == [path for path, _ in net.named_modules()]
@@ -167,16 +138,11 @@ def test_the_command_prints_the_layers_of_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.path", [*__import__("sys").path])
-    (tmp_path / "recipe.py").write_text(
-        "import torch\n"
-        "def model(): return torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Softmax(-1))\n"
-        "def batches(): return [(torch.ones(3, 4), torch.zeros(3, dtype=torch.int64))]\n"
-        "def loss(model, batch): return torch.nn.CrossEntropyLoss()(model(batch[0]), batch[1])\n"
-    )
+    (tmp_path / "recipe.py").write_text(RECIPE)
     assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habana"]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines() if "(" in line]
-    assert [line[1] for line in lines] == ["(Linear)", "(Softmax)"]
-    assert "bfloat16" in lines[0] and "float32" in lines[1]
+    assert [line[1] for line in lines] == ["(Linear)", "(Linear)", "(Softmax)"]
+    assert "bfloat16" in lines[0] and "float32" in lines[2]
     assert main(["summary", "none.py"]) == 2
     assert main(["summary", str(tmp_path / "recipe.py"), "--policy", "habanna"]) == 2
     assert "did you mean 'habana'" in capsys.readouterr().err

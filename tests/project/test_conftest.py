@@ -15,42 +15,22 @@ def _other(input, inplace=False):
     return input
 
 
-def _rebind_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "mul", lambda *args: None)
+CHANGES = [
+    (torch, "mul", lambda *args: None),  # a builtin is bound anew
+    (F.relu, "__code__", _other.__code__),
+    (F.relu, "__defaults__", (True,)),
+    (torch.Tensor, "__mul__", torch.Tensor.__mul__),  # what was inherited is shadowed
+    (torch.nn.Linear, "__init__", types.MethodType(lambda self: None, None.__class__)),
+    (torch.optim.SGD, "step", lambda self: None),
+    (torch.backends.mha, "_is_fastpath_enabled", False),
+]
 
 
-def _swap_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(F.relu, "__code__", _other.__code__)
-
-
-def _change_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(F.relu, "__defaults__", (True,))
-
-
-def _shadow_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.Tensor, "__mul__", torch.Tensor.__mul__)
-
-
-def _wrap_init(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.nn.Linear, "__init__", types.MethodType(lambda self: None, None.__class__))
-
-
-def _wrap_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.optim.SGD, "step", lambda self: None)
-
-
-def _turn_fast_path_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.mha, "_is_fastpath_enabled", False)
-
-
-CHANGES = [_rebind_builtin, _swap_code, _change_default, _shadow_inherited, _wrap_init, _wrap_step, _turn_fast_path_off]
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_guard_sees(change, torch_differences):
+@pytest.mark.parametrize(("owner", "name", "value"), CHANGES)
+def test_the_guard_sees(owner, name, value, monkeypatch, torch_differences):
     assert torch_differences() == []
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        change(monkeypatch)
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, value)
         assert torch_differences() != []
     assert torch_differences() == []
 

@@ -217,8 +217,3 @@ def test_no_module_of_the_core_has_the_name_of_a_function_of_its_own() -> None:
         names = {node.name for node in defined if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
         # which of the two a package gives would depend on who was imported first
         assert package_of(module) not in CORE or module.rpartition(".")[2] not in names, module
-
-
-def test_the_core_does_without_the_tools() -> None:
-    tools = {"report", "tune", "benchmark", "numerics", "captures", "compat", "cli"}
-    assert not [each for each in EVERY_IMPORT if package_of(each.importer) in CORE and package_of(taken(each)) in tools]

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-
-
-def python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+from process_kit import alone, run_in_another_process
 
 
 @pytest.mark.slow
@@ -25,17 +17,10 @@ def python(code: str) -> str:
 )
 def test_functions_and_packages_of_one_name_are_told_apart(first: str) -> None:
     code = f"{first}\nimport hmp, inspect\nprint(inspect.isfunction(hmp.tune), inspect.isfunction(hmp.benchmark), hmp.tune.__module__)"
-    assert python(code) == "True True hmp.tune"
+    assert run_in_another_process(f"del sys.modules['hmp']\n{code}", with_hmp=False, path=".").strip() == "True True hmp.tune"
 
 
 @pytest.mark.slow
 def test_a_compiled_function_may_be_the_first_to_ask(tmp_path: Path) -> None:
-    (tmp_path / "first.py").write_text(
-        "import torch, hmp\n"
-        "@torch.compile(backend='eager')\n"
-        "def f(x):\n    with hmp.disable_casts():\n        return x @ x\n"
-        "print(f(torch.ones(2, 2)).dtype)\n"
-    )
-    assert (
-        python(f"import runpy, sys; sys.path.insert(0, {str(ROOT)!r}); runpy.run_path({str(tmp_path / 'first.py')!r})") == "torch.float32"
-    )
+    code = "@torch.compile(backend='eager')\ndef f(x):\n    with hmp.disable_casts():\n        return x @ x\n"
+    alone(tmp_path, f"import torch, hmp\n{code}assert f(torch.ones(2, 2)).dtype is torch.float32")

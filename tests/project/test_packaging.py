@@ -79,6 +79,8 @@ def test_wheel_holds_every_module_and_every_list(wheel: Path) -> None:
     expected |= {str(file.relative_to(ROOT)) for file in (ROOT / "hmp/report/page/templates").iterdir()}
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
+        assert "hmp = hmp.cli:main" in archive.read(entry_points).decode()
     assert held == expected, "see [tool.setuptools] in pyproject.toml: a new package is listed under packages"
 
 
@@ -106,10 +108,3 @@ def test_editable_install_comes_before_a_folder_of_its_name(
     assert policies_of(python, tmp_path, copy) == from_checkout
     script = python.with_name("hmp.exe" if os.name == "nt" else "hmp")
     assert "another hmp" not in run([script, "doctor"], tmp_path)  # which exits with 1 where it finds one
-
-
-@pytest.mark.slow
-def test_console_script_is_the_command_line(wheel: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        (entry_points,) = [name for name in archive.namelist() if name.endswith("entry_points.txt")]
-        assert "hmp = hmp.cli:main" in archive.read(entry_points).decode()

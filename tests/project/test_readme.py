@@ -89,6 +89,10 @@ def test_demo_output_is_what_the_demo_prints() -> None:
     (shown,) = [text for text in doc_blocks.blocks(page, "text") if text.startswith("hmp demo:")]
     assert table_of(done.stdout) == table_of(shown), "run python -m hmp demo again and paste what it prints"
     assert "check passed" in shown
+    # plain where it is piped, and one screen, which ends in the verdict
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout and "trained convnet in float32: 18 steps" in done.stdout
+    assert len(done.stdout.splitlines()) <= 40 and "ATen ops" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("check ")
 
 
 def table_of(output: str) -> list[str]:

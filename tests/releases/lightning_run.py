@@ -6,6 +6,7 @@ torch with explicit casts. Lightning 1.6 to 2.0 has Gaudi itself, where lists ar
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -43,7 +44,10 @@ if len(sys.argv) == 1:
 warnings.simplefilter("ignore")
 import torch  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset  # noqa: E402
+from torch.utils.data import DataLoader, DistributedSampler  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
+from training_by_hand import batches, forward_by_hand, net, sgd, train_by_hand  # noqa: E402
 
 torch.set_num_threads(1)
 HOME = "pytorch_lightning" if importlib.util.find_spec("pytorch_lightning") else "lightning.pytorch"
@@ -53,16 +57,6 @@ HAS_GAUDI = RELEASE < (2, 1)
 BF16 = "bf16" if RELEASE < (2, 0) else "bf16-mixed"
 QUIET = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
 SILENT = {**QUIET, "logger": False, "enable_checkpointing": False}
-
-
-def net() -> torch.nn.Sequential:
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4), torch.nn.Softmax(1))
-
-
-def dataset() -> TensorDataset:
-    torch.manual_seed(1)
-    return TensorDataset(torch.randn(32, 8), torch.rand(32, 4))
 
 
 class Model(pl.LightningModule):
@@ -82,25 +76,14 @@ class Model(pl.LightningModule):
         return torch.optim.SGD(self.parameters(), lr=self.hparams.rate, momentum=0.5)
 
     def train_dataloader(self) -> Any:
-        sampler = DistributedSampler(dataset(), shuffle=False) if self.hparams.ranks > 1 else None
-        return DataLoader(dataset(), batch_size=8 // self.hparams.ranks, sampler=sampler)
+        dataset = batches().dataset
+        sampler = DistributedSampler(dataset, shuffle=False) if self.hparams.ranks > 1 else None
+        return DataLoader(dataset, batch_size=8 // self.hparams.ranks, sampler=sampler)
 
 
 def by_hand(low: torch.dtype, tanh: torch.dtype) -> list[float]:
     """The losses where linear is in `low`, tanh in a dtype of its own, and softmax in float32."""
-    network, losses = net(), []
-    first, _, second, _ = network
-    optimizer = torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5)
-    for _ in range(2):
-        for x, y in DataLoader(dataset(), batch_size=8):
-            hidden = torch.tanh(F.linear(x.to(low), first.weight.to(low), first.bias.to(low)).to(tanh))
-            out = F.softmax(F.linear(hidden.to(low), second.weight.to(low), second.bias.to(low)).float(), 1)
-            loss = F.mse_loss(out, y)
-            losses.append(loss.item())
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-    return losses
+    return train_by_hand(forward=functools.partial(forward_by_hand, low=low, tanh=tanh))[0]
 
 
 # Before anything converts: Habana's plugin casts in the whole process.
@@ -252,10 +235,10 @@ def fabric_by_hmp() -> str:
         accelerator="cpu", devices=1, plugins=[HMPPrecision("habana")]
     )
     network = net()
-    model, optimizer = fabric.setup(network, torch.optim.SGD(network.parameters(), lr=1.0, momentum=0.5))
+    model, optimizer = fabric.setup(network, sgd(network.parameters()))
     losses = []
     for _ in range(2):
-        for x, y in DataLoader(dataset(), batch_size=8):
+        for x, y in batches():
             losses.append((loss := F.mse_loss(model(x), y)).item())
             optimizer.zero_grad()
             fabric.backward(loss)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import hmp
 from hmp import torch_private
+from plain_hooks import seen_by_hooks
 from trap_kit import policy
 
 LISTS = policy(bf16={"linear", "matmul"}, fp32={"softmax", "layer_norm"})
@@ -56,35 +56,11 @@ class Net(nn.Module):
         return {"logits": (self.head(x), torch.stack([x[:, 0], x[:, 1]]))}
 
 
-def kept_as_hooks_see_it(model: nn.Module, x: torch.Tensor) -> dict[str, int]:
-    """The same by hooks, which torch calls for each tensor that is saved."""
-    names = {module: name or type(model).__name__ for name, module in model.named_modules()}
-    own = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())}
-    running: list[str] = []
-    alive: dict[int, torch.UntypedStorage] = {}
-    kept: Counter[str] = Counter()
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own and storage.data_ptr() not in alive:
-            alive[storage.data_ptr()] = storage
-            kept[running[-1]] += storage.nbytes()
-        return tensor
-
-    hooks = [module.register_forward_pre_hook(lambda module, _: running.append(names[module])) for module in names]
-    hooks += [module.register_forward_hook(lambda *_: running.pop() and None) for module in names]
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        model(x)
-    for hook in hooks:
-        hook.remove()
-    return dict(kept)
-
-
 @needs_saved
 def test_bytes_kept_for_backward_are_those_that_hooks_see_module_by_module() -> None:
     net, x = Net(), torch.randn(5, 8)
     with hmp.casts(LISTS):
-        expected = kept_as_hooks_see_it(net, x)
+        expected = {name or "Net": kept for name, kept in seen_by_hooks(net, lambda net: net(x)).saved.items()}
         with hmp.record() as report:
             with torch.no_grad():
                 net(x)

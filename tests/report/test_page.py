@@ -15,7 +15,6 @@ import torch
 import hmp
 import page_kit
 import tune_result_kit
-from command_kit import python
 from hmp.numerics.page import comparison_page
 from hmp.report.models import Model
 from hmp.report.page import advice, model, report_page, trade_off
@@ -23,7 +22,6 @@ from hmp.report.rows import Row
 from hmp.tune.page import tuning_page
 from hmp.tune.result import result_of
 from page_kit import Page, said
-from process_kit import to_install
 
 
 @pytest.fixture(scope="module")
@@ -289,18 +287,3 @@ def test_a_notebook_shows_what_print_does_and_of_a_policy_its_lists_too() -> Non
         assert said(each._repr_html_()).startswith(" ".join(str(each).split()))
     assert "bf16: addmm, batch_norm, " in said(policy._repr_html_())
     assert "<script" not in report._repr_html_() and "<style" not in report._repr_html_()
-
-
-@pytest.mark.slow
-def test_the_page_without_its_extra_names_the_command_to_install_it(tmp_path: Path) -> None:
-    code = (
-        "import sys, hmp\nhmp.Report()._repr_html_()\n"
-        "for name in ('jinja2', 'matplotlib'):\n"
-        "    sys.modules[name] = None\n"
-        "    try: hmp.Report().to_html('x')\n"
-        "    except ImportError as error: print(error)\n"
-        "    del sys.modules[name]\n"
-    )
-    done = python("-c", code, cwd=tmp_path)
-    said = [f"a report's page needs {name}, not installed here: {to_install('report')}" for name in ("jinja2", "matplotlib")]
-    assert done.stdout.splitlines() == said, done.stderr

@@ -15,7 +15,6 @@ from command_kit import python
 from hmp.report.models import Model
 from hmp.report.rows import Row
 from hmp.report.violations import Violation
-from process_kit import to_install
 from trap_kit import policy
 
 GOLDEN = Path(__file__).parents[1] / "support" / "golden"
@@ -124,15 +123,6 @@ def test_what_is_no_report_is_refused(tmp_path: Path, text: str | None, message:
     assert str(file) in str(caught.value)
 
 
-@pytest.mark.parametrize("form", ["to_json", "to_html", "to_trace"])
-def test_a_file_in_no_folder_is_refused_with_what_to_make(form: str, tmp_path: Path) -> None:
-    with hmp.record() as report:
-        torch.ones(1) + 1
-    folder = tmp_path / "no"
-    with pytest.raises(hmp.HmpError, match=f"^{folder}/report: there is no folder {folder} to write it into; make the folder first$"):
-        getattr(report, form)(folder / "report")
-
-
 def test_what_is_no_report_is_not_taken_for_one(tmp_path: Path) -> None:
     report = by_hand()
     with pytest.raises(hmp.HmpError, match=r"^Report\.merge\(\) takes reports; 3 is none\. Of a file give Report\.load\(path\)$"):
@@ -224,10 +214,3 @@ def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
     ran = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["(3, 2)", "(2, 1)"]
-
-
-@pytest.mark.slow
-def test_without_rich_the_command_that_brings_it_is_named(tmp_path: Path) -> None:
-    done = python("-c", "import sys; sys.modules['rich'] = None; import hmp; print(hmp.Report())", cwd=tmp_path)
-    assert done.returncode == 1
-    assert to_install("report") in done.stderr

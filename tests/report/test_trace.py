@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
 from hmp.report import trace
+from thread_kit import in_thread
 
 ONES = torch.ones(2, 2)
 POLICY = hmp.Policy("mine", bf16={"linear"}, fp32={"softmax"})
@@ -73,9 +73,7 @@ def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
 
     with hmp.record() as report:
         work()
-        other = threading.Thread(target=work)
-        other.start()
-        other.join()
+        in_thread(work)
     found = slices(report.to_trace(tmp_path / "trace.json"))
     assert len({each["tid"] for each in found if each["name"] == "linear"}) == 2
 

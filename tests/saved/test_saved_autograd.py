@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import pickle
-import threading
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import hmp
 import saved_oracle
 from saved_oracle import bytes_of, packs
+from thread_kit import in_threads
 
 pytestmark = packs
 
@@ -152,11 +152,7 @@ def test_r22_threads_pack_what_is_theirs() -> None:
     def train(i: int) -> None:
         found[i] = all(same(grads(models[i], x, PACKED), expected) for _ in range(20))
 
-    threads = [threading.Thread(target=train, args=(i,)) for i in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    in_threads(train, range(4))
     assert found == dict.fromkeys(range(4), True)
 
 

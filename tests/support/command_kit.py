@@ -13,6 +13,21 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("-m", "hmp", "run")
 HABANA = (*RUN, "--habana", "--device-map", "hpu=cpu")
+RECIPE = """\
+import torch
+
+def model():
+    return torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Linear(16, 2), torch.nn.Softmax(-1))
+
+def batches():
+    return [torch.randn(4, 8)]
+
+def loss(model, batch):
+    return model(batch).pow(2).mean()
+
+def optimizer(model):
+    return torch.optim.SGD(model.parameters(), lr=0.1)
+"""
 # What a launcher, pytest or a user of Gaudi may have set, and no process here is to follow.
 _DROPPED = ("PYTEST_", "LOWER_LIST", "FP32_LIST", "PT_HPU", "RANK", "LOCAL_RANK", "WORLD_SIZE")
 

@@ -1,18 +1,19 @@
-"""A tiny model for Trainers and Fabrics of either package, and the same training written out in plain torch with explicit casts."""
+"""The tiny model of training_by_hand for Trainers and Fabrics of either package."""
 
 from __future__ import annotations
 
 import importlib
 import logging
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
+
+from training_by_hand import assert_same_weights, batches, forward_by_hand, net, sgd, train_by_hand
 
 pytest.importorskip("lightning", reason="these tests run real Trainers")
 with warnings.catch_warnings():
@@ -21,7 +22,13 @@ with warnings.catch_warnings():
     FABRICS = {name: importlib.import_module(name) for name in ("lightning.fabric", "lightning_fabric")}
     from hmp.compat.lightning import DeviceStats, HMPPrecision
 
-__all__ = ["DeviceStats", "HMPPrecision"]  # from here, because where Lightning is missing this file skips the tests
+__all__ = [
+    "DeviceStats",
+    "HMPPrecision",
+    "assert_same_weights",
+    "forward_by_hand",
+    "train_by_hand",
+]  # from here, because where Lightning is missing this file skips the tests
 
 for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "lightning_fabric"):
     logging.getLogger(name).setLevel(logging.ERROR)
@@ -37,20 +44,6 @@ quiet = pytest.mark.filterwarnings(
 )
 
 Recorded = list[tuple[str, torch.dtype]]
-
-
-def net() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4), nn.Softmax(1))
-
-
-def batches(size: int = 8) -> DataLoader[Any]:
-    torch.manual_seed(1)
-    return DataLoader(TensorDataset(torch.randn(32, 8), torch.rand(32, 4)), batch_size=size)
-
-
-def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
 
 
 class Steps:
@@ -112,36 +105,3 @@ def fit(home: str, *plugins: Any, model: Any = None, size: int = 8, **kwargs: An
 
 def plugin(policy: Any = "habana", **kwargs: Any) -> HMPPrecision:
     return HMPPrecision(policy, **kwargs)
-
-
-def forward_by_hand(network: nn.Sequential, x: torch.Tensor) -> torch.Tensor:
-    """What Habana's lists make of `net()`: linear and tanh in bfloat16, softmax in float32."""
-    low = torch.bfloat16
-    first, _, second, _ = network
-    hidden = torch.tanh(F.linear(x.to(low), first.weight.to(low), first.bias.to(low)))
-    return F.softmax(F.linear(hidden, second.weight.to(low), second.bias.to(low)).float(), 1)
-
-
-def train_by_hand(
-    clip: Callable[[Any], Any] | None = None, accumulate: int = 1, epochs: int = 2, forward: Callable[..., torch.Tensor] = forward_by_hand
-) -> tuple[list[float], nn.Sequential]:
-    """The losses and the network of that training in plain torch."""
-    network, losses = net(), []
-    optimizer = sgd(network.parameters())
-    for _ in range(epochs):
-        for index, (x, y) in enumerate(batches()):
-            loss = F.mse_loss(forward(network, x).float(), y)
-            losses.append(loss.item())
-            (loss / accumulate).backward()
-            if (index + 1) % accumulate == 0:
-                if clip is not None:
-                    clip(network.parameters())
-                optimizer.step()
-                optimizer.zero_grad()
-    return losses, network
-
-
-def assert_same_weights(found: nn.Module, wanted: nn.Module) -> None:
-    for (name, one), other in zip(found.named_parameters(), wanted.parameters(), strict=True):
-        assert one.dtype is torch.float32
-        assert torch.equal(one, other), name

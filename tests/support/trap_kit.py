@@ -15,6 +15,14 @@ def policy(bf16: Any = (), fp32: Any = (), promote: Any = (), dtype: torch.dtype
     return hmp.Policy(name=name, dtype=dtype, bf16=frozenset(bf16), fp32=frozenset(fp32), promote=frozenset(promote))
 
 
+def pasted(line: str, **around: Any) -> hmp.Policy:
+    """The policy after the line of Python that a finding gives."""
+    names = {"hmp": hmp, **around}
+    exec(line, names)
+    assert isinstance(names["policy"], hmp.Policy)
+    return names["policy"]
+
+
 def refused(write: Callable[[], Any]) -> None:
     """Assert that hmp refuses a write that would be lost, with an error that names the remedy."""
     try:

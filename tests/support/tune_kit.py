@@ -78,6 +78,13 @@ def parity(model: nn.Module, positions: torch.Tensor) -> torch.Tensor:
     return (model(positions).float() - target).square().mean()
 
 
+def to_sines(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """How far the model's three numbers are from the sines of its first three inputs."""
+    result = model(x).float()
+    with hmp.disable_casts():
+        return (result - x[:, :3].sin()).square().mean()
+
+
 def trained(model: nn.Module, batches: list[torch.Tensor], loss, steps: int, make=sgd, around=None) -> float:
     """The mean loss of the last pass, by a loop of its own; `around` is put around every step."""
     from contextlib import nullcontext

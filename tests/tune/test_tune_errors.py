@@ -59,22 +59,33 @@ from tune_kit import perceptron, sgd, squared
             "metric(model) returned an object of type str; return a number, the larger the better, such as an accuracy",
         ),
         ({"metric": lambda model: None}, "metric(model) returned an object of type NoneType; return a number"),
+        ({"model": nn.LazyLinear(8)}, "call it once"),
+        ({"loss": torch.no_grad()(squared)}, "has no gradient"),
+        ({"loss": lambda m, x: m(x).sum() * float("nan")}, "in float32 the loss is not finite: there is nothing to keep to"),
+        ({"loss": lambda m, x: (m(x) * 0).sum().sqrt()}, "in float32 the gradient is not finite: there is nothing to keep to"),
+        (
+            {"model": nn.Linear(16, 8).requires_grad_(False), "optimizer": None},
+            'there is nothing to make small; give objective="time"',
+        ),
+        ({"start": hmp.Policy("mine", bf16={"softmax @ norm"})}, "has scoped lines, which tune() would write anew"),
+        ({"start": "saved8", "objective": "bytes"}, "policy 'saved8' has a saved list, which tune() would write anew; give one without it"),
+        *(
+            ({"levels": levels}, 'cannot be searched; give ("bf16", "fp32") or ("fp8", "bf16", "fp32")')
+            for levels in ("fp8", ("fp8",), ("fp8", "fp32"), ("fp4", "bf16", "fp32"), ())
+        ),
+        (
+            {"start": hmp.Policy("mine", fp8={"linear"}), "levels": ("fp8", "bf16", "fp32")},
+            "policy 'mine' has an FP8 list, which tune() would write anew; give one without it as start=, such as \"autocast\"",
+        ),
+        ({"start": "fp8", "levels": ("bf16", "fp32")}, '"autocast", and levels=("fp8", "bf16", "fp32")'),
     ],
 )
-def test_wrong_arguments_are_refused_before_anything_runs(changes: dict, message: str) -> None:
+def test_what_cannot_be_searched_is_refused(changes: dict, message: str) -> None:
     model, batches = perceptron()
     given = {"model": model, "batches": batches, "loss": squared, "optimizer": sgd, "objective": "memory", "steps": 3, **changes}
     with pytest.raises(hmp.HmpError, match=re.escape(message)):
         hmp.tune(given.pop("model"), given.pop("batches"), **given)
     assert not hmp.is_converted()
-
-
-def test_a_step_that_is_not_finite_in_float32_is_refused() -> None:
-    model, batches = perceptron()
-    with pytest.raises(hmp.HmpError, match=r"in float32 the loss is not finite: there is nothing to keep to"):
-        hmp.tune(model, batches, loss=lambda m, x: m(x).sum() * float("nan"), optimizer=sgd)
-    with pytest.raises(hmp.HmpError, match=r"in float32 the gradient is not finite: there is nothing to keep to"):
-        hmp.tune(model, batches, loss=lambda m, x: (m(x) * 0).sum().sqrt(), optimizer=sgd)
 
 
 def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
@@ -83,19 +94,6 @@ def test_a_model_with_a_policy_of_its_own_is_refused() -> None:
     with pytest.raises(hmp.HmpError, match=r"policy .bert. is applied to the model, whose calls follow it; call hmp\.remove"):
         hmp.tune(model, batches, loss=squared)
     hmp.revert()
-
-
-def test_a_start_with_scoped_lines_is_refused() -> None:
-    model, batches = perceptron()
-    start = hmp.Policy.load("habana").replace(scoped=(*_scoped("softmax @ norm"),))
-    with pytest.raises(hmp.HmpError, match="has scoped lines, which tune\\(\\) would write anew"):
-        hmp.tune(model, batches, loss=squared, start=start)
-
-
-def _scoped(text: str):
-    from hmp.lists.entries import parse_list
-
-    return parse_list(text, "bf16")
 
 
 def test_an_op_that_raises_in_the_low_dtype_is_a_trial_that_failed() -> None:

@@ -17,6 +17,7 @@ from hmp.lists import scopes
 from hmp.tune import third_level
 from hmp.tune.bisection import bisect
 from hmp.tune.decisions import Decisions, Key
+from tune_kit import to_sines as loss
 from tune_kit import trained
 
 LEVELS = ("fp8", "bf16", "fp32")
@@ -42,12 +43,6 @@ class Two(nn.Module):
 def two(scale: float = 0.1) -> tuple[Two, list[torch.Tensor]]:
     torch.manual_seed(0)
     return Two(scale), [torch.randn(16, 32) for _ in range(2)]
-
-
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result = model(x).float()
-    with hmp.disable_casts():
-        return (result - x[:, :3].sin()).square().mean()
 
 
 def tuned(made: Any, **options: Any) -> hmp.TuneResult:
@@ -188,23 +183,6 @@ def test_where_fp8_is_emulated_its_time_is_not_told_as_that_of_the_lists(tmp_pat
     assert "median, FP8 emulated, float32 " in page
     assert "Stay in float32" not in page
     assert f"Not drawn, for they are not finite, far beyond, or not timed since FP8 is emulated: {result.best.name}" in page
-
-
-@pytest.mark.parametrize("levels", ["fp8", ("fp8",), ("fp8", "fp32"), ("fp4", "bf16", "fp32"), ()])
-def test_levels_that_cannot_be_searched_are_an_error(levels: Any) -> None:
-    with pytest.raises(hmp.HmpError, match=r'cannot be searched; give \("bf16", "fp32"\) or \("fp8", "bf16", "fp32"\)$'):
-        tuned(two(), levels=levels)
-
-
-def test_a_start_with_an_fp8_list_is_an_error_that_says_how() -> None:
-    start = hmp.Policy("mine", fp8={"linear"})
-    with pytest.raises(
-        hmp.HmpError,
-        match=r"policy 'mine' has an FP8 list, which .* anew; give one without it as start=, such as \"autocast\"$",
-    ):
-        tuned(two(), start=start)
-    with pytest.raises(hmp.HmpError, match=r'policy \'fp8\' has an FP8 list, .* "autocast", and levels=\("fp8", "bf16", "fp32"\)$'):
-        tuned(two(), start="fp8", levels=("bf16", "fp32"))
 
 
 def test_each_choice_of_three_levels_is_what_its_lines_say(tmp_path: Path) -> None:

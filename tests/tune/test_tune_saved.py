@@ -14,6 +14,7 @@ import hmp
 from hmp.lists import scopes
 from saved_oracle import packs
 from tune_kit import sgd, trained
+from tune_kit import to_sines as loss
 
 pytestmark = packs
 STEPS = 12
@@ -43,12 +44,6 @@ class Two(nn.Module):
 def two(largest: float) -> tuple[nn.Module, list[torch.Tensor]]:
     torch.manual_seed(0)
     return Two(largest), [torch.randn(64, 32) for _ in range(2)]
-
-
-def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    result = model(x).float()
-    with hmp.disable_casts():
-        return (result - x[:, :3].sin()).square().mean()
 
 
 def tuned(largest: float, **options: Any) -> hmp.TuneResult:
@@ -121,13 +116,11 @@ def test_what_no_line_can_pack_is_not_said_to_be_packed() -> None:
     }
 
 
-def test_where_there_is_nothing_to_pack_no_trial_is_made_and_a_saved_list_is_not_taken_to_start_from() -> None:
+def test_where_there_is_nothing_to_pack_no_trial_is_made() -> None:
     model, batches = nn.Linear(8, 3), [torch.randn(4, 8)]
     result = hmp.tune(model, batches, loss=loss, objective="bytes", tolerance=0.1, start="torch-cpu")
     assert result.notes[-1] == "nothing packed for backward: no op keeps tensors that are large enough"
     assert not any(trial.saved for trial in result.trials)
-    with pytest.raises(hmp.HmpError, match=r"policy 'saved8' has a saved list, which tune\(\) would write anew; give one without it"):
-        hmp.tune(model, batches, loss=loss, objective="bytes", start="saved8")
 
 
 def test_a_saved_list_to_start_from_stays_as_it_is(tmp_path: Path) -> None:

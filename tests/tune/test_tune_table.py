@@ -18,12 +18,6 @@ def test_the_table_is_the_golden_one() -> None:
     assert repr(tune_result_kit.result()) == str(tune_result_kit.result())
 
 
-@pytest.mark.parametrize("form", ["to_json", "to_html"])
-def test_a_file_in_no_folder_is_refused_with_what_to_make(form: str, tmp_path: Path) -> None:
-    with pytest.raises(hmp.HmpError, match=r"there is no folder .*no to write it into; make the folder first"):
-        getattr(tune_result_kit.result(), form)(tmp_path / "no" / "result")
-
-
 def test_a_result_without_units_trains_or_metric_is_a_table() -> None:
     bare = tune_result_kit.trial("nothing low", ())
     text = str(
