@@ -28,6 +28,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from .. import torch_private
 from . import mark_proof
+from .call_instructions import called_name
 
 Tensor = torch.Tensor
 Refusal = Literal["", "device", "captured graph", "foreign memory", "held elsewhere", "process group", "other threads"]
@@ -278,9 +279,9 @@ def _code_at(owner: Any, path: str) -> types.CodeType | None:
 @functools.lru_cache(maxsize=256)
 def _waits(position: _Position) -> bool:
     """Whether the instruction at `position` calls a function whose name is in `_WAITING`: `connection.recv(...)`."""
-    if sys.version_info < (3, 11):
-        return False  # this Python does not tell which instruction loads the function of a call
     code, at = position
+    if sys.version_info < (3, 11):
+        return (called_name(code, at) or "").lstrip("_") in _WAITING
     instructions = list(dis.get_instructions(code))
     call = next((i for i in instructions if i.offset == at and i.opname in ("CALL", "PRECALL", "CALL_KW", "CALL_FUNCTION_EX")), None)
     if call is None or call.positions is None:

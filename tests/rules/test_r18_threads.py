@@ -208,8 +208,6 @@ def _thread_in(function: Callable[[], Any], ended: _Ended) -> Iterator[None]:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", WAITS)
 def test_r18_a_mark_is_set_while_others_wait(name: str) -> None:
-    if sys.version_info < (3, 11) and name in ("a line of a socket", "sleep", "in somebody's function"):
-        pytest.skip("Python 3.10 does not tell which instruction loads the function of a call: no mark is set, and casts are repeated")
     ended = _Ended()
     with _thread_in(WAITS[name](ended), ended):
         weight = torch.nn.Parameter(torch.randn(4, 4))
@@ -256,13 +254,7 @@ def test_r18_a_name_says_nothing_of_what_is_found_by_it() -> None:
         places = [i.offset for i in dis.get_instructions(call.__code__) if i.opname.startswith(("CALL", "PRECALL"))]
         assert not write_marks._waits((call.__code__, places[-1])), dis.Bytecode(call).dis()
     waits = lambda: table.get(name, done[0])  # noqa: E731
-    found = any(write_marks._waits((waits.__code__, i.offset)) for i in dis.get_instructions(waits.__code__))
-    assert found == (sys.version_info >= (3, 11))  # before, an instruction does not say where in its line it stands
-
-
-SEES_THEM_WAIT = pytest.mark.skipif(
-    sys.version_info < (3, 11), reason="Python 3.10 does not tell what a thread of pytest-xdist's waits in: nothing is marked beside it"
-)
+    assert any(write_marks._waits((waits.__code__, i.offset)) for i in dis.get_instructions(waits.__code__))
 
 
 def test_r18_no_function_that_writes_a_tensor_is_called_as_those_that_wait_are() -> None:
@@ -272,7 +264,6 @@ def test_r18_no_function_that_writes_a_tensor_is_called_as_those_that_wait_are()
     assert found <= {"select", "device", "_get", "_join"}, found
 
 
-@SEES_THEM_WAIT
 def test_r18_a_mark_keeps_nothing_alive_of_who_asked_for_it() -> None:
     """A frame that refers to itself lives until garbage is collected, and with it whatever its callers hold."""
 
@@ -291,7 +282,6 @@ def test_r18_a_mark_keeps_nothing_alive_of_who_asked_for_it() -> None:
             gc.enable()
 
 
-@SEES_THEM_WAIT
 def test_r18_garbage_is_collected_after_a_mark_as_before() -> None:
     ended = _Ended()
     with _thread_in(ended.event.wait, ended):
