@@ -5,7 +5,8 @@ region would stay in force for ever. So a region's `__exit__` is a builtin, that
 generator that is suspended inside a `try`, whose `finally` ends the region.
 
 Between an `__enter__` and the block, Python 3.14 raises an interrupt where it calls `__enter__` as a C function calls it: that is what it
-does with every function while Dynamo runs frames. Then `with` drops `__exit__` without calling it. So the generator is freed with that.
+does with every function while Dynamo runs frames. Then `with` drops `__exit__` without calling it, and so it does in Python 3.10 where an
+interrupt comes as an error ends the block. So the generator is freed with that.
 """
 
 from __future__ import annotations
@@ -103,11 +104,13 @@ def _ending(entered: EnteredRegion) -> Generator[None]:
     try:
         yield
     finally:
-        entered.now = None  # end(), written out: an interrupt may be raised where a function is called
-        if state.get() is entered:
-            state.put(entered.before)
-        if entered.suspension is not None:
-            entered.suspension.end()
+        try:  # Python 3.10 looks for interrupts where a `finally` begins after an error, but not in front of a `try`
+            entered.now = None  # end(), written out: an interrupt may be raised where a function is called
+            if state.get() is entered:
+                state.put(entered.before)
+        finally:
+            if entered.suspension is not None:
+                entered.suspension.end()
 
 
 class Region:

@@ -316,9 +316,11 @@ def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R]
         called.token = put(called)
         return function(*args, **kwargs)
     finally:
-        called.now = None
-        put(before)  # the value, not the token: a token cannot be reset from another context
-        del called  # a traceback refers to this frame
+        try:  # see regions._ending
+            called.now = None
+            put(before)  # the value, not the token: a token cannot be reset from another context
+        finally:
+            del called  # a traceback refers to this frame
 
 
 def is_by_user() -> bool:

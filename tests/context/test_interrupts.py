@@ -77,6 +77,16 @@ def decorated() -> torch.Tensor:
     return torch.relu(x)
 
 
+@hmp.disable_casts
+def decorated_and_failing() -> None:
+    1 / 0  # noqa: B018
+
+
+def with_an_exception_from_a_decorated_function() -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        decorated_and_failing()
+
+
 @hmp.casts(OTHER)
 def decorated_with_casts() -> torch.Tensor:
     return torch.tanh(x)
@@ -133,6 +143,7 @@ ACTIONS: dict[str, Callable[[], Any]] = {
     "entered again": in_a_region_that_is_entered_again,
     "an exception": with_an_exception_inside,
     "decorated": decorated,
+    "decorated, an exception": with_an_exception_from_a_decorated_function,
     "decorated with casts()": decorated_with_casts,
     "decorated generator": lambda: list(decorated_generator()),
     "decorated coroutine": drive,
