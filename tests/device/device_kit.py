@@ -185,8 +185,7 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
     assert got.device == want.device, f"{what}: on {got.device}, not {want.device}"
     assert got.dtype is want.dtype, f"{what}: {got.dtype}, not {want.dtype}"
     assert got.shape == want.shape, f"{what}: {tuple(got.shape)}, not {tuple(want.shape)}"
-    synchronize()  # XLA would else compile a program for each tensor that is copied, and one for each shape that is compared there
-    got, want = got.detach().cpu(), want.detach().cpu()
+    got, want = got.detach().cpu(), want.detach().cpu()  # XLA would compile a program for each shape
     equal = (got == want) | (got.isnan() & want.isnan())
     if not bool(equal.all()):
         apart = (got.double() - want.double()).abs().nan_to_num(nan=float("inf")).max().item()
@@ -196,6 +195,7 @@ def same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
 def all_same(got: list[torch.Tensor], want: list[torch.Tensor], what: str) -> None:
     """Asserts the same of each pair."""
     assert len(got) == len(want) > 0, (what, len(got), len(want))
+    synchronize()  # XLA computes all at once; copied one by one, each would be a program of its own
     for number, (one, other) in enumerate(zip(got, want, strict=True)):
         same(one, other, f"{what}, tensor {number}")
 

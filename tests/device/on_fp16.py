@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 
 import hmp
-from device_kit import DEVICE, F16, F32, Checks, NotRun, all_same, preset, synchronize
+from device_kit import DEVICE, F16, F32, Checks, NotRun, all_same, preset, synchronize, tensor
 from networks_kit import Net, PlainHalf, batch, lists, loss_of, parameters
 
 check = Checks()
@@ -71,8 +71,10 @@ def it_does_so_with_clipped_gradients() -> str:
 @check
 def it_does_so_with_a_fused_optimizer() -> str:
     """A fused optimizer gets the scale and the overflow on the device, and asks nobody."""
+    weight = tensor(2, grad=True)
+    weight.sum().backward()
     try:
-        torch.optim.AdamW(Net().parameters(), fused=True)
+        torch.optim.AdamW([weight], fused=True).step()
     except RuntimeError as error:
         raise NotRun(f"torch has no fused optimizer here: {error}") from error
     return _agree(fused=True)
