@@ -87,9 +87,9 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
 
 
-def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
-    """The points with the median of their neighbours: by-products such as a norm's statistics err more than what goes on."""
-    return [(x, statistics.median(y for _, y in points[max(at - around, 0) : at + around + 1])) for at, (x, _) in enumerate(points)]
+def _median(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The points with the median of four neighbours on each side: by-products such as a norm's statistics err more than what goes on."""
+    return [(x, statistics.median(y for _, y in points[max(at - 4, 0) : at + 5])) for at, (x, _) in enumerate(points)]
 
 
 def _side_by_side_figure(found: SideBySide, direction: str) -> str:
