@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
@@ -97,6 +99,27 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
         known = found.get(key)
         found[key] = row if known is None else _together(known, row)
     return list(found.values())
+
+
+def taken_together(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
+    """The rows, dataclasses of one kind, with those that are the same `by` these fields as one: `how` has for each other field what makes
+    one value of all, or the field by which its mean is weighed."""
+    groups: dict[tuple[Any, ...], list[T]] = {}
+    for row in rows:
+        groups.setdefault(tuple(getattr(row, name) for name in by), []).append(row)
+    found = []
+    for of in groups.values():
+        if len(of) == 1:
+            found.append(of[0])
+            continue
+        values = {name: [getattr(row, name) for row in of] for name in how}
+        made = {name: _mean(values[name], values[one]) if isinstance(one, str) else one(values[name]) for name, one in how.items()}
+        found.append(replace(of[0], **made))  # type: ignore[type-var]
+    return found
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / (sum(weights) or 1)
 
 
 def total(rows: Iterable[Row]) -> Row:
