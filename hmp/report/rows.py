@@ -92,13 +92,8 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise ValueError(f"by={by!r} is none of {', '.join(map(repr, GROUPS))}")
-    kept = GROUPS[by]
-    found: dict[tuple[Any, ...], Row] = {}
-    for row in rows:
-        key = tuple(getattr(row, name) for name in kept)
-        known = found.get(key)
-        found[key] = row if known is None else _together(known, row)
-    return list(found.values())
+    others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
+    return taken_together(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common)})
 
 
 def taken_together(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
@@ -118,6 +113,11 @@ def taken_together(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Calla
     return found
 
 
+def _common(values: list[Any]) -> Any:
+    """The value that all are, else nothing."""
+    return values[0] if values.count(values[0]) == len(values) else type(values[0])()
+
+
 def _mean(values: list[float], weights: list[float]) -> float:
     return sum(value * weight for value, weight in zip(values, weights, strict=True)) / (sum(weights) or 1)
 
@@ -126,11 +126,3 @@ def total(rows: Iterable[Row]) -> Row:
     """What was counted of the rows, added up; nothing else is in the row that it gives."""
     kept = list(rows)
     return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
-
-
-def _together(one: Row, other: Row) -> Row:
-    changes: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in COUNTED}
-    for name in FIELDS:
-        if name not in COUNTED and getattr(one, name) != getattr(other, name):
-            changes[name] = 0 if name == "line" else ""
-    return replace(one, **changes)
