@@ -54,7 +54,7 @@ def compare(options: argparse.Namespace) -> int:
             raise hmp.HmpError(f"--{name} is for a recipe: what two captures were computed under stands in them; leave it out")
     if (options.row_a is None) != (options.row_b is None):
         raise hmp.HmpError("--row-a and --row-b name a pair; give both, or none, and the rows with the same tokens are found")
-    check_page(options.html, "--html ")
+    check_page(options.html)
     rows = None if options.row_a is None else (options.row_a, options.row_b)
     give(options, hmp.compare_captures(options.recipe, options.other, map=options.map or (), rows=rows))
     return 0

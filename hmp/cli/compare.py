@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from ..tune import recipe  # here, with what it imports: other subcommands do without
     from ..tune.recipe import LossAsModel
 
-    check_page(options.html, "--html ")
+    check_page(options.html)
     torch.manual_seed(options.seed)
     names = [*options.policy.split(","), *([options.against] if options.against is not None else [])]
     policies = told_apart([hmp.Policy.load(name) for name in names])

@@ -59,6 +59,8 @@ def _found() -> dict[str, Any]:
 
 
 def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
+    from ..caches import mark_proof
+
     devices = [torch.device("cpu")]
     if torch.accelerator.is_available():
         devices += [torch.device(torch.accelerator.current_accelerator().type, at) for at in range(torch.accelerator.device_count())]
@@ -66,7 +68,9 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
         "devices": {
-            str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device), "copies": _copies(device)} for device in devices
+            # "copies" is why none of casts are kept, "" where they are
+            str(device): {"name": _name(torch, device), "kernels": _kernels(torch, device), "copies": mark_proof.what_fails(device)}
+            for device in devices
         },
     }
     try:
@@ -102,13 +106,6 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
         except Exception:  # torch refuses in as many ways as it has kernels
             found[name] = False
     return found
-
-
-def _copies(device: Any) -> str:
-    """Why no copies of casts are kept on a device, "" where they are."""
-    from ..caches import mark_proof
-
-    return mark_proof.what_fails(device)
 
 
 def _instructions() -> list[str]:

@@ -57,7 +57,7 @@ def _is_closed_pipe(stream: Any) -> bool:
         return False
 
 
-def check_folder(file: str | Path | None, option: str = "") -> None:
+def check_folder(file: str | Path | None, option: str) -> None:
     """HmpError, which begins with `option`, where `file` has no folder to be written to: better now than when the work is done."""
     if file is not None and file != "-" and not Path(file).absolute().parent.is_dir():
         raise hmp.HmpError(f"{option}{file}: there is no such folder; make it first")
@@ -68,11 +68,11 @@ def lacking_for_a_page() -> str:
     return lacking("report", "jinja2", "matplotlib")
 
 
-def check_page(file: str | Path | None, option: str = "") -> None:
-    """HmpError, which begins with `option`, where the page `file` could not be made: better now than when the work is done."""
-    check_folder(file, option)
+def check_page(file: str | None) -> None:
+    """HmpError where the page that --html asks for could not be made: better now than when the work is done."""
+    check_folder(file, "--html ")
     if file is not None and (lacks := lacking_for_a_page()):
-        raise hmp.HmpError(f"{option}needs {lacks}: {to_install('report')}")
+        raise hmp.HmpError(f"--html needs {lacks}: {to_install('report')}")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

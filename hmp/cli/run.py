@@ -175,7 +175,7 @@ def prepare(options: argparse.Namespace) -> None:
         raise hmp.HmpError("--verbose logs what a policy casts, and none is given; add one, such as --policy habana")
     if options.report is not None:
         _check_report(Path(options.report))
-    check_page(options.html, "--html ")
+    check_page(options.html)
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
             from ..compat import habana  # here: other runs do without

@@ -139,7 +139,7 @@ def _check(options: argparse.Namespace, folder: Path) -> None:
     """HmpError for what is better said now than when the search is done."""
     if lacks := lacking("tune", "scipy"):
         raise hmp.HmpError(f"needs {lacks}: {to_install('tune')}")
-    check_page(options.html, "--html ")
+    check_page(options.html)
     if folder.exists() and not folder.is_dir():
         raise hmp.HmpError(f"{folder}: is a file; name a folder for the lists with --out")
     if any(folder.glob("*.txt")) and not (folder / "tune.json").is_file():

@@ -15,7 +15,7 @@ import torch
 from ..errors import HmpError
 from ..version import __version__
 
-SCHEMA_VERSION = 1
+_SCHEMA_VERSION = 1
 T = TypeVar("T")
 
 
@@ -41,7 +41,7 @@ def of_json(kind: type[T], values: Mapping[str, Any]) -> T:
 
 def versioned(values: Mapping[str, Any]) -> dict[str, Any]:
     """`values` after the version of their form: every JSON that hmp writes says it first."""
-    return {"schema_version": SCHEMA_VERSION, **values}
+    return {"schema_version": _SCHEMA_VERSION, **values}
 
 
 def json_text(values: Mapping[str, Any]) -> str:

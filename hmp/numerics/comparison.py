@@ -9,6 +9,7 @@ from typing import Any
 
 from ..formatting import aligned, in_notebook, json_written, two_digits, versioned, written
 from ..printers import printer
+from ..report.rows import taken_together
 from .attribution import Direction
 from .distance import Distance
 from .packing import Packing
@@ -229,21 +230,12 @@ class _Sums:
 
 
 def _grouped(rows: Iterable[Row], name: Callable[[Row], str]) -> list[Group]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(name(row), []).append(row)
-    found = [
-        Group(
-            name=each,
-            calls=sum(row.calls for row in of),
-            isolated=max(row.isolated or 0.0 for row in of),
-            isolated_ulps=max(row.isolated_ulps or 0.0 for row in of),
-            accumulated=max(row.accumulated for row in of),
-            accumulated_ulps=max(row.accumulated_ulps for row in of),
-            share=sum(row.share for row in of),
-        )
-        for each, of in groups.items()
+    groups = [
+        Group(name(row), row.calls, row.isolated or 0.0, row.isolated_ulps or 0.0, row.accumulated, row.accumulated_ulps, row.share)
+        for row in rows
     ]
+    largest = dict.fromkeys(("isolated", "isolated_ulps", "accumulated", "accumulated_ulps"), max)
+    found = taken_together(groups, ("name",), {"calls": sum, "share": sum, **largest})
     return sorted(found, key=lambda group: (-group.share, -group.isolated, -group.accumulated, group.name))
 
 

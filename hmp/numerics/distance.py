@@ -28,8 +28,8 @@ class Distance(NamedTuple):
 
 
 def distance(got: torch.Tensor, reference: torch.Tensor) -> Distance:
-    """The distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask. Of a dtype
-    with less range the upper half of it is as far as 2**100.
+    """The distance over all elements; what is NaN, or infinite or beyond 2**100 with one sign, in both does not count: a mask. Beside such
+    a reference half of that is enough, or half of the largest number of a dtype with less range.
 
     The spacing of bfloat16 at v, one ulp, is 2 ** (floor(log2 |v|) - 7): a value rounded to bfloat16 is at most half of it away.
     """
@@ -57,7 +57,7 @@ def error_and_size(got: torch.Tensor, reference: torch.Tensor, beside: torch.Ten
     """||got - reference||, ||reference||, and the reference's real numbers, all without masked elements; with `beside` ||got - beside||.
 
     The error is infinite where a NaN, an infinity, or what stands for one, is in one of the two alone."""
-    limits = [min(LARGE, torch.finfo(each.dtype).max / 2) for each in (got, reference if beside is None else beside)]
+    limits = [min(LARGE, torch.finfo(each.dtype).max) / 2 for each in (got, reference if beside is None else beside)]
     got, reference = as_real(widened(got)), as_real(reference)
     dtype = torch.promote_types(torch.promote_types(got.dtype, reference.dtype), torch.float32)
     got, reference = got.detach().to(dtype), reference.detach().to(dtype)

@@ -14,7 +14,7 @@ from ..formatting import share
 from ..lists import can_be_listed
 from ..report.page import charts, render
 from .comparison import Comparison, Row
-from .side_by_side import Beside, SideBySide, times
+from .side_by_side import ENDS, Beside, SideBySide, times
 
 # half a unit in the last place of 1.0: the largest relative error of one rounding
 HALF_ULP = {"bfloat16": 2.0**-9, "float16": 2.0**-12}
@@ -22,7 +22,6 @@ LEAST_SHARE = 0.05  # of the squared errors: what is below it is not worth a lin
 TABLE_ROWS = 1500
 _TOP = 8
 _DIRECTIONS = ("forward", "backward")
-_ENDS = ("output", "loss", "gradient")
 _COLOURS = ("--bfloat16", "--float16", "--float8_e4m3fn", "--float32", "--other")
 
 
@@ -44,7 +43,7 @@ def comparison_page(comparison: Comparison) -> str:
         verdict=_verdict(comparison, low, advices) if beside is None else f"{beside.verdict()}.",
         made=vars(comparison),
         comparison=comparison,
-        ends=[(name, getattr(comparison, name), others(name)) for name in _ENDS],
+        ends=[(name, getattr(comparison, name), others(name)) for name in ENDS],
         beside=beside,
         curves=[(direction, figure) for direction in _DIRECTIONS if beside and (figure := _side_by_side_figure(beside, direction))],
         times=times,
@@ -87,9 +86,9 @@ def _figure(rows: Sequence[Row], low: str, direction: str) -> str:
     return charts.error_by_depth(lines, HALF_ULP.get(low), f"half a {low} ulp", named, f"{direction}-")
 
 
-def _median(points: Sequence[tuple[int, float]], around: int = 4) -> list[tuple[int, float]]:
-    """The points with the median of their neighbours: by-products such as a norm's statistics err more than what goes on."""
-    return [(x, statistics.median(y for _, y in points[max(at - around, 0) : at + around + 1])) for at, (x, _) in enumerate(points)]
+def _median(points: Sequence[tuple[int, float]]) -> list[tuple[int, float]]:
+    """The points with the median of four neighbours on each side: by-products such as a norm's statistics err more than what goes on."""
+    return [(x, statistics.median(y for _, y in points[max(at - 4, 0) : at + 5])) for at, (x, _) in enumerate(points)]
 
 
 def _side_by_side_figure(found: SideBySide, direction: str) -> str:
@@ -132,7 +131,7 @@ def _named(row: Row) -> str:
 
 def _verdict(comparison: Comparison, low: str, advices: Sequence[Mapping[str, Any]]) -> str:
     """How far the whole is from float32, and which op rounds most, in a sentence."""
-    known = [(name, value) for name in _ENDS if (value := getattr(comparison, name)) is not None]
+    known = [(name, value) for name in ENDS if (value := getattr(comparison, name)) is not None]
     broken = [name for name, value in known if not math.isfinite(value)]
     if not known:
         return "Nothing of the whole was compared."

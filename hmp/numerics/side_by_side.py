@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from ..formatting import aligned, two_digits
+from ..report.rows import taken_together
 from .comparison import TABLE_ROWS, Comparison, Row, at_most
 from .values import Key, Values
 
@@ -155,7 +156,7 @@ def side_by_side(comparisons: Sequence[Comparison], others: Sequence[Values]) ->
     first = comparisons[0]
     rows = _rows(comparisons, others)
     outputs = {row.module or "(no module)": tuple(values.largest([("module", row.module)]) for values in others) for row in rows}
-    modules = _merged(rows, lambda row: row.module or "(no module)", "module")
+    modules = _merged(rows, lambda row: replace(row, op="", direction="", module=row.module or "(no module)"))
     modules = [replace(row, apart=outputs[row.module]) for row in modules]
     notes = [*first.notes]
     for comparison, values in zip(comparisons[1:], others, strict=True):
@@ -165,7 +166,7 @@ def side_by_side(comparisons: Sequence[Comparison], others: Sequence[Values]) ->
         others=tuple(comparisons[1:]),
         apart=tuple(Apart(*(values.together(values.keys(end)) for end in ENDS)) for values in others),
         beside=tuple(rows),
-        beside_ops=tuple(_merged(rows, lambda row: row.op, "op")),
+        beside_ops=tuple(_merged(rows, lambda row: replace(row, direction="", module=""))),
         beside_modules=tuple(modules),
     )
 
@@ -194,7 +195,7 @@ def _rows(comparisons: Sequence[Comparison], others: Sequence[Values]) -> list[B
         rows.append(
             Beside(
                 *place,
-                dtypes=tuple(", ".join(dict.fromkeys(row.dtype for row in each)) for each in found),
+                dtypes=tuple(_joined(row.dtype for row in each) for each in found),
                 isolated=tuple(_largest(row.isolated for row in each) for each in found),
                 accumulated=tuple(_largest(row.accumulated for row in each) for each in found),
                 squares=tuple(sum(row.share for row in each) * of.squares for each, of in zip(found, comparisons, strict=True)),
@@ -204,25 +205,20 @@ def _rows(comparisons: Sequence[Comparison], others: Sequence[Values]) -> list[B
     return rows
 
 
-def _merged(rows: Iterable[Beside], name: Callable[[Beside], str], kind: str) -> list[Beside]:
-    """One row for each name, those with the largest squared errors first."""
-    groups: dict[str, list[Beside]] = {}
-    for row in rows:
-        groups.setdefault(name(row), []).append(row)
-    found = [
-        Beside(
-            op=each if kind == "op" else "",
-            direction="",
-            module=each if kind == "module" else "",
-            dtypes=tuple(", ".join(dict.fromkeys(d for d in column if d)) for column in zip(*(row.dtypes for row in of), strict=True)),
-            isolated=tuple(map(_largest, zip(*(row.isolated for row in of), strict=True))),
-            accumulated=tuple(map(_largest, zip(*(row.accumulated for row in of), strict=True))),
-            squares=tuple(map(sum, zip(*(row.squares for row in of), strict=True))),
-            apart=tuple(map(_largest, zip(*(row.apart for row in of), strict=True))),
-        )
-        for each, of in groups.items()
-    ]
-    return sorted(found, key=lambda row: -max(row.squares))
+def _merged(rows: Iterable[Beside], name: Callable[[Beside], Beside]) -> list[Beside]:
+    """One row for each that `name` gives the same op and module, those with the largest squared errors first."""
+    largest = _by_policy(_largest)
+    how = {"dtypes": _by_policy(_joined), "isolated": largest, "accumulated": largest, "squares": _by_policy(sum), "apart": largest}
+    return sorted(taken_together(map(name, rows), ("op", "module"), how), key=lambda row: -max(row.squares))
+
+
+def _by_policy(how: Callable[[Any], Any]) -> Callable[[list[Any]], Any]:
+    """What makes one tuple of several, each in the order of the policies, by `how` for each policy."""
+    return lambda values: tuple(map(how, zip(*values, strict=True)))
+
+
+def _joined(dtypes: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(each for each in dtypes if each))
 
 
 def _differing_references(first: str, other: str, values: Values) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..report.rows import taken_together
 from .collectives import default_store
 from .comparison import Comparison
 from .tokens import TokenDistance
@@ -31,16 +32,8 @@ def of_all_ranks(found: TokenDistance | None) -> TokenDistance | None:
     if default_store() is None:
         return found
     parts = [each for each in _gathered(found) if each is not None]
-    if not parts:
-        return None
-    tokens = sum(each.tokens for each in parts)
-
-    def mean(name: str) -> float:
-        return float(sum(getattr(each, name) * each.tokens for each in parts) / tokens)
-
-    means = {name: mean(name) for name in ("logprob", "reference", "error_mean", "bias", "kl_mean")}
-    most = {name: max(getattr(each, name) for each in parts) for name in ("error_max", "kl_max")}
-    return TokenDistance(of=parts[0].of, tokens=tokens, **means, **most)
+    means = dict.fromkeys(("logprob", "reference", "error_mean", "bias", "kl_mean"), "tokens")
+    return next(iter(taken_together(parts, (), {"tokens": sum, **means, "error_max": max, "kl_max": max})), None)
 
 
 def _is_spread(model: torch.nn.Module) -> bool:

@@ -67,7 +67,7 @@ def distance_of_tokens(
 ) -> TokenDistance | None:
     """The distance of the tokens of a model's output, None for one without logits. `given` are the arguments of its call, `loss` what was
     made of an output without a loss of its own, `reference(tensor)` is the float32 run's counterpart of a tensor."""
-    logits = _logits(output, given)
+    logits = logits_of(output, given)
     if logits is None:
         return None
     own = own_loss(output)
@@ -76,12 +76,7 @@ def distance_of_tokens(
     return token_distance(logits, reference(logits), chosen)
 
 
-def has_logits(output: Any, given: Mapping[str, Any]) -> bool:
-    """Whether a module's output has logits, for the arguments and labels in `given`."""
-    return _logits(output, given) is not None
-
-
-def _logits(output: Any, given: Mapping[str, Any]) -> Tensor | None:
+def logits_of(output: Any, given: Mapping[str, Any]) -> Tensor | None:
     """The logits in a model's output: what has that name, or a tensor with a vector for each of the labels in `given`."""
     named = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     candidates = output if isinstance(output, (tuple, list)) and named is None else (output if named is None else named,)

@@ -14,7 +14,7 @@ from ..errors import HmpError
 from ..formatting import dtype_name
 from .as_before import as_before, put_back
 from .calling import compiled_in, named_arguments
-from .tokens import LABELS, TokenDistance, distance_of_tokens, has_logits
+from .tokens import LABELS, TokenDistance, distance_of_tokens, logits_of
 
 Tensor = torch.Tensor
 LOW = (torch.bfloat16, torch.float16)
@@ -45,7 +45,7 @@ class CallWithLogits:
         given = named_arguments(module, args, kwargs)
         if not any(name in given for name in LABELS):
             given |= _labels_beside(self._batch, (args, kwargs))
-        if has_logits(output, given):
+        if logits_of(output, given) is not None:
             self._found = Call(module, args, kwargs, given)
 
     def close(self) -> None:

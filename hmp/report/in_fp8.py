@@ -9,6 +9,7 @@ from .. import fork_safe
 from ..casting import Tensor, has_values
 from ..fp8 import Observer, Statistics
 from ..torch_private import has_storage, in_plain_autograd
+from .rows import taken_together
 
 _PENDING = 512  # tensors whose figures wait on the device: to read one waits for it
 
@@ -68,30 +69,7 @@ class Fp8Rows:
         self._pending.clear()
 
 
-def together(one: Fp8Row, other: Fp8Row) -> Fp8Row:
-    """Two rows of one op, module and role as one."""
-    count = one.tensors + other.tensors
-
-    def mean(ones: float, others: float) -> float:
-        return (ones * one.tensors + others * other.tensors) / count
-
-    return Fp8Row(
-        one.op,
-        one.module,
-        one.role,
-        count,
-        max(one.amax, other.amax),
-        min(one.least_scale, other.least_scale),
-        max(one.greatest_scale, other.greatest_scale),
-        mean(one.saturated, other.saturated),
-        mean(one.flushed, other.flushed),
-    )
-
-
 def merged(rows: Iterable[Fp8Row]) -> list[Fp8Row]:
     """The rows with those of one op, module and role taken together, as of several ranks."""
-    found: dict[tuple[str, str, str], Fp8Row] = {}
-    for row in rows:
-        key = (row.op, row.module, row.role)
-        found[key] = together(found[key], row) if key in found else row
-    return list(found.values())
+    means = dict.fromkeys(("saturated", "flushed"), "tensors")
+    return taken_together(rows, ("op", "module", "role"), {"tensors": sum, "amax": max, "least_scale": min, "greatest_scale": max, **means})

@@ -12,6 +12,7 @@ import torch
 
 from .. import fork_safe
 from ..saved import watchers
+from .rows import taken_together
 
 
 @dataclass(frozen=True)
@@ -77,13 +78,4 @@ class KeptRows:
 
 def merged(rows: Iterable[KeptRow]) -> list[KeptRow]:
     """The rows with those of one op and module taken together, as of several ranks; their error is the mean by bytes."""
-    found: dict[tuple[str, str], KeptRow] = {}
-    for row in rows:
-        known = found.get((row.op, row.module))
-        if known is not None:
-            nbytes = known.nbytes + row.nbytes
-            error = (known.error * known.nbytes + row.error * row.nbytes) / max(nbytes, 1)
-            tensors, left, seconds = known.tensors + row.tensors, known.left + row.left, known.seconds + row.seconds
-            row = KeptRow(row.op, row.module, tensors, nbytes, left, error, seconds)
-        found[row.op, row.module] = row
-    return list(found.values())
+    return taken_together(rows, ("op", "module"), {**dict.fromkeys(("tensors", "nbytes", "left", "seconds"), sum), "error": "nbytes"})

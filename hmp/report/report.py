@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import SCHEMA_VERSION, count, dtype_name, in_notebook, written
+from ..formatting import count, dtype_name, in_notebook, json_written, of_json, versioned, written
 from ..lists import LISTS
 from ..printers import printer
 from . import bounded_places, kept_packed, trace
@@ -270,19 +270,15 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """The report as plain JSON values; times in seconds."""
         about = {name: self._told(name) for name in _TOLD}
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "hmp_report": FORMAT,
-            **self._about,
-            **self.about,
-            **about,
-            "notes": self.notes,
-            "rows": [asdict(row) for row in self.rows],
-            "fp8": [asdict(row) for row in self.fp8],
-            "kept": [asdict(row) for row in self.kept],
-            "violations": [asdict(each) for each in self.violations()],
-            "models": [asdict(each) for each in self.models],
+        found: dict[str, Iterable[Any]] = {
+            "rows": self.rows,
+            "fp8": self.fp8,
+            "kept": self.kept,
+            "violations": self.violations(),
+            "models": self.models,
         }
+        lists = {name: [asdict(each) for each in of] for name, of in found.items()}
+        return versioned({"hmp_report": FORMAT, **self._about, **self.about, **about, "notes": self.notes, **lists})
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Report:
@@ -291,17 +287,15 @@ class Report:
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
-        made = ("schema_version", "hmp_report", "rows", "fp8", "kept", "violations", "models", "notes")
-        about = {name: value for name, value in values.items() if name not in made}
-        about["kept"] = [KeptRow(**row) for row in values.get("kept", ())]
-        fp8 = (Fp8Row(**row) for row in values.get("fp8", ()))  # which reports of before FP8 do not have
-        violations = (Violation(**each) for each in values.get("violations", ()))  # nor these those of before
-        models = (Model(**each) for each in values.get("models", ()))  # nor these
-        return cls((Row(**row) for row in values["rows"]), fp8, violations, models, **about)
+        kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": KeptRow, "violations": Violation, "models": Model}
+        # which reports of older releases have not all of
+        found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}
+        about = {name: value for name, value in values.items() if name not in ("schema_version", "hmp_report", "notes")}
+        return cls(**about | found)
 
     def to_json(self, path: str | Path) -> Path:
         """Writes `to_dict()` into the file `path`, which is returned."""
-        return written(path, lambda: json.dumps(self.to_dict(), indent=1) + "\n")
+        return json_written(path, self.to_dict)
 
     @classmethod
     def load(cls, path: str | Path) -> Report:

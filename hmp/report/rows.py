@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 # What the rule of an op is called that no rule decides.
 UNLISTED = "unlisted"
@@ -90,24 +92,37 @@ def grouped(rows: Iterable[Row], by: str) -> list[Row]:
     """The rows taken together by "op", "module", "line" or "call"; what differs within a group is left empty."""
     if by not in GROUPS:
         raise ValueError(f"by={by!r} is none of {', '.join(map(repr, GROUPS))}")
-    kept = GROUPS[by]
-    found: dict[tuple[Any, ...], Row] = {}
+    others = [name for name in FIELDS if name not in (*COUNTED, *GROUPS[by])]
+    return taken_together(rows, GROUPS[by], {**dict.fromkeys(COUNTED, sum), **dict.fromkeys(others, _common)})
+
+
+def taken_together(rows: Iterable[T], by: Sequence[str], how: Mapping[str, Callable[[list[Any]], Any] | str]) -> list[T]:
+    """The rows, dataclasses of one kind, with those that are the same `by` these fields as one: `how` has for each other field what makes
+    one value of all, or the field by which its mean is weighed."""
+    groups: dict[tuple[Any, ...], list[T]] = {}
     for row in rows:
-        key = tuple(getattr(row, name) for name in kept)
-        known = found.get(key)
-        found[key] = row if known is None else _together(known, row)
-    return list(found.values())
+        groups.setdefault(tuple(getattr(row, name) for name in by), []).append(row)
+    found = []
+    for of in groups.values():
+        if len(of) == 1:
+            found.append(of[0])
+            continue
+        values = {name: [getattr(row, name) for row in of] for name in how}
+        made = {name: _mean(values[name], values[one]) if isinstance(one, str) else one(values[name]) for name, one in how.items()}
+        found.append(replace(of[0], **made))  # type: ignore[type-var]
+    return found
+
+
+def _common(values: list[Any]) -> Any:
+    """The value that all are, else nothing."""
+    return values[0] if values.count(values[0]) == len(values) else type(values[0])()
+
+
+def _mean(values: list[float], weights: list[float]) -> float:
+    return sum(value * weight for value, weight in zip(values, weights, strict=True)) / (sum(weights) or 1)
 
 
 def total(rows: Iterable[Row]) -> Row:
     """What was counted of the rows, added up; nothing else is in the row that it gives."""
     kept = list(rows)
     return Row("", "", **{name: sum(getattr(row, name) for row in kept) for name in COUNTED})
-
-
-def _together(one: Row, other: Row) -> Row:
-    changes: dict[str, Any] = {name: getattr(one, name) + getattr(other, name) for name in COUNTED}
-    for name in FIELDS:
-        if name not in COUNTED and getattr(one, name) != getattr(other, name):
-            changes[name] = 0 if name == "line" else ""
-    return replace(one, **changes)

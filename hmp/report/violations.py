@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
+
+from .rows import taken_together
 
 # Who overrode a line → what may be done about it.
 REMEDIES = {
@@ -55,11 +57,8 @@ class Violation:
 
 def together(found: Iterable[Violation]) -> list[Violation]:
     """The violations, those that differ in nothing but the number of calls added up, most calls first."""
-    sums: dict[Violation, int] = {}
-    for each in found:
-        key = replace(each, calls=0)
-        sums[key] = sums.get(key, 0) + each.calls
-    return sorted((replace(each, calls=calls) for each, calls in sums.items()), key=lambda each: -each.calls)
+    same = [each.name for each in fields(Violation) if each.name != "calls"]
+    return sorted(taken_together(found, same, {"calls": sum}), key=lambda each: -each.calls)
 
 
 def kinds(found: Iterable[Violation]) -> list[str]:

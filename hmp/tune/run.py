@@ -71,8 +71,10 @@ def run(  # noqa: PLR0913
     shows = shown(progress)
     journal = Journal(target, key, resume)
     if journal.result is not None:
+        assert target is not None  # where it was read from
         result = replace(journal.result, folder=str(target))
-        return result if target is None else _written(result, target)  # the lists may be gone, or changed
+        files.write(result, target)  # the lists may be gone, or changed
+        return result
     trials = Trials(task, bounds, small, allowed, journal)
     search = Search(task, decisions, trials, journal, shows, key, target)
     try:
@@ -119,8 +121,3 @@ def _key_of(task: Task, decisions: Decisions, functions: Mapping[str, Any], sett
     shown |= {"torch": torch.__version__, "device": task.device}
     shown["levels"] = f"fp8 ({start.fp8_recipe}, {start.fp8_kernel}), bf16, fp32" if decisions.in_fp8 else "bf16, fp32"
     return identity.of_search(hashed | {"choice of ops": sorted(decisions.ops)}, shown)
-
-
-def _written(result: TuneResult, folder: Path) -> TuneResult:
-    files.write(result, folder)
-    return result

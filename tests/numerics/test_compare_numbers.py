@@ -130,6 +130,12 @@ def test_what_one_side_alone_has_instead_of_a_number_is_not_hidden(alone: float)
     assert distances.distance(broken, broken) == (0.0, 0.0)
 
 
+def test_numbers_that_rounding_takes_over_the_limit_are_none_that_one_side_alone_has():
+    reference = torch.tensor([1.0, 2.0**100])
+    assert distances.distance(torch.tensor([1.0, 0.9 * 2.0**100]), reference) == (0.0, 0.0)
+    assert distances.distance(reference, torch.tensor([1.0, 0.9 * 2.0**100])).relative == pytest.approx(1 / 9)
+
+
 def test_float16s_mask_is_float32s():
     """What is added to a mask in float16 is the end of its range or near to it (R12), and no error."""
     for masked in (HALF_MASK, HALF_MASK + 64, -INF):

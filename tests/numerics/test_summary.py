@@ -134,6 +134,14 @@ def test_what_is_no_module_is_an_error(given: object, message: str) -> None:
         hmp.summary(given, X)  # type: ignore[arg-type]
 
 
+def test_another_policy_than_the_applied_one_is_an_error() -> None:
+    """Which the model's calls would follow: the table would be of that one, under the name of the other."""
+    net = hmp.apply(torch.nn.Linear(3, 3), "habana")
+    with pytest.raises(hmp.HmpError, match=r"'habana' is applied to the model, .* not 'bert'; call hmp.remove\(model\) first"):
+        hmp.summary(net, torch.ones(2, 3), "bert")
+    assert hmp.summary(net, torch.ones(2, 3), "habana").policy == hmp.summary(net, torch.ones(2, 3)).policy == "habana"
+
+
 def test_the_command_prints_the_layers_of_a_recipe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,20 +46,6 @@ class Call:
                 held.copy_(new)
 
 
-@dataclasses.dataclass(frozen=True)
-class Constant:
-    """Memory that Python filled with numbers, and that a call may have written to since: it gets them again."""
-
-    memory: torch.Tensor
-    value: torch.Tensor
-    in_inference_mode: bool
-
-    def again(self) -> None:
-        """Writes the numbers."""
-        with torch.inference_mode(self.in_inference_mode):
-            self.memory.copy_(self.value)
-
-
 class Tensors:
     """The tensors of a step, those of the capture's own making apart from those that were there before, `outside`.
 
@@ -190,7 +176,7 @@ def _known_by(value: Any) -> Any:
 class Captured:
     """A step that was captured."""
 
-    calls: list[Call | Constant]
+    calls: list[Call]
     tensors: Tensors
     optimizers: StepsOfOptimizers
 

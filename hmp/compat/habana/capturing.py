@@ -21,7 +21,7 @@ import hmp
 from ... import HmpError
 from ...casting import each_tensor
 from ...uncompiled import running_uncompiled
-from .captured import Call, Captured, Constant, StepsOfOptimizers, Tensors, place, same_memory
+from .captured import Call, Captured, StepsOfOptimizers, Tensors, place, same_memory
 from .device_map import standing
 from .replacements import Replacements
 
@@ -42,7 +42,7 @@ class Capture(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._calls: list[Call | Constant] = []
+        self._calls: list[Call] = []
         self._made: set[int] = set()
         self._tensors = Tensors()
         self._optimizers = StepsOfOptimizers()
@@ -111,7 +111,9 @@ class Capture(TorchDispatchMode):
     def _note_constant(self, tensor: torch.Tensor) -> None:
         if tensor.untyped_storage().resizable():  # else it is memory of NumPy's, and not of torch's making
             self._made.add(place(tensor))
-            self._calls.append(Constant(same_memory(tensor), tensor.clone(), torch.is_inference_mode_enabled()))
+            # a call may have written to it since: it gets its numbers again
+            numbers = (tensor.clone(),)
+            self._calls.append(Call(_aten.alias.default, numbers, {}, (same_memory(tensor),), torch.is_inference_mode_enabled()))
 
 
 class _Random:

@@ -16,6 +16,7 @@ from ..rows import GROUPS, PAST, UNLISTED, Row, grouped, total
 OUTSIDE = "(outside every module)"
 TABLE_ROWS = 1000  # what a browser sorts at once, and what keeps the page below 2 MB; the JSON has them all
 TREE_LINES = 1200
+_BARS, _PLACES = 14, 8  # ops of the chart, and lines with most time in casts
 _OPEN_LINES = 26  # lines of the tree that are unfolded at first: about a screen
 
 
@@ -120,14 +121,14 @@ class OpBar:
         return sum(self.seconds.values()) + self.cast_seconds
 
 
-def op_bars(rows: Iterable[Row], shown: int = 14) -> list[OpBar]:
+def op_bars(rows: Iterable[Row]) -> list[OpBar]:
     """The ops with most time, most first; those that are left are one bar, "n others"."""
     bars = sorted(_bars(rows, lambda row: row.op), key=lambda bar: (-bar.total, -sum(bar.calls.values())))
-    if len(bars) <= shown + 1:
+    if len(bars) <= _BARS + 1:
         return bars
-    names = {bar.op for bar in bars[shown:]}
+    names = {bar.op for bar in bars[_BARS:]}
     (others,) = _bars([row for row in rows if row.op in names], lambda row: f"{len(names)} others")
-    return [*bars[:shown], others]
+    return [*bars[:_BARS], others]
 
 
 def _bars(rows: Iterable[Row], named: Callable[[Row], str]) -> list[OpBar]:
@@ -159,9 +160,9 @@ def parts(rows: Iterable[Row]) -> list[Part]:
     return [Part(name, found[name]) for name in sorted(found) if found[name]] + ([Part("casts", casts)] if casts else [])
 
 
-def cast_places(report: Report, shown: int = 8) -> list[Row]:
+def cast_places(report: Report) -> list[Row]:
     """The lines of the program that spent most time in casts."""
-    return [row for row in report.grouped("line", "cast_seconds")[:shown] if row.casts]
+    return [row for row in report.grouped("line", "cast_seconds")[:_PLACES] if row.casts]
 
 
 def modules_of(report: Report, row: Row) -> str:
