@@ -154,25 +154,3 @@ def test_register_says_of_what_is_in_torch_what_it_is(owner, name, message):
     with pytest.raises(hmp.HmpError, match=re.escape(message)):
         hmp.register(owner, name, "bf16")
     assert {"relu", "linalg.inv", "add"} == hmp.Policy(bf16={"relu", "linalg.inv", "add"}).bf16, "what it advises is possible"
-
-
-def test_register_dotted_names_in_a_list(library, tmp_path):
-    bf16, fp32 = tmp_path / "bf16.txt", tmp_path / "fp32.txt"
-    bf16.write_text("relu\nusers_ops.fused.attention  # ours\n")
-    fp32.write_text("users_ops.fused.Kernels.static\n")
-    original = library.attention
-    with hmp.convert(bf16_file_path=str(bf16), fp32_file_path=str(fp32)):
-        assert library.attention(ones(WIDE), ones(HALF)) == (LOW, LOW)
-        assert library.Kernels.static(ones(LOW)) == WIDE
-        assert library.other(ones(WIDE)) == WIDE
-    hmp.revert()
-    assert library.attention is original and library.attention(ones(WIDE), ones(HALF)) == (WIDE, HALF)
-
-
-def test_register_an_unknown_dotted_name_is_an_error_with_file_and_line(library, tmp_path):
-    path = tmp_path / "bf16.txt"
-    path.write_text("relu\nusers_ops.fused.attentoin\n")
-    with pytest.raises(hmp.OpListError) as caught:
-        hmp.convert(bf16_file_path=str(path))
-    assert caught.value.line == 2 and str(caught.value.path) == str(path)
-    assert "attentoin" in str(caught.value)

@@ -196,7 +196,10 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     folder = tmp_path / "mypkg_of_the_user"
     folder.mkdir()
     (folder / "__init__.py").write_text("")
-    (folder / "ops.py").write_text("def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n")
+    (folder / "ops.py").write_text(
+        "def fused_attention(q, k, *, scale=1.0):\n    return [(q.dtype, k.dtype), scale]\n"
+        "class Kernels:\n    @staticmethod\n    def static(q):\n        return q.dtype\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     yield "mypkg_of_the_user.ops"
     hmp.revert()
@@ -220,8 +223,9 @@ def test_lists_a_dotted_name_is_a_users_own_function(rule: str, dtype: torch.dty
 def test_lists_a_users_function_is_left_as_it_was_after_revert(package: str, write, empty) -> None:
     module = __import__(package, fromlist=["ops"])
     before, code = module.fused_attention, module.fused_attention.__code__
-    hmp.convert(bf16_file_path=str(write(f"{package}.fused_attention\n")), fp32_file_path=str(empty))
+    hmp.convert(bf16_file_path=str(write(f"relu\n{package}.fused_attention  # ours\n{package}.Kernels.static")), fp32_file_path=str(empty))
     assert module.fused_attention(torch.ones(2), torch.ones(2))[0] == (BF16, BF16)
+    assert module.Kernels.static(torch.ones(2)) is BF16
     hmp.revert()
     assert module.fused_attention is before and before.__code__ is code
 
@@ -232,6 +236,7 @@ def test_lists_a_dotted_name_that_cannot_be_imported_is_an_error(package: str, w
         with pytest.raises(hmp.OpListError) as error:
             hmp.convert(bf16_file_path=str(path))
         assert f"{path}:2" in str(error.value) and name in str(error.value)
+        assert (str(error.value.path), error.value.line) == (str(path), 2)
 
 
 # `*`

@@ -3,6 +3,7 @@ Python runs once; only torch's own refusal of a dtype is answered by another dty
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -14,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hmp
-from oracle import BF16, F32
+from oracle import BF16
 
 X = torch.linspace(0.1, 1.0, 16).reshape(4, 4)
 POLICY = hmp.Policy("mine", bf16={"exp", "matmul", "mul", "norm", "sigmoid", "baddbmm", "tanh"}, fp32={"log"})
@@ -148,154 +149,122 @@ def test_r11_a_hook_that_is_no_python_function_is_called_once() -> None:
     assert len(calls) == 1
 
 
-# --- custom ops, functions of the user's, callables that torch calls --------------------------------------------------------
+# --- custom ops, functions of the user's, callables that torch calls, modes and tensor subclasses --------------------------------
+
+
+class Raiser:
+    """Raises at its first call, and counts them."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.calls = text, 0
+
+    def __call__(self, *_: Any) -> None:
+        self.calls += 1
+        if self.calls == 1:
+            raise RuntimeError(self.text)
+
+
+class FunctionMode(TorchFunctionMode):
+    """Lets `raiser` know of each call of a function of this name."""
+
+    def __init__(self, name: str, raiser: Raiser) -> None:
+        super().__init__()
+        self.name, self.raiser = name, raiser
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") == self.name:
+            self.raiser()
+        return func(*args, **(kwargs or {}))
+
+
+class DispatchMode(TorchDispatchMode):
+    """Lets `raiser` know of each call of an op of ATen of this name."""
+
+    def __init__(self, name: str, raiser: Raiser) -> None:
+        super().__init__()
+        self.name, self.raiser = name, raiser
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.name == "aten::" + self.name:
+            self.raiser()
+        return func(*args, **(kwargs or {}))
+
+
+class Raising(torch.Tensor):
+    """Lets the raiser know of each call of exp or matmul."""
+
+    raiser: ClassVar[Callable[..., None]]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("exp", "matmul"):
+            cls.raiser()
+        return super().__torch_function__(func, types, args, kwargs or {})
 
 
 @torch.library.custom_op("hmp_test_errors::raising", mutates_args=())
 def raising(x: torch.Tensor) -> torch.Tensor:
-    raising_calls.append(x.dtype)
-    raise RuntimeError("\"raising\" not implemented for 'BFloat16'" if refusing else "disk full")
-
-
-raising_calls: list[torch.dtype] = []
-refusing = False
-
-
-@pytest.mark.parametrize("text_of_a_refusal", [False, True])
-def test_r11_a_custom_op_that_is_listed_raises_once(text_of_a_refusal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(globals(), "refusing", text_of_a_refusal)
-    raising_calls.clear()
-    policy = hmp.Policy("mine", bf16={f"{__name__}.raising_here"})
-    with hmp.casts(policy), pytest.raises(RuntimeError, match=r"disk full|not implemented") as caught:
-        raising_here(X)
-    assert raising_calls == [BF16]
-    assert caught.value.__context__ is None
+    assert x.dtype is BF16
+    Raising.raiser()
+    return x.clone()
 
 
 def raising_here(x: torch.Tensor) -> torch.Tensor:
     return raising(x)
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
-@pytest.mark.parametrize("cast", ["bf16", "fp32", "promote"])
-def test_r11_a_registered_function_raises_once(cast: str, text: str) -> None:
-    calls: list[torch.dtype] = []
-    decorate = {"bf16": hmp.bf16_function, "fp32": hmp.fp32_function, "promote": hmp.promote_function}[cast]
-
-    @decorate
-    def mine(x: torch.Tensor) -> torch.Tensor:
-        calls.append(x.dtype)
-        raise RuntimeError(text)
-
-    with hmp.casts("habana"), pytest.raises(RuntimeError, match=text):
-        mine(X)
-    assert len(calls) == 1
-
-
-@pytest.mark.parametrize("text", ["disk full", "expected scalar type Float but found BFloat16"])
-def test_r11_a_function_that_torch_calls_raises_once(text: str) -> None:
-    calls: list[torch.dtype] = []
-
-    def distance(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-        calls.append(a.dtype)
-        raise RuntimeError(text)
-
-    policy = hmp.Policy("mine", bf16={"triplet_margin_with_distance_loss"})
-    with hmp.casts(policy), pytest.raises(RuntimeError, match=text):
-        F.triplet_margin_with_distance_loss(X, X, X, distance_function=distance)
-    assert calls == [BF16]
-
-
-# --- modes and tensor subclasses ------------------------------------------------------------------------------------------------
-
-
-class RaisingFunctionMode(TorchFunctionMode):
-    """Raises at the first call of a function of this name."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__()
-        self.name, self.text, self.calls = name, text, 0
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") == self.name:
-            self.calls += 1
-            if self.calls == 1:
-                raise RuntimeError(self.text)
-        return func(*args, **(kwargs or {}))
+NONE, CUSTOM = hmp.Policy("none"), hmp.Policy("custom", bf16={f"{__name__}.raising_here"})
+DISTANCE = hmp.Policy("distance", bf16={"triplet_margin_with_distance_loss"})
+Who = tuple[hmp.Policy, Any, Callable[[], Any]]  # lists, a mode, and a call that makes somebody call the raiser
+WHO: dict[str, Callable[[Raiser], Who]] = {
+    "a listed custom op": lambda raiser: (CUSTOM, None, lambda: raising_here(X)),
+    "a bf16 function": lambda raiser: (POLICY, None, lambda: hmp.bf16_function(lambda x: raiser(x))(X)),
+    "a fp32 function": lambda raiser: (POLICY, None, lambda: hmp.fp32_function(lambda x: raiser(x))(X)),
+    "a promote function": lambda raiser: (POLICY, None, lambda: hmp.promote_function(lambda x: raiser(x))(X)),
+    "a function that torch calls": lambda raiser: (
+        DISTANCE,
+        None,
+        lambda: F.triplet_margin_with_distance_loss(X, X, X, distance_function=lambda a, b: raiser(a) if a.dtype is BF16 else a),
+    ),
+    "a mode at an op into out": lambda raiser: (POLICY, DispatchMode("exp", raiser), lambda: torch.exp(X, out=torch.empty(4, 4))),
+    "a function mode at a mixture": lambda raiser: (NONE, FunctionMode("matmul", raiser), lambda: torch.matmul(low(grad=False), X)),
+    "a dispatch mode at a mixture": lambda raiser: (NONE, DispatchMode("mm", raiser), lambda: torch.matmul(low(grad=False), X)),
+}
+for mode, at in ((FunctionMode, "exp"), (FunctionMode, "bfloat16"), (DispatchMode, "exp"), (DispatchMode, "_to_copy")):
+    for kwargs, args in (({}, (X,)), ({"input": X}, ())):  # a call of the dispatcher's, and one of the wrapper's
+        WHO[f"{mode.__name__} at {at}, {len(args)}"] = lambda raiser, mode=mode, at=at, args=args, kwargs=kwargs: (
+            POLICY,
+            mode(at, raiser),
+            lambda: torch.exp(*args, **kwargs),
+        )
+for lists in (POLICY, NONE):
+    WHO[f"a subclass at exp, {lists.name}"] = lambda raiser, lists=lists: (lists, None, lambda: torch.exp(X.as_subclass(Raising)))
+    WHO[f"a subclass at matmul, {lists.name}"] = lambda raiser, lists=lists: (
+        lists,
+        None,
+        lambda: torch.matmul(X.as_subclass(Raising), X.to(BF16)),
+    )
+TEXTS = "disk full", "not implemented for 'BFloat16'", "expected scalar type Float but found BFloat16", "both inputs should have same dtype"
 
 
-class RaisingDispatchMode(TorchDispatchMode):
-    """Raises at the first call of an op of ATen of this name."""
-
-    def __init__(self, name: str, text: str) -> None:
-        super().__init__()
-        self.name, self.text, self.calls = name, text, 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func._schema.name == "aten::" + self.name:
-            self.calls += 1
-            if self.calls == 1:
-                raise RuntimeError(self.text)
-        return func(*args, **(kwargs or {}))
-
-
-MODES = {"function": (RaisingFunctionMode, "bfloat16"), "dispatch": (RaisingDispatchMode, "_to_copy")}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("at", ["the op", "the cast"])
-@pytest.mark.parametrize("call", ["dispatcher", "wrapper"])
-def test_r11_what_a_mode_raises_once_the_caller_sees_once(call: str, at: str, mode: str, text: str) -> None:
-    make, cast = MODES[mode]
-    raising = make("exp" if at == "the op" else cast, text)
-    with hmp.casts(POLICY), raising, pytest.raises(RuntimeError, match=text):
-        torch.exp(X) if call == "dispatcher" else torch.exp(input=X)
-    assert raising.calls == 1
-
-
-@pytest.mark.parametrize("text", ["disk full", "both inputs should have same dtype"])
-@pytest.mark.parametrize("mode", ["function", "dispatch"])
-def test_r7_what_a_mode_raises_at_a_mixture_the_caller_sees_once(mode: str, text: str) -> None:
-    raising = RaisingFunctionMode("matmul", text) if mode == "function" else RaisingDispatchMode("mm", text)
-    with hmp.casts(hmp.Policy("none")), raising, pytest.raises(RuntimeError, match=text):
-        torch.matmul(low(grad=False), X)
-    assert raising.calls == 1
+@pytest.mark.parametrize("who", WHO)
+def test_r7_r11_what_anybody_raises_once_the_caller_sees_once(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in TEXTS:
+        raiser = Raiser(text)
+        monkeypatch.setattr(Raising, "raiser", raiser, raising=False)
+        policy, mode, call = WHO[who](raiser)
+        with hmp.casts(policy), mode or contextlib.nullcontext(), pytest.raises(RuntimeError, match=text) as caught:
+            call()
+        assert raiser.calls == 1
+        assert caught.value.__context__ is None
 
 
 def test_r7_a_mixture_under_a_mode_gets_one_dtype_and_the_mode_sees_it_once() -> None:
-    with hmp.casts(hmp.Policy("none")), RaisingDispatchMode("", "") as mode:
-        mode.name, mode.calls = "mm", 1
+    raiser = Raiser("")
+    raiser.calls = 1
+    with hmp.casts(NONE), DispatchMode("mm", raiser):
         assert torch.matmul(low(grad=False), X).dtype is BF16
-        assert mode.calls == 2
-
-
-class Raising(torch.Tensor):
-    """Raises at the first call of exp."""
-
-    calls: ClassVar[list[str]] = []
-    text = "disk full"
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if getattr(func, "__name__", "") in ("exp", "matmul"):
-            cls.calls.append(func.__name__)
-            if len(cls.calls) == 1:
-                raise RuntimeError(cls.text)
-        return super().__torch_function__(func, types, args, kwargs or {})
-
-
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("text", ["disk full", "not implemented for 'BFloat16'"])
-@pytest.mark.parametrize("op", [lambda x: torch.exp(x), lambda x: torch.matmul(x, X.to(BF16))], ids=["exp", "matmul"])
-@pytest.mark.parametrize("policy", [POLICY, hmp.Policy("none")], ids=["listed", "unlisted"])
-def test_r11_what_a_tensor_subclass_raises_once_the_caller_sees_once(policy: hmp.Policy, op: Any, text: str) -> None:
-    Raising.calls, Raising.text = [], text
-    with hmp.casts(policy), pytest.raises(RuntimeError, match=text):
-        op(X.as_subclass(Raising))
-    assert len(Raising.calls) == 1
+    assert raiser.calls == 2
 
 
 # --- torch's own errors that are no refusal -------------------------------------------------------------------------------------
@@ -323,11 +292,3 @@ def test_r11_an_error_of_torchs_that_is_no_refusal_is_raised_after_one_run() -> 
         with pytest.raises(RuntimeError, match="batch"):
             torch.baddbmm(X[None], X[None].expand(2, 4, 4), X[None].expand(3, 4, 4))
     assert sum(event.count for event in profile.key_averages() if event.key == "aten::baddbmm") == 1
-
-
-def test_r11_out_is_not_tried_again_for_an_error_that_is_the_users() -> None:
-    out = torch.empty(4, 4, dtype=F32)
-    mode = RaisingDispatchMode("exp", "not implemented for 'BFloat16'")
-    with hmp.casts(POLICY), mode, pytest.raises(RuntimeError, match="not implemented"):
-        torch.exp(X, out=out)
-    assert mode.calls == 1

@@ -149,6 +149,7 @@ def test_r17_regions_left_out_of_order():
 
 # --- random nestings
 
+ELSEWHERE = "xpu" if HERE == "cuda" else "cuda"
 CHANGES = ("low", "half", "disable", "enable", "autocast on", "autocast off", "raise")
 NESTING = st.recursive(st.just([]), lambda inner: st.lists(st.tuples(st.sampled_from(CHANGES), inner), max_size=3), max_leaves=12)
 
@@ -214,7 +215,11 @@ def test_r17_any_nesting_follows_the_model(nesting, process):
                 (enabled, dtype), _, cached = real_state()
                 found.append((muls(), enabled))
                 assert (dtype, cached) == (OFF[0][1], True)
-                assert torch.is_autocast_enabled("cuda") is (found[-1][0] is not F32)
+                low = found[-1][0]
+                assert torch.is_autocast_enabled(ELSEWHERE) is (low is not F32)
+                assert torch.get_autocast_dtype(ELSEWHERE) is (OFF[1][1] if low is F32 else low)
+                assert torch.is_autocast_enabled(HERE) is (enabled or low is not F32)
+                assert torch.get_autocast_dtype(HERE) is (dtype if enabled or low is F32 else low)
 
             _walk(nesting, _region, note)
     finally:

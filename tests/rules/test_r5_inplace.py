@@ -256,3 +256,12 @@ def test_r5_a_leaf_that_needs_a_gradient_gets_torchs_own_error() -> None:
     for op in (lambda x: x.mul_(2.0), lambda x: F.relu(x, True), lambda x: x.__setitem__(0, 1.0)):
         with hmp.casts("habana"), pytest.raises(RuntimeError, match="leaf Variable"):
             op(torch.ones(3, requires_grad=True))
+
+
+def test_r5_a_product_in_place_is_rounded_once() -> None:
+    """Casting y first would round twice."""
+    x, y = torch.rand(1000).to(BF16) + 1, torch.rand(1000) + 1
+    once = (x.float() * y).to(BF16)
+    assert not torch.equal(once, x * y.to(BF16))
+    with hmp.casts("habana"):
+        assert torch.equal(x.clone().mul_(y), once)

@@ -11,107 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from oracle import BF16, F16, F32, F64, Outcome, assert_same, by_explicit_casts, outcome, target
-from strategies import Leaf, any_dtypes, build, castable_dtypes, leaves, pairs
+from oracle import BF16, F16, F32, F64, Outcome, assert_same, outcome
+from strategies import Leaf, any_dtypes, build, leaves
 
 NOTHING = hmp.Policy(name="nothing listed", bf16=frozenset(), fp32=frozenset(), promote=frozenset())
-
-_ROW = torch.tensor([[2, 0, 1]])
-_MASK = torch.tensor([[True, False, True], [False, False, True], [True, True, False]])
-
-# torch refuses mixed inputs here (torch-surface.md, 2A): the others become the first one's dtype.
-REFUSED = {
-    "matmul": (lambda a, b: a @ b, [(2, 3), (3, 4)]),
-    "mm": (lambda a, b: torch.mm(input=a, mat2=b), [(2, 3), (3, 4)]),
-    "bmm": (lambda a, b: a.bmm(b), [(2, 2, 3), (2, 3, 2)]),
-    "addmm": (lambda a, b, c: torch.addmm(a, b, c), [(2, 4), (2, 3), (3, 4)]),
-    "baddbmm": (lambda a, b, c: torch.baddbmm(a, b, c), [(2, 2, 2), (2, 2, 3), (2, 3, 2)]),
-    "mv": (lambda a, b: a.mv(b), [(2, 3), (3,)]),
-    "dot": (lambda a, b: torch.dot(a, b), [(3,), (3,)]),
-    "inner": (lambda a, b: torch.inner(a, b), [(2, 3), (4, 3)]),
-    "einsum": (lambda a, b: torch.einsum("ij,jk->ik", a, b), [(2, 3), (3, 4)]),
-    "einsum_of_a_list": (lambda a, b: torch.einsum("ij,jk->ik", [a, b]), [(2, 3), (3, 4)]),
-    "tensordot": (lambda a, b: torch.tensordot(a, b, 1), [(2, 3), (3, 4)]),
-    "multi_dot": (lambda a, b, c: torch.linalg.multi_dot([a, b, c]), [(2, 3), (3, 4), (4, 2)]),
-    "linear": (lambda a, b, c: F.linear(a, b, c), [(2, 3), (4, 3), (4,)]),
-    "conv1d": (lambda a, b: F.conv1d(a, b), [(1, 2, 5), (3, 2, 3)]),
-    "conv_transpose2d": (lambda a, b: F.conv_transpose2d(a, b), [(1, 2, 3, 3), (2, 3, 2, 2)]),
-    "bilinear": (lambda a, b, c: F.bilinear(a, b, c), [(2, 3), (2, 4), (5, 3, 4)]),
-    "lerp": (lambda a, b, c: torch.lerp(a, b, c), [(3,), (3,), (3,)]),
-    "lerp_by_a_0dim_weight": (lambda a, b, c: torch.lerp(a, b, c), [(3,), (3,), ()]),
-    "prelu": (lambda a, b: F.prelu(a, b), [(2, 3), (3,)]),
-    "huber_loss": (lambda a, b: F.huber_loss(a, b), [(4,), (4,)]),
-    "index_add": (lambda a, b: a.index_add(0, torch.tensor([2, 0]), b), [(3, 3), (2, 3)]),
-    "index_copy": (lambda a, b: torch.index_copy(a, 0, torch.tensor([2, 0]), b), [(3, 3), (2, 3)]),
-    "index_put": (lambda a, b: torch.index_put(a, (torch.tensor([2, 0]),), b), [(3, 3), (2, 3)]),
-    "scatter": (lambda a, b: a.scatter(0, _ROW, b), [(3, 3), (1, 3)]),
-    "scatter_add": (lambda a, b: torch.scatter_add(a, 0, _ROW, b), [(3, 3), (1, 3)]),
-    "scatter_reduce": (lambda a, b: a.scatter_reduce(0, _ROW, b, "sum"), [(3, 3), (1, 3)]),
-    "masked_scatter": (lambda a, b: a.masked_scatter(_MASK, b), [(3, 3), (5,)]),
-    "meshgrid": (lambda a, b: torch.meshgrid(a, b, indexing="ij"), [(2,), (3,)]),
-    "allclose": (lambda a, b: torch.allclose(a, b, rtol=0.5), [(3,), (3,)]),
-    "cross": (lambda a, b: torch.cross(a, b, dim=-1), [(2, 3), (2, 3)]),
-    "linalg.cross": (lambda a, b: torch.linalg.cross(a, b), [(2, 3), (2, 3)]),
-    "grid_sample": (lambda a, b: F.grid_sample(a, b, align_corners=False), [(1, 2, 4, 4), (1, 3, 3, 2)]),
-    "sdpa": (lambda q, k, v: F.scaled_dot_product_attention(q, k, v), [(1, 2, 3, 4), (1, 2, 3, 4), (1, 2, 3, 4)]),
-}
-# these are on no list of the "habana" policy either
-UNDER_HABANA = """index_add index_copy index_put scatter scatter_add scatter_reduce masked_scatter
-grid_sample sdpa huber_loss""".split()
-
-
-@pytest.mark.sampled(6)
-@pytest.mark.parametrize("name", REFUSED)
-@given(data=st.data())
-def test_r7_what_torch_refuses_runs_in_the_first_inputs_dtype(name: str, data: st.DataObject) -> None:
-    call, shapes = REFUSED[name]
-    # no float16 first where torch has no kernel for it on CPU
-    dtypes = castable_dtypes if name not in ("grid_sample", "cross", "linalg.cross") else st.sampled_from([F32, BF16])
-    tree = [data.draw(leaves(shape, dtypes)) for shape in shapes]
-    args = build(tree)
-    expected = by_explicit_casts(call, args, {}, target("first", args))
-    for policy in [NOTHING, *(["habana"] if name in UNDER_HABANA else [])]:
-        with hmp.casts(policy):
-            got = outcome(call, build(tree))
-        assert_same(got, expected)
-
-
-# torch accepts the mixture (2C, and 2B's "first input" group): nothing is done, to the bit.
-ACCEPTED = {
-    "add": lambda a, b: a + b,
-    "mul": lambda a, b: torch.mul(a, b),
-    "div": lambda a, b: a / b,
-    "rtruediv": lambda a, b: b.__rtruediv__(a),
-    "sub": lambda a, b: torch.sub(a, b),
-    "pow": lambda a, b: a**b,
-    "maximum": lambda a, b: torch.maximum(a, b),
-    "eq": lambda a, b: a == b,
-    "gt": lambda a, b: torch.gt(a, b),
-    "equal": lambda a, b: torch.equal(a, b),
-    "where": lambda a, b: torch.where(a > 1, a, b),
-    "cat": lambda a, b: torch.cat([a.reshape(-1), b.reshape(-1)]),
-    "ldexp": lambda a, b: torch.ldexp(a, b),
-    "cosine_similarity": lambda a, b: F.cosine_similarity(a, b, dim=-1),
-    "logaddexp": lambda a, b: torch.logaddexp(a, b),
-    "clamp": lambda a, b: torch.clamp(a, min=b),
-    "outer": lambda a, b: torch.outer(a.reshape(-1), b.reshape(-1)),
-    "float_power": lambda a, b: torch.float_power(a, b),
-    "searchsorted": lambda a, b: torch.searchsorted(a.reshape(-1).sort().values, b.reshape(-1)),
-    "isin": lambda a, b: torch.isin(a, b),
-    "soft_margin_loss": lambda a, b: F.soft_margin_loss(a, b),
-}
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize("name", ACCEPTED)
-@given(tree=pairs(values="positive"))
-def test_r7_what_torch_accepts_is_left_alone(name: str, tree) -> None:
-    """No eq that flips because one side was narrowed (trap U1); integers, float64 and complex included."""
-    expected = outcome(ACCEPTED[name], build(tree))
-    for policy in [NOTHING, *(["habana"] if name in ("eq", "gt", "equal", "isin", "searchsorted", "logaddexp", "float_power") else [])]:
-        with hmp.casts(policy):
-            got = outcome(ACCEPTED[name], build(tree))
-        assert_same(got, expected)
 
 
 # Ops whose meaning is a dtype.
@@ -142,18 +45,6 @@ def test_r7_ops_whose_meaning_is_a_dtype_are_never_touched(name: str, tree) -> N
     for policy in ("habana", NOTHING, EVERYTHING):
         with hmp.casts(policy):
             got = outcome(DTYPE_OPS[name], build(tree))
-        assert_same(got, expected)
-
-
-@pytest.mark.parametrize("name", ["cross", "index_add", "matmul", "scatter", "sdpa"])
-def test_r7_a_float64_or_an_integer_in_the_mixture_keeps_torchs_error(name: str) -> None:
-    call, shapes = REFUSED[name]
-    for odd in (F64, torch.int64):
-        tree = [Leaf(shape, odd if i else F32, seed=i) for i, shape in enumerate(shapes)]
-        expected = outcome(call, build(tree))
-        assert expected.error is not None
-        with hmp.casts(NOTHING):
-            got = outcome(call, build(tree))
         assert_same(got, expected)
 
 

@@ -91,22 +91,6 @@ class Model(torch.nn.Module):
         return wide, torch.softmax(self.linear(x), -1), x.mul(x) + 1
 
 
-@pytest.mark.parametrize("strict", [pytest.param(True, marks=[BRIDGED, pytest.mark.slow]), False])
-def test_exported_programs_hold_the_casts_of_where_they_were_exported(strict):
-    model = Model()
-    off = torch.export.export(model, (X,), strict=strict)
-    hmp.convert(policy=LOW)
-    expected = model(X)
-    on = torch.export.export(model, (X,), strict=strict)
-    with hmp.disable_casts():
-        off_too = torch.export.export(model, (X,), strict=strict)
-        assert dtypes(on.module()(X)) == [F32, F32, BF16]
-    for program, wanted in ((on, [F32, F32, BF16]), (off_too, [F32, F32, F32]), (off, [F32, F32, F32])):
-        assert dtypes(program.run_decompositions().module()(X)) == wanted
-    hmp.revert()
-    same_results(on.module()(X), expected)
-
-
 @pytest.fixture
 def unknown_torch(monkeypatch):
     monkeypatch.delattr(torch_function, "SymbolicTorchFunctionState")

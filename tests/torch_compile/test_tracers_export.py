@@ -11,6 +11,7 @@ from torch._decomp import core_aten_decompositions
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import hmp
+from compile_kit import BRIDGED
 from oracle import BF16, F32
 from process_kit import run_in_another_process
 from trap_kit import policy, same
@@ -75,17 +76,21 @@ GRAPHS = {
     "export": export,
     "export, dynamic": lambda model: export(model, dynamic_shapes={"x": {0: torch.export.Dim("rows")}}),
     "export, decomposed": lambda model: torch.export.export(model, (X,), strict=False).run_decompositions().module(),
+    "export, strict": lambda model: torch.export.export(model, (X,), strict=True).run_decompositions().module(),
     "make_fx": fx_of,
     "make_fx, fake": lambda model: fx_of(model, "fake"),
     "make_fx, symbolic": lambda model: fx_of(model, "symbolic"),
     "make_fx, before dispatch": lambda model: fx_of(model, "fake", pre_dispatch=True),
     "make_fx, decomposed": lambda model: fx_of(model, "fake", decomposition_table=core_aten_decompositions()),
 }
+EACH_GRAPH = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[BRIDGED, pytest.mark.slow] if name == "export, strict" else []) for name in GRAPHS]
+)
 
 
 @pytest.mark.sampled(16)
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("name", GRAPHS)
+@EACH_GRAPH
 def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
     model = Model()
     graph = SCOPES[scope](GRAPHS[name], model)
@@ -100,7 +105,7 @@ def test_casts_are_in_the_graph_whatever_is_in_force_where_it_runs(name, scope):
 
 
 @pytest.mark.sampled(8)
-@pytest.mark.parametrize("name", GRAPHS)
+@EACH_GRAPH
 def test_a_graph_made_without_casts_has_none(name):
     model = Model()
     with hmp.convert(policy=LISTS), hmp.disable_casts():

@@ -1,24 +1,15 @@
-"""Run by torchrun: trains by every engine that it is told of, in float32, under torch.autocast and by hmp, and writes down the losses.
-
-    torchrun --nproc-per-node 2 engines.py OUTPUT SECONDS ENGINES
-
-Engines are separated by semicolons. Each rank writes OUTPUT.RANK, a JSON object: engine → way → what it measured.
-"""
+"""Run by torchrun, with engines: trains by each in float32, under torch.autocast and by hmp. Writes engine → way → what it measured."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import faulthandler
-import json
-import os
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import measured
 from parallel_modes import MODES, ROWS, Net
 from torch import Tensor, nn
 from train import batch
@@ -156,18 +147,5 @@ def run(engine: str, way: str) -> dict[str, Any]:
     return {"losses": losses, "seen": net.seen}
 
 
-def main(output: str, seconds: str, engines: str) -> None:
-    faulthandler.enable()  # a rank that crashes says where
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
-    found = {engine: {way: run(engine, way) for way in WAYS} for engine in engines.split(";")}
-    with open(f"{output}.{dist.get_rank()}", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
-    os._exit(0)  # as in train.py
+    measured(lambda engines: {engine: {way: run(engine, way) for way in WAYS} for engine in engines})

@@ -1,22 +1,13 @@
-"""Run by torchrun: compares with float32 and looks for NaN on two ranks, and writes down what each rank was told.
-
-    torchrun --nproc-per-node 2 numerics.py OUTPUT SECONDS MODES
-
-Modes are separated by semicolons. Each rank writes OUTPUT.RANK, a JSON object: mode → what it was told.
-"""
+"""Run by torchrun, with modes: compares with float32 and looks for NaN on two ranks. Writes mode → what each rank was told."""
 
 from __future__ import annotations
 
-import datetime
-import faulthandler
-import json
-import os
-import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import measured
 from parallel_modes import MODES, OUT, WIDTH, Net
 from torch import Tensor
 from train import explicit
@@ -145,11 +136,7 @@ def watched(mode: str, where: str, is_loop: bool) -> list[Any]:
     return [None, "", "", done]
 
 
-def main(output: str, seconds: str, modes: str) -> None:
-    faulthandler.enable()
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
+def all_of(modes: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {
         mode: {
             "compared": compared(mode),
@@ -160,7 +147,7 @@ def main(output: str, seconds: str, modes: str) -> None:
                 for is_loop in (True, False)
             },
         }
-        for mode in modes.split(";")
+        for mode in modes
     }
     found["tensor parallel"] = parallel()
     with hmp.detect_nonfinite("log") as findings:  # a region of one rank alone waits for nobody
@@ -168,12 +155,8 @@ def main(output: str, seconds: str, modes: str) -> None:
             with hmp.detect_nonfinite():
                 F.relu(torch.ones(2))
     assert not findings
-    dist.barrier()
-    with open(f"{output}.{dist.get_rank()}", "w") as file:
-        json.dump(found, file)
-    dist.destroy_process_group()
+    return found
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
-    os._exit(0)  # as in train.py
+    measured(all_of)

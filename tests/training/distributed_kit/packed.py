@@ -1,17 +1,7 @@
-"""Run by torchrun: one step with a saved list in each mode that it is told of, beside the same step of one process.
-
-    torchrun --nproc-per-node 2 packed.py OUTPUT SECONDS MODES
-
-Modes are separated by semicolons. Each rank writes OUTPUT.RANK, a JSON list.
-"""
+"""Run by torchrun, with modes: one step with a saved list in each of them, beside the same step of one process. Writes a list."""
 
 from __future__ import annotations
 
-import datetime
-import faulthandler
-import json
-import os
-import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,6 +10,7 @@ import parallel_modes as modes
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import measured
 from torch import Tensor
 
 import hmp
@@ -91,18 +82,5 @@ def _under(policy: hmp.Policy, net: Net, x: Tensor) -> Tensor:
         return net(x)
 
 
-def main(output: str, seconds: str, names: str) -> None:
-    faulthandler.enable()  # a rank that crashes says where
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
-    found = [measure(mode, dist.get_rank(), dist.get_world_size()) for mode in names.split(";")]
-    with open(f"{output}.{dist.get_rank()}", "w") as file:
-        json.dump(found, file)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
-    os._exit(0)  # as in train.py
+    measured(lambda names: [measure(mode, dist.get_rank(), dist.get_world_size()) for mode in names])

@@ -1,25 +1,15 @@
-"""Run by torchrun: trains in every mode that it is told of, beside one process alone, and writes down what it measured.
-
-    torchrun --nproc-per-node 2 train.py OUTPUT SECONDS POLICIES MODES
-
-Policies and modes are separated by semicolons. Each rank writes OUTPUT.RANK, a JSON list. A rank that is not done after so many
-seconds prints where every thread of it stands, and dies.
-"""
+"""Run by torchrun, with policies and modes: trains in every mode, beside one process alone. Writes a list of what it measured."""
 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import faulthandler
-import json
-import os
-import sys
 from typing import Any
 
 import parallel_modes as modes
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from on_ranks import measured
 from parallel_modes import MODES, OUT, ROWS, WIDTH, Net, Spread
 
 import hmp
@@ -108,23 +98,14 @@ def measure(mode: str, rank: int, ranks: int) -> dict[str, Any]:
     return {"mode": mode, **found, "losses alone": alone["losses"], "weights differ": differ, "alone of now": alone["of now"]}
 
 
-def main(output: str, seconds: str, policies: str, names: str) -> None:
-    faulthandler.enable()  # a rank that crashes says where
-    faulthandler.dump_traceback_later(float(seconds), exit=True)
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=float(seconds)))
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def every(policies: list[str], names: list[str]) -> list[dict[str, Any]]:
     results = []
-    for policy in policies.split(";"):
-        for mode in names.split(";"):
+    for policy in policies:
+        for mode in names:
             with hmp.convert(policy=policy):
-                results.append({"policy": policy, **measure(mode, rank, ranks)})
-    dist.barrier()
-    dist.destroy_process_group()
-    with open(f"{output}.{rank}", "w") as file:
-        json.dump(results, file)
+                results.append({"policy": policy, **measure(mode, dist.get_rank(), dist.get_world_size())})
+    return results
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
-    os._exit(0)  # Python's end may abort where threads of gloo's wait for the GIL (see leave() of tests/compat/ddp_run.py)
+    measured(every)
