@@ -11,6 +11,7 @@ import torch
 
 import hmp
 from lightning_kit import HOMES, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
+from oracle import tensors
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
@@ -31,19 +32,12 @@ def resumed(home: str, checkpoint: Path, *plugins: Any, **kwargs: Any) -> Any:
     return model
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for each in values for tensor in tensors_in(each)]
-
-
 @both_homes
 def test_a_checkpoint_holds_float32_and_the_policy(home: str, tmp_path: Path):
     path, model = saved(home, tmp_path, plugin("bert"))
     checkpoint = torch.load(path, weights_only=True)
-    assert {tensor.dtype for tensor in tensors_in(checkpoint) if tensor.is_floating_point()} == {torch.float32}
-    assert len(tensors_in(checkpoint["optimizer_states"])) == 4
+    assert {tensor.dtype for tensor in tensors(checkpoint) if tensor.is_floating_point()} == {torch.float32}
+    assert len(list(tensors(checkpoint["optimizer_states"]))) == 4
     for name, weight in model.state_dict().items():
         assert torch.equal(checkpoint["state_dict"][name], weight)
     policy = hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])
