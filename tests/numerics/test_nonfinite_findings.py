@@ -157,15 +157,6 @@ def test_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
     assert "on the bf16 list" in finding.rule and finding.remedy.startswith("policy = policy.replace(")
 
 
-def test_data_is_told_apart() -> None:
-    finding = found(lambda: Root()(x=torch.tensor([[1.0, float("nan")]])))
-    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
-    bad = Root()
-    bad.layer.weight.data[0, 0] = float("nan")
-    finding = found(lambda: bad(torch.ones(1, 2)))
-    assert (finding.kind, finding.source) == ("parameter", "parameter `layer.weight` of Root")
-
-
 def test_the_message_says_all_of_it(tmp_path: Path):
     (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
     (tmp_path / "fp32.txt").write_text("softmax\n")
@@ -209,6 +200,11 @@ def test_the_message_for_data():
         f"in layer, {HERE}:{line_of('root')}"
     )  # fmt: skip
     assert lines[-1] == "  try: look at the batch: no list changes this"
+    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
+    bad = Root()
+    bad.layer.weight.data[0, 0] = float("nan")
+    finding = found(lambda: bad(torch.ones(1, 2)))
+    assert (finding.kind, finding.source) == ("parameter", "parameter `layer.weight` of Root")
 
 
 def test_log_goes_on_and_says_each_finding_once(caplog: pytest.LogCaptureFixture):
