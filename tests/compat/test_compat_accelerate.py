@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +16,12 @@ import hmp
 from training_by_hand import assert_same_weights, batches, net, sgd, train_by_hand
 
 accelerate = pytest.importorskip("accelerate")
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 from accelerate.utils import AutocastKwargs  # noqa: E402
 
 BF16, FP32 = torch.bfloat16, torch.float32
 
 
-@pytest.fixture(autouse=True)
-def a_fresh_accelerator() -> Iterator[None]:
-    """An Accelerator's settings are the process's, for good."""
-    yield
-    forget()
-
-
-def forget() -> None:
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
+pytestmark = pytest.mark.usefixtures("forget_accelerator")
 
 
 def train(
@@ -73,12 +63,12 @@ def test_its_loop_under_convert_trains_as_explicit_casts_do(accumulate: int, lat
     assert found[0] != train(gradient_accumulation_steps=accumulate)[0], "the precision makes no difference here"
 
 
-def test_with_its_bf16_a_policy_of_torchs_lists_changes_nothing():
+def test_with_its_bf16_a_policy_of_torchs_lists_changes_nothing(forget_accelerator: Callable[[], None]):
     wanted = train("bf16")
     with hmp.convert(policy="torch-cpu"):
         found = train("bf16")
     assert_same(found, wanted)
-    forget()
+    forget_accelerator()
     assert wanted[0] != train("no")[0]
 
 

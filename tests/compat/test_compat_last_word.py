@@ -21,19 +21,12 @@ from command_kit import RUN, python
 from innermost_kit import Head, X, assert_by_the_lists, autocast, by_hand, write_lists
 
 accelerate = pytest.importorskip("accelerate")
-from accelerate.state import AcceleratorState, GradientState, PartialState  # noqa: E402
 
 BF16, F32 = torch.bfloat16, torch.float32
 ORDERS = pytest.mark.parametrize("order", ["before", "behind"])
 
 
-@pytest.fixture(autouse=True)
-def a_fresh_accelerator() -> Iterator[None]:
-    """An Accelerator's settings are the process's, for good."""
-    yield
-    for state in (AcceleratorState, GradientState, PartialState):
-        state._reset_state()
-    hmp.revert()
+pytestmark = pytest.mark.usefixtures("forget_accelerator")
 
 
 @pytest.fixture
