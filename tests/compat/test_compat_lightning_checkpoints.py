@@ -80,15 +80,6 @@ def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path
     )
 
 
-@both_homes
-def test_a_checkpoint_is_read_with_and_without_the_plugin(home: str, tmp_path: Path):
-    (tmp_path / "ours").mkdir(), (tmp_path / "theirs").mkdir()
-    ours, _ = saved(home, tmp_path / "ours", plugin())
-    theirs, _ = saved(home, tmp_path / "theirs", precision="bf16-mixed")
-    assert len(resumed(home, ours, precision="bf16-mixed").losses) == 4
-    assert len(resumed(home, theirs, plugin()).losses) == 4
-
-
 def test_the_other_package_reads_it_too(tmp_path: Path):
     one, other = HOMES
     path, _ = saved(one, tmp_path, plugin())
