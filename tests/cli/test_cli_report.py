@@ -31,9 +31,11 @@ def run(folder: Path, *options: str, launcher: tuple[str, ...] = ("-m",)) -> sub
 
 @pytest.mark.slow
 def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
-    ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "script.py")
+    ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "--html", "page", "script.py")
     assert (ended.returncode, ended.stdout) == (3, "torch.bfloat16\n")
     report = hmp.Report.load(tmp_path / "out.json")
+    assert '"schema_version": 1' in (tmp_path / "out.json").read_text(encoding="utf-8")
+    assert (tmp_path / "page").read_text(encoding="utf-8").startswith("<!DOCTYPE html>"), "whatever the file is called"
     (linear,) = [row for row in report.rows if row.op == "linear"]
     assert (linear.calls, linear.compute, linear.module, Path(linear.file).name, linear.line) == (1, "bfloat16", "Linear", "script.py", 3)
 
@@ -43,18 +45,15 @@ def test_a_report_is_written_however_the_script_ends(tmp_path: Path) -> None:
     assert "hmp" not in failed.stderr.replace("hmp-", "")  # the traceback is the script's own
     assert "linear" in (tmp_path / "out.html").read_text()
 
-    run(tmp_path, "--policy", "habana", "--report", "out.txt", "script.py")
-    assert (tmp_path / "out.txt").read_text().startswith("hmp record: policy habana")
-
 
 @pytest.mark.slow
 def test_every_rank_writes_its_own(tmp_path: Path) -> None:
     launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m")
     (tmp_path / "ok.py").write_text(SCRIPT.replace("sys.exit(3)", ""))
-    ended = run(tmp_path, "--policy", "habana", "--report", "out.json", "ok.py", launcher=launcher)
+    ended = run(tmp_path, "--policy", "habana", "--report", "out.txt", "ok.py", launcher=launcher)
     assert ended.returncode == 0, ended.stderr
-    for name in ("out.json", "out.rank1.json"):
-        hmp.Report.load(tmp_path / name)
+    for name in ("out.txt", "out.rank1.txt"):
+        assert (tmp_path / name).read_text().startswith("hmp record: policy habana")
 
 
 def test_compare_of_a_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
