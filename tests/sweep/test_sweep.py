@@ -1,5 +1,5 @@
-"""Every op of torch's op_db, in every form, under four policies and mixtures of dtypes, against explicit casts in plain torch; with int32 in
-the place of each index: what torch refuses, the table of hmp.compat.habana.int32 has.
+"""Every op of torch's op_db, in every form, under four policies and mixtures of dtypes, against explicit casts in plain torch; and with
+int32 in the place of each index: what torch refuses, the table of hmp.compat.habana.int32 has.
 
 The whole sweep is slow; a named subset that holds every kind of op runs by default.
 """
