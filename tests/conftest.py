@@ -123,6 +123,19 @@ def accelerates_precision(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def forget_accelerator() -> Iterator[Callable[[], None]]:
+    """Forgets an Accelerator's settings, which are the process's, for good; at the end it is done too."""
+    state = pytest.importorskip("accelerate.state")
+
+    def forget() -> None:
+        for each in (state.AcceleratorState, state.GradientState, state.PartialState):
+            each._reset_state()
+
+    yield forget
+    forget()
+
+
+@pytest.fixture
 def torch_differences() -> Callable[[], list[str]]:
     """What of torch is not as it was before hmp touched it; a test that calls hmp.revert() asks in its own body."""
     return _differences

@@ -96,11 +96,3 @@ def test_a_capture_of_fingerprints_holds_no_values_and_tells_distances(tmp_path:
     assert "2 outputs compared by random projections, mostly within a tenth" in found.notes
     with_rows = hmp.compare_captures(tmp_path / "a", tmp_path / "b", rows=(0, 1))
     assert {gap.why for gap in with_rows.gaps} == {"its values were not kept, and no rows can be told apart without them"}
-
-
-def test_of_so_many_calls_are_noted(tmp_path: Path) -> None:
-    model = nn.Sequential(nn.Linear(3, 3))
-    with hmp.capture(tmp_path / "a", model, calls=2) as found:
-        for _ in range(5):
-            model(torch.randn(2, 3))
-    assert [(call.module, call.step) for call in found.calls] == [(m, step) for step in (0, 1) for m in ("0", "", "(inputs)")]

@@ -104,15 +104,6 @@ def test_a_run_that_casts_nothing_says_so_and_names_what_may_have_been_meant(arg
     assert said.endswith(told) and said.count("hmp run:") == bool(told), said
 
 
-@pytest.mark.slow
-def test_html_writes_a_page_whatever_the_file_is_called(folder: Path) -> None:
-    pytest.importorskip("jinja2")
-    done = run(folder, "--policy", "habana", "--html", "page", "--report", "report.json", "train.py")
-    assert done.returncode == 0, done.stderr
-    assert (folder / "page").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert '"schema_version": 1' in (folder / "report.json").read_text(encoding="utf-8")
-
-
 FLOAT16 = "import torch\nx = torch.full((2, 2), 300.0).half()\ny = x * x\nprint('went on')\ny = torch.exp(x)\n"
 
 

@@ -87,22 +87,15 @@ LAMBS = {
 def test_fused_lamb_takes_the_steps_computed_by_hand(options: dict[str, Any], scale: float) -> None:
     from habana_frameworks.torch.hpex.optimizers import FusedLamb
 
-    params = parameters()
-    before = [each.detach().clone() for each in params]
-    take(params, FusedLamb(params, **options), scale=scale)
-    for ours, by_hand in zip(params, lamb_by_hand(options, scale=scale), strict=True):
-        torch.testing.assert_close(ours.detach(), by_hand, rtol=1e-12, atol=1e-14)
-    assert not any(map(torch.equal, params, before))
+    for in_groups in (False, True):  # what is clipped by is the norm of all
+        params = parameters()
+        before = [each.detach().clone() for each in params]
+        given = [{"params": params[:1]}, {"params": params[1:]}] if in_groups else params
+        take(params, FusedLamb(given, **options), scale=scale)
+        for ours, by_hand in zip(params, lamb_by_hand(options, scale=scale), strict=True):
+            torch.testing.assert_close(ours.detach(), by_hand, rtol=1e-12, atol=1e-14)
+        assert not any(map(torch.equal, params, before))
     assert torch.equal(params[0].grad, gradients(3, scale)[0])  # the gradients are the user's
-
-
-def test_fused_lamb_in_groups_clips_by_the_norm_of_all() -> None:
-    from habana_frameworks.torch.hpex.optimizers import FusedLamb
-
-    params = parameters()
-    take(params, FusedLamb([{"params": params[:1]}, {"params": params[1:]}], lr=0.05), scale=5.0)
-    for ours, by_hand in zip(params, lamb_by_hand({"lr": 0.05}, scale=5.0), strict=True):
-        torch.testing.assert_close(ours.detach(), by_hand, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

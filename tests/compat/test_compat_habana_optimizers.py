@@ -1,13 +1,19 @@
-"""Habana's fused optimizers and gradient clipping compute what torch's own compute, with Habana's defaults."""
+"""Habana's fused optimizers, gradient clipping and kernels, and what else of its names computes, compute what plain torch does."""
 
 from __future__ import annotations
 
 import copy
+import logging
 import math
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
+
+import hmp
+from hmp.compat import habana
+from hmp.torch_private import TORCH
 
 pytestmark = pytest.mark.usefixtures("hpu_on_cpu")
 
@@ -147,3 +153,135 @@ def test_fused_clip_norm_is_clip_grad_norm(max_norm: float) -> None:
     assert torch.equal(norm, nn.utils.clip_grad_norm_(other.parameters(), max_norm))
     assert same([p.grad for p in one.parameters()], [p.grad for p in other.parameters()])
     assert same([p.grad for p in one.parameters()], unclipped) is (max_norm > 1)
+
+
+LOW = torch.bfloat16
+
+
+def test_attention_is_torchs_and_cast_as_the_op_is() -> None:
+    from habana_frameworks.torch.hpex.kernels import FusedSDPA
+
+    query, key, value = (torch.randn(2, 3, 5, 4, requires_grad=True) for _ in range(3))
+    mask = torch.randn(5, 5)
+    exact = functional.scaled_dot_product_attention
+    assert torch.equal(FusedSDPA.apply(query, key, value, mask, 0.0, False, 0.3), exact(query, key, value, mask, scale=0.3))
+    assert torch.equal(FusedSDPA.apply(query, key, value, None, 0.0, True, None, "fast", True), exact(query, key, value, is_causal=True))
+    torch.manual_seed(1)
+    dropped = FusedSDPA.apply(query, key, value, None, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(dropped, exact(query, key, value, dropout_p=0.5))
+    with hmp.casts(hmp.Policy(bf16=["scaled_dot_product_attention"])):
+        low = FusedSDPA.apply(query, key, value)
+    assert torch.equal(low, exact(query.to(LOW), key.to(LOW), value.to(LOW)))
+    low.sum().backward()
+    assert all(each.grad is not None and each.grad.dtype is torch.float32 for each in (query, key, value))
+    with pytest.raises(hmp.HmpError, match="valid_sequence_lengths and what stands behind it are Gaudi's alone; give a mask"):
+        FusedSDPA.apply(query, key, value, None, 0.0, False, None, "fast", True, torch.tensor([5, 3]))
+
+
+def test_the_rms_norm_is_torchs_and_cast_as_the_op_is() -> None:
+    from habana_frameworks.torch.hpex.normalization import FusedRMSNorm
+
+    x, weight = torch.randn(2, 5, 8, requires_grad=True), torch.randn(8, requires_grad=True)
+    by_hand = x.double() / (x.double().square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double()
+    found = FusedRMSNorm.apply(x, weight, 1e-5, True, 0)
+    torch.testing.assert_close(found.double(), by_hand, rtol=1e-5, atol=1e-6)
+    expected = torch.autograd.grad(by_hand.sum(), (x, weight))
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), (x, weight)), expected, rtol=1e-4, atol=1e-5)
+    with hmp.casts(hmp.Policy(bf16=["rms_norm"])):
+        assert torch.equal(FusedRMSNorm.apply(x, weight, 1e-5), functional.rms_norm(x.to(LOW), (8,), weight.to(LOW), 1e-5))
+
+
+@pytest.mark.parametrize(("max_norm", "expected"), [(2.0, 6.5), (20.0, 1.0)])
+def test_the_norm_of_lamb_is_by_how_much_gradients_are_too_long(max_norm: float, expected: float) -> None:
+    from habana_frameworks.torch import _hpex_C
+
+    found = _hpex_C.fused_lamb_norm([torch.tensor([3.0, 4.0]), torch.tensor([[12.0]], dtype=LOW)], max_norm)  # together 13
+    assert torch.equal(found, torch.tensor([expected]))
+
+
+@pytest.mark.parametrize("options", [{}, {"lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.5}])
+def test_adagrad_is_torchs(options: dict[str, float]) -> None:
+    from habana_frameworks.torch.hpex.optimizers import FusedAdagrad
+
+    models = []
+    for kind in (torch.optim.Adagrad, FusedAdagrad):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+        later = [*model[2].parameters()] if TORCH >= (2, 13) else []  # until torch 2.11 a group that is added later has no sum: KeyError
+        optimizer = kind(model[0].parameters() if later else model.parameters(), lr=0.1, **options)
+        if later:
+            optimizer.add_param_group({"params": later})
+        for _ in range(5):
+            optimizer.zero_grad()
+            functional.mse_loss(model(torch.randn(6, 4)), torch.randn(6, 2)).backward()
+            optimizer.step()
+        models.append(model)
+    for expected, found in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_the_data_loader_is_torchs_and_pins_nothing_where_hpu_is_the_cpu(recwarn: pytest.WarningsRecorder) -> None:
+    import habana_dataloader
+
+    data = torch.utils.data.TensorDataset(torch.arange(5), torch.IntTensor(range(5)))
+    loader = habana_dataloader.HabanaDataLoader(data, batch_size=2, drop_last=True, pin_memory=True, pin_memory_device="hpu")
+    assert isinstance(loader, torch.utils.data.DataLoader)
+    assert [[each.tolist() for each in batch] for batch in loader] == [[[0, 1]] * 2, [[2, 3]] * 2]
+    assert [str(each.message) for each in recwarn] == []
+    with pytest.raises(hmp.HmpError, match=r"fetch_habana_unet_loader\(\) needs Habana's software"):
+        habana_dataloader.fetch_habana_unet_loader("images", "labels")
+
+
+def test_autocast_and_the_scaler_of_hpu_are_those_of_the_mapped_device() -> None:
+    with torch.hpu.amp.autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is LOW
+    with torch.hpu.amp.autocast(enabled=False):
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype is torch.float32
+    assert torch.hpu.amp.GradScaler(init_scale=8.0).scale(torch.ones(1)).item() == 8
+
+
+def test_what_measures_says_what_there_is() -> None:
+    import habana_frameworks.torch.utils.experimental as htexp
+    from habana_frameworks.torch.hpu.memory import mem_get_info
+    from habana_frameworks.torch.hpu.metrics import metric_global, metric_localcontext
+
+    free, total = mem_get_info()
+    assert 0 < free < total == torch.hpu.memory_stats()["Limit"]
+    assert dict(metric_global("graph_compilation").stats())["TotalNumber"] == 0
+    with metric_localcontext("cpu_fallback") as metric:
+        assert not any(count for _, count in metric.stats())
+    assert htexp._get_device_type() not in [*htexp.synDeviceType]
+    with torch.hpu.sdp_kernel(enable_recompute=True):
+        pass
+
+
+@pytest.mark.usefixtures("fresh_compiler", "inductor_has_compiled")
+@pytest.mark.slow
+# without vectors: torch's own vector code does not compile for each ATEN_CPU_CAPABILITY
+@torch._inductor.config.patch({"cpp.simdlen": 1})
+def test_the_backend_of_gaudi_compiles_with_torchs_own_and_goes_with_the_shim() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.GELU()), torch.randn(3, 4)
+    compiled = torch.compile(model, backend="hpu_backend", options={"force_static_compile": True})
+    torch.testing.assert_close(compiled(x), model(x))
+    with hmp.casts("habana"):
+        assert torch.equal(compiled(x), model(x)) and compiled(x).dtype is LOW
+    graph = torch.hpu.HPUGraph()
+    with torch.hpu.graph(graph):
+        output = compiled(x)  # runs eagerly: compiled kernels are called past what is captured
+    graph.replay()
+    x.mul_(2)
+    graph.replay()
+    assert torch.equal(output, model(x))
+    habana.uninstall()
+    with pytest.raises(Exception, match="hpu_backend"):
+        torch.compile(model, backend="hpu_backend")
+    with habana.install("cpu"):
+        torch.compile(model, backend="hpu_backend")
+
+
+def test_cuda_is_migrated_where_it_stands_for_hpu(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr("hmp.compat.habana.gpu_migration.standing", lambda: torch.device("cuda"))  # there is none here
+    with caplog.at_level(logging.WARNING, "hmp"):
+        import habana_frameworks.torch.gpu_migration  # noqa: F401
+    assert "CUDA stands for 'hpu' here, and the script's calls for CUDA are right as they are" in caplog.text

@@ -1,7 +1,8 @@
-"""HMPPrecision and checkpoints: float32 weights with the policy beside them, resumed as if nothing had happened."""
+"""HMPPrecision and checkpoints: float32 weights with the policy beside them, resumed as if not stopped; and what DeviceStats logs."""
 
 from __future__ import annotations
 
+import csv
 import warnings
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import pytest
 import torch
 
 import hmp
-from lightning_kit import HOMES, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
+from lightning_kit import HOMES, DeviceStats, assert_same_weights, batches, both_homes, fit, module, plugin, quiet, trainer
+from oracle import tensors
 
 pytestmark = quiet
 FLOAT16 = hmp.Policy.load("torch-cpu").replace(dtype=torch.float16)
@@ -31,19 +33,12 @@ def resumed(home: str, checkpoint: Path, *plugins: Any, **kwargs: Any) -> Any:
     return model
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    values = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
-    return [tensor for each in values for tensor in tensors_in(each)]
-
-
 @both_homes
 def test_a_checkpoint_holds_float32_and_the_policy(home: str, tmp_path: Path):
     path, model = saved(home, tmp_path, plugin("bert"))
     checkpoint = torch.load(path, weights_only=True)
-    assert {tensor.dtype for tensor in tensors_in(checkpoint) if tensor.is_floating_point()} == {torch.float32}
-    assert len(tensors_in(checkpoint["optimizer_states"])) == 4
+    assert {tensor.dtype for tensor in tensors(checkpoint) if tensor.is_floating_point()} == {torch.float32}
+    assert len(list(tensors(checkpoint["optimizer_states"]))) == 4
     for name, weight in model.state_dict().items():
         assert torch.equal(checkpoint["state_dict"][name], weight)
     policy = hmp.Policy.from_dict(checkpoint["HMPPrecision"]["policy"])
@@ -85,16 +80,40 @@ def test_resuming_under_another_policy_warns_with_both(home: str, tmp_path: Path
     )
 
 
-@both_homes
-def test_a_checkpoint_is_read_with_and_without_the_plugin(home: str, tmp_path: Path):
-    (tmp_path / "ours").mkdir(), (tmp_path / "theirs").mkdir()
-    ours, _ = saved(home, tmp_path / "ours", plugin())
-    theirs, _ = saved(home, tmp_path / "theirs", precision="bf16-mixed")
-    assert len(resumed(home, ours, precision="bf16-mixed").losses) == 4
-    assert len(resumed(home, theirs, plugin()).losses) == 4
-
-
 def test_the_other_package_reads_it_too(tmp_path: Path):
     one, other = HOMES
     path, _ = saved(one, tmp_path, plugin())
     assert resumed(other, path, plugin()).losses == fit(one, plugin()).losses[4:]
+
+
+TOLD = {"Limit", "InUse", "MaxInUse", "memory_allocated (GB)", "max_memory_allocated (GB)", "total_memory_available (GB)"}
+
+
+def logger(home: str, folder: Path) -> Any:
+    return HOMES[home].loggers.CSVLogger(folder, name="", version="")
+
+
+def logged(folder: Path) -> list[dict[str, str]]:
+    with (folder / "metrics.csv").open() as file:
+        return [row for row in csv.DictReader(file) if row.get("DeviceStats/InUse")]
+
+
+@both_homes
+def test_it_logs_what_the_device_says(home: str, tmp_path: Path):
+    run = trainer(home, plugin(), callbacks=[DeviceStats()], logger=logger(home, tmp_path), log_every_n_steps=3)
+    run.fit(module(home), batches())
+    rows = logged(tmp_path)
+    assert [row["step"] for row in rows] == ["3", "6"], "8 batches, every third one, counted over epochs"
+    said = {name.removeprefix("DeviceStats/"): float(value) for name, value in rows[-1].items() if name.startswith("DeviceStats/")}
+    assert said.keys() == TOLD, "what a CPU does not say is not logged"
+    now = hmp.memory_stats("cpu")
+    assert said["Limit"] == now["Limit"] and 0 < said["InUse"] <= said["MaxInUse"]
+    assert said["memory_allocated (GB)"] == pytest.approx(said["InUse"] / 2**30, abs=0.006)
+
+
+@both_homes
+def test_a_trainer_without_a_logger_is_an_error(home: str):
+    run = trainer(home, callbacks=[DeviceStats()])
+    with pytest.raises(hmp.HmpError) as error:
+        run.fit(module(home), batches())
+    assert str(error.value) == "DeviceStats logs to the trainer's logger, and there is none; give Trainer(logger=...) one"

@@ -23,7 +23,7 @@ TEN = {
     "Limit", "InUse", "MaxInUse", "NumAllocs", "NumFrees", "ActiveAllocs", "MaxAllocSize", "TotalSystemAllocs", "TotalSystemFrees",
     "TotalActiveAllocs",
 }  # fmt: skip
-# The lines of the guide.
+# The lines of the guide, each with what keeps it silent; test_compat_lightning_habana_real.py trains by them.
 GUIDE = """\
 import torch
 from lightning import Trainer
@@ -32,14 +32,15 @@ from lightning_habana.pytorch.accelerator import HPUAccelerator
 from lightning_habana.pytorch.plugins.precision import HPUPrecisionPlugin
 from lightning_habana.pytorch.strategies import HPUParallelStrategy, SingleHPUStrategy
 
+parallel = HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * 2)
 trainers = [
-    Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed"),
-    Trainer(devices=1, accelerator=HPUAccelerator(), plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")]),
-    Trainer(accelerator="auto", devices="auto", strategy="auto"),
-    Trainer(accelerator=HPUAccelerator(), devices="auto"),
-    Trainer(accelerator="hpu", devices=1),
-    Trainer(devices=2, num_nodes=1, accelerator=HPUAccelerator(), strategy=HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * 2)),
-    Trainer(accelerator=HPUAccelerator(), callbacks=[DeviceStatsMonitor()]),
+    Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed", **silent),
+    Trainer(devices=1, accelerator=HPUAccelerator(), plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")], **silent),
+    Trainer(accelerator="auto", devices="auto", strategy="auto", **silent),
+    Trainer(accelerator=HPUAccelerator(), devices="auto", **silent),
+    Trainer(accelerator="hpu", devices=1, **silent),
+    Trainer(devices=2, num_nodes=1, accelerator=HPUAccelerator(), strategy=parallel, **silent),
+    Trainer(accelerator=HPUAccelerator(), callbacks=[DeviceStatsMonitor()], **logging),
 ]
 """
 
@@ -79,7 +80,7 @@ def test_the_guides_lines(home: str):
     lines = GUIDE
     if home == "pytorch_lightning":
         lines = lines.replace("lightning.pytorch", "pytorch_lightning").replace("from lightning ", "from pytorch_lightning ")
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"silent": {}, "logging": {}}
     exec(lines, found)
     said = [(type(each.strategy).__name__, each.precision, each.world_size) for each in found["trainers"]]
     single = ("SingleHPUStrategy", "32-true", 1)

@@ -8,22 +8,18 @@ from pathlib import Path
 import pytest
 
 from command_kit import HABANA, ROOT, python
-
-pytest.importorskip("lightning", reason="these tests run real Trainers")
+from test_compat_lightning_habana import GUIDE, TEN
 
 ITSELF = "lightning-habana==1.6.0"
 MADE_FOR = ("lightning==2.3.3", "setuptools<81")  # that Lightning imports pkg_resources
 OF_1_9 = ("pytorch_lightning==1.9.5", "torchmetrics==0.11.4", "setuptools<81")
-# The guide's lines, and a model whose forward is under autocast, in one process or in two.
-SCRIPT = """\
+STATISTICS = str(sorted(TEN))
+# A model whose forward is under autocast, and the guide's lines, in one process or in two.
+SCRIPT = f"""\
 import os, sys, warnings
 import torch
-from lightning import LightningModule, Trainer
-from lightning.pytorch.callbacks import DeviceStatsMonitor
+from lightning import LightningModule
 from lightning.pytorch.loggers import CSVLogger
-from lightning_habana.pytorch.accelerator import HPUAccelerator
-from lightning_habana.pytorch.plugins.precision import HPUPrecisionPlugin
-from lightning_habana.pytorch.strategies import HPUParallelStrategy, SingleHPUStrategy
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)
@@ -48,33 +44,22 @@ class Model(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 quiet = dict(max_epochs=2, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
-silent = dict(logger=False, **quiet)
+silent, logging = dict(logger=False, **quiet), dict(logger=CSVLogger("."), log_every_n_steps=1, **quiet)
+{GUIDE}
 data = torch.utils.data.DataLoader(torch.ones(16, 8), batch_size=4)
+*single, two, monitored = trainers
 if "two" in sys.argv:
-    strategy = HPUParallelStrategy(parallel_devices=[torch.device("hpu")] * 2)
-    trainer = Trainer(devices=2, num_nodes=1, accelerator=HPUAccelerator(), strategy=strategy, precision="bf16-mixed", **silent)
-    trainer.fit(model := Model(), data)
-    os.write(1, f"rank {trainer.global_rank} of {trainer.world_size} has {model.net.weight.sum().item()!r}\\n".encode())
+    two.fit(model := Model(), data)
+    os.write(1, f"rank {{two.global_rank}} of {{two.world_size}} has {{model.net.weight.sum().item()!r}}\\n".encode())
     os._exit(0)  # see leave() of ddp_run.py
-made = [
-    Trainer(devices=1, accelerator=HPUAccelerator(), precision="bf16-mixed", **silent),
-    Trainer(devices=1, accelerator=HPUAccelerator(), plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")], **silent),
-    Trainer(accelerator="auto", devices="auto", strategy="auto", **silent),
-    Trainer(accelerator=HPUAccelerator(), devices="auto", **silent),
-    Trainer(accelerator="hpu", devices=1, **silent),
-    Trainer(accelerator=HPUAccelerator(), callbacks=[DeviceStatsMonitor()], logger=CSVLogger("."), log_every_n_steps=1, **quiet),
-]
-for trainer in made:
+for trainer in [*single, monitored]:
     trainer.fit(model := Model(), data)
     assert type(trainer.accelerator) is HPUAccelerator and type(trainer.strategy) is SingleHPUStrategy
     assert model.losses[-1] < model.losses[0]
 with open("lightning_logs/version_0/metrics.csv") as log:
-    print(sorted({name.rpartition("/")[2] for name in next(log).strip().split(",") if "DeviceStats" in name}))
+    print(sorted({{name.rpartition("/")[2] for name in next(log).strip().split(",") if "DeviceStats" in name}}))
 print("from", HPUAccelerator.__module__)
 """
-TEN = sorted(
-    "Limit InUse MaxInUse NumAllocs NumFrees ActiveAllocs MaxAllocSize TotalSystemAllocs TotalSystemFrees TotalActiveAllocs".split()
-)
 
 
 def environment(folder: Path, *packages: str) -> Path:
@@ -95,7 +80,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_the_package_itself_runs_the_guides_lines_with_the_lightning_it_was_made_for(tmp_path: Path) -> None:
     folder = environment(tmp_path, ITSELF, *MADE_FOR)
     one = run(folder)
-    assert (one.returncode, one.stdout.splitlines()[-2:]) == (0, [str(TEN), "from lightning_habana.pytorch.accelerator"]), one.stderr
+    assert (one.returncode, one.stdout.splitlines()[-2:]) == (0, [STATISTICS, "from lightning_habana.pytorch.accelerator"]), one.stderr
     assert "does not import" not in one.stderr
     two = run(folder, "two")
     said = sorted(line for line in two.stdout.splitlines() if line.startswith("rank"))
@@ -107,7 +92,7 @@ def test_the_package_itself_runs_the_guides_lines_with_the_lightning_it_was_made
 def test_where_it_does_not_import_the_stand_in_runs_them(tmp_path: Path) -> None:
     done = run(environment(tmp_path, ITSELF))
     ours = "from hmp.compat.lightning_habana.accelerator"
-    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [str(TEN), ours]), done.stderr
+    assert (done.returncode, done.stdout.splitlines()[-2:]) == (0, [STATISTICS, ours]), done.stderr
     assert done.stderr.count("lightning_habana 1.6.0 is installed, and does not import here (ImportError: ") == 1
 
 

@@ -1,14 +1,17 @@
-"""Which of Lightning's two packages is taken, by what is installed; releases themselves run in `.ci/releases`."""
+"""Which of Lightning's two packages is taken, by what is installed; what waits for an import is done at it, once, and not before."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from command_kit import error_without
+from hmp.compat.import_finders import after_import
 from hmp.compat.lightning_homes import HOMES, has_gaudi, installed, preferred, release
 from process_kit import to_install
 
@@ -72,3 +75,63 @@ def test_of_two_releases_the_plugin_inherits_from_one(tmp_path: Path, monkeypatc
     assert len(ours._homes()) == 2
     as_if(tmp_path, monkeypatch, pytorch_lightning="1.9.5")
     assert [home.Callback for home in ours._homes()] == [importlib.import_module("lightning.pytorch").Callback]
+
+
+@pytest.fixture
+def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    (tmp_path / "late_one.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = list(sys.meta_path)
+    yield
+    sys.modules.pop("late_one", None)
+    assert sys.meta_path == before
+
+
+@pytest.mark.usefixtures("late")
+def test_it_waits_for_the_import_and_sees_the_whole_module():
+    seen: list[types.ModuleType] = []
+
+    def note(module: types.ModuleType) -> None:
+        seen.append(module)
+        vars(module)["value"] = 2
+
+    after_import("late_one", note)
+    assert not seen and "late_one" not in sys.modules
+    module = importlib.import_module("late_one")
+    assert seen == [module] and module.value == 2
+    importlib.reload(module)
+    assert seen == [module] and module.value == 1
+
+
+@pytest.mark.usefixtures("late")
+def test_a_module_that_is_imported_is_seen_at_once():
+    module = importlib.import_module("late_one")
+    seen: list[types.ModuleType] = []
+    after_import("late_one", seen.append)()
+    assert seen == [module]
+
+
+@pytest.mark.usefixtures("late")
+def test_it_can_be_called_off_twice():
+    seen: list[types.ModuleType] = []
+    call_off = after_import("late_one", seen.append)
+    call_off()
+    call_off()
+    importlib.import_module("late_one")
+    assert not seen
+
+
+@pytest.mark.usefixtures("late")
+def test_two_may_wait_for_one_module_and_an_import_that_fails_calls_nobody(tmp_path: Path):
+    (tmp_path / "late_one.py").write_text("raise ValueError('not yet')\n")
+    seen: list[str] = []
+    calls = [after_import("late_one", lambda module, name=name: seen.append(name)) for name in ("first", "second")]  # type: ignore[misc]
+    with pytest.raises(ValueError, match="not yet"):
+        importlib.import_module("late_one")
+    assert not seen
+    (tmp_path / "late_one.py").write_text("value = 10\n")
+    importlib.invalidate_caches()
+    importlib.import_module("late_one")
+    for call_off in calls:
+        call_off()
+    assert sorted(seen) == ["first", "second"]

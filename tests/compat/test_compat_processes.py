@@ -54,18 +54,18 @@ def distance(weights: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return float(sum((weights[name] - other[name]).square().sum() for name in start).sqrt() / moved)
 
 
+WAYS = {
+    "ddp": ("ddp", ()), "ddp_spawn": ("ddp_spawn", ()), "lightning_habana": ("hpu", HABANA),
+    "lightning_habana under torchrun": ("hpu", (*TORCHRUN, *HABANA)), "lightning_habana on two nodes": ("hpu on two nodes", HABANA),
+    "ddp under hmp run": ("policy", POLICY),
+    **{f"{way} under torchrun": (way, TORCHRUN) for way in ("ddp", "fabric", "accelerate", "torch")},
+}  # fmt: skip
+
+
 @pytest.mark.slow
 @pytest.mark.sampled(12)
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(
-    ("way", "launcher"),
-    [
-        ("ddp", ()), ("ddp_spawn", ()), ("ddp", TORCHRUN), ("fabric", TORCHRUN), ("accelerate", TORCHRUN), ("torch", TORCHRUN),
-        ("hpu", HABANA), ("hpu", (*TORCHRUN, *HABANA)), ("hpu on two nodes", HABANA), ("policy", POLICY),
-    ],
-    ids=["ddp", "ddp_spawn", "ddp under torchrun", "fabric under torchrun", "accelerate under torchrun", "torch under torchrun",
-         "lightning_habana", "lightning_habana under torchrun", "lightning_habana on two nodes", "ddp under hmp run"],
-)  # fmt: skip
+@pytest.mark.parametrize(("way", "launcher"), WAYS.values(), ids=WAYS)
 def test_two_processes_train_as_one(way: str, launcher: tuple[str, ...], tmp_path: Path):
     one, other = run(way, tmp_path, *launcher)
     # every process converts: linear and tanh in bfloat16, softmax in float32

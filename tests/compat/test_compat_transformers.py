@@ -17,7 +17,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import hmp
 from hmp.compat.transformers import POLICY_FILE, HMPCallback
-from optimum_kit import KEEPS_CALLBACKS, ON_CPU, OUTSIDE, differ, examples, go_on, losses, model, settings
+from optimum_kit import KEEPS_CALLBACKS, ON_CPU, OUTSIDE, assert_trained_alike, examples, go_on, losses, model, settings
 
 BF16, F32 = torch.bfloat16, torch.float32
 
@@ -45,11 +45,7 @@ def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tm
     own.train()
     ours = trainer(tmp_path, HMPCallback("torch-cpu"))
     ours.train()
-    assert losses(ours) == losses(own)
-    assert differ(ours.model, plain.model)
-    for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
-        assert mine.dtype is F32
-        assert torch.equal(mine, theirs)
+    assert_trained_alike(ours, own, plain)
 
 
 @pytest.mark.parametrize("call", ["train", "evaluate", "predict"])

@@ -1,4 +1,4 @@
-"""One region object, entered by many threads and in many ways."""
+"""One region object, entered by many threads and in many ways; and R17: regions that end in any order leave what is open."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import contextlib
 import re
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import hmp
-from thread_kit import in_threads
+from autocast_kit import real_state
+from innermost_kit import FULL, OFF, autocast
+from thread_kit import in_thread, in_threads
 from trap_kit import policy
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -26,12 +31,13 @@ def in_force() -> str:
     return {(BF16, F32): "LISTS", (F32, BF16): "OTHER", (F32, F32): "nothing"}[found]
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def converted() -> Iterator[None]:
     with hmp.convert(policy=LISTS):
         yield
 
 
+@pytest.mark.usefixtures("converted")
 def test_one_region_object_in_many_threads_at_once() -> None:
     region, wrong = hmp.disable_casts(), []
     barrier = threading.Barrier(4)
@@ -52,6 +58,7 @@ def test_one_region_object_in_many_threads_at_once() -> None:
     assert not wrong
 
 
+@pytest.mark.usefixtures("converted")
 @pytest.mark.parametrize("given", [3, "x", torch.ones(1)])
 @pytest.mark.parametrize("region", [hmp.disable_casts, hmp.enable_casts])
 def test_what_is_no_function_is_not_decorated(region: Callable[..., object], given: object) -> None:
@@ -62,6 +69,7 @@ def test_what_is_no_function_is_not_decorated(region: Callable[..., object], giv
             decorate(given)  # type: ignore[operator]
 
 
+@pytest.mark.usefixtures("converted")
 def test_with_gives_the_region() -> None:
     region = hmp.casts(OTHER)
     with region as given:
@@ -70,3 +78,78 @@ def test_with_gives_the_region() -> None:
         assert repr(off) == "hmp.disable_casts()" and repr(on) == "hmp.enable_casts()"
     with contextlib.ExitStack() as stack:
         assert stack.enter_context(region) is region
+
+
+def in_casts():
+    with hmp.casts(FULL):
+        yield
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["region", "island", "leave", "begin", "begin", "end"]), st.integers(0, 3)), max_size=14)
+
+
+@given(STEPS)
+@example([("region", 0), ("island", 0), ("begin", 0), ("leave", 0)])
+@example([("region", 0), ("begin", 0), ("region", 0), ("end", 0), ("leave", 0)])
+def test_r17_any_order_of_ends_leaves_what_is_open(steps):
+    """Regions end innermost first, as `with` has it; generators inside `casts()` end in any order."""
+    opened: list[tuple[str, Any]] = []  # in order; the innermost one that is open decides
+    try:
+        for step, number in steps:
+            if step in ("region", "island"):
+                region = torch.autocast("cpu", dtype=torch.bfloat16, enabled=step == "region")
+                region.__enter__()
+                opened.append((step, region))
+            elif step == "begin":
+                generator = in_casts()
+                next(generator)
+                opened.append(("casts", generator))
+            else:
+                kinds = [each for each in opened if (each[0] == "casts") is (step == "end")]
+                if kinds:
+                    end(ending := kinds[number % len(kinds) if step == "end" else -1])
+                    opened.remove(ending)
+            assert real_state()[0][0] is bool(opened and opened[-1][0] == "region")
+    finally:
+        for each in reversed(opened):
+            end(each)
+    assert real_state() == OFF
+
+
+def end(opened: tuple[str, Any]) -> None:
+    opened[1].close() if opened[0] == "casts" else opened[1].__exit__(None, None, None)
+
+
+def test_r17_a_policy_that_another_thread_ended_is_over_at_the_next_end_of_a_region():
+    with autocast():
+        with autocast():
+            generator = in_casts()
+            next(generator)
+            in_thread(generator.close)
+        assert real_state()[0][0]
+    assert real_state() == OFF
+
+
+def test_r16_revert_ends_what_a_generator_has_begun_and_its_end_changes_nothing():
+    with autocast():
+        generator = in_casts()
+        next(generator)
+        hmp.revert()
+        assert real_state()[0][0]
+    generator.close()
+    assert real_state() == OFF
+
+
+def test_r17_a_policy_in_a_thread_that_another_one_reverted_does_not_bring_a_region_back():
+    states = []
+
+    def run() -> None:
+        with autocast():
+            generator = in_casts()
+            next(generator)
+            in_thread(hmp.revert)
+        generator.close()  # the region's end was not seen
+        states.append(real_state())
+
+    in_thread(run)
+    assert states == [OFF]

@@ -12,8 +12,7 @@ from model_zoo.checks import assert_gradients_follow, assert_state_moves, refere
 from model_zoo.kit import converted, train
 from model_zoo.masking import alone, build_for_text, distance, padded
 from model_zoo.positions import build_long, far_logits, likeness, long_batch, rounded_positions
-from test_models_masks import ROUNDED
-from test_models_positions import KEPT
+from test_models_positions import KEPT, ROUNDED
 
 POLICY = "torch-cpu"
 

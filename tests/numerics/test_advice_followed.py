@@ -1,4 +1,4 @@
-"""What detect_nonfinite() and compare() advise names ops that lists can hold, and helps when it is followed literally."""
+"""What detect_nonfinite() and compare() advise names ops that lists can hold, can be pasted, and helps when it is followed literally."""
 
 from __future__ import annotations
 
@@ -38,42 +38,30 @@ def of_ones(module: nn.Module) -> nn.Module:
     return module
 
 
-AUTOCASTS = {
-    "einsum": lambda: torch.einsum("ij,jk->ik", LARGE, LARGE),
-    "tensordot": lambda: torch.tensordot(LARGE, LARGE, 1),
-    "matrix_power": lambda: torch.matrix_power(LARGE, 2),
-    "lstm": lambda: of_ones(nn.LSTM(8, 8))(LARGE[None]),
-    "gru": lambda: of_ones(nn.GRU(8, 8))(LARGE[None]),
+# Ops that autocast decides, and ops that hmp leaves to torch.
+FOUND: dict[str, tuple[hmp.Policy, Callable[[], Any]]] = {
+    "einsum": (TORCH_CPU, lambda: torch.einsum("ij,jk->ik", LARGE, LARGE)),
+    "tensordot": (TORCH_CPU, lambda: torch.tensordot(LARGE, LARGE, 1)),
+    "matrix_power": (TORCH_CPU, lambda: torch.matrix_power(LARGE, 2)),
+    "lstm": (TORCH_CPU, lambda: of_ones(nn.LSTM(8, 8))(LARGE[None])),
+    "gru": (TORCH_CPU, lambda: of_ones(nn.GRU(8, 8))(LARGE[None])),
+    "sum": (HABANA, lambda: (HALF * 200).sum()),
+    "outer": (HABANA, lambda: torch.outer(HALF, HALF)),
+    "kron": (HABANA, lambda: torch.kron(HALF, HALF)),
+    "exp": (HABANA, lambda: TWELVES.exp()),
+    "cumsum": (HABANA, lambda: (HALF * 200).cumsum(0)),
 }
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("op", AUTOCASTS)
-def test_the_line_for_an_op_that_autocast_decides_can_be_pasted(op: str) -> None:
+@pytest.mark.parametrize("op", FOUND)
+def test_the_line_of_a_finding_can_be_pasted_and_mends_it(op: str) -> None:
+    policy, call = FOUND[op]
     # oneDNN has an LSTM in float16 for some processors alone: on the others it runs in float32 (R11), and nothing overflows
     with torch.backends.mkldnn.flags(enabled=False):
-        found = finding(TORCH_CPU, AUTOCASTS[op])
-        assert found.op == op
-        assert finding(pasted(found.remedy, policy=TORCH_CPU), AUTOCASTS[op]) is None
-
-
-UNWRAPPED = {
-    "sum": lambda: (HALF * 200).sum(),
-    "outer": lambda: torch.outer(HALF, HALF),
-    "kron": lambda: torch.kron(HALF, HALF),
-    "exp": lambda: TWELVES.exp(),
-    "cumsum": lambda: (HALF * 200).cumsum(0),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("op", UNWRAPPED)
-def test_an_op_that_hmp_leaves_to_torch_has_its_name_and_the_policy(op: str) -> None:
-    found = finding(HABANA, UNWRAPPED[op])
-    assert found.op == op
-    assert "policy 'habana'" in found.rule
-    assert finding(pasted(found.remedy, policy=HABANA), UNWRAPPED[op]) is None
+        found = finding(policy, call)
+        assert found.op == op and f"policy '{policy.name}'" in found.rule
+        assert finding(pasted(found.remedy, policy=policy), call) is None
 
 
 @pytest.mark.slow
@@ -126,3 +114,82 @@ def test_compare_advises_only_what_a_list_can_hold() -> None:
         hmp.explain(op)  # raises for what is no name of an op
         assert not op.endswith("_")
     assert advised.isdisjoint({"to", "_to_copy", "imul"})
+
+
+HUGE = torch.full((1, 2, 2), 300.0), torch.full((1, 2, 2), 3000.0)  # whose products float16 does not hold
+
+
+@pytest.mark.sampled(2)
+@pytest.mark.parametrize("preset", ["torch-cuda", "habana", "autocast", "gaudi", "habana-o2"])
+def test_a_presets_remedy_is_a_line_to_paste_that_mends_it(preset: str) -> None:
+    before = hmp.Policy.load(preset).replace(dtype="float16")
+    line = finding(before, lambda: torch.bmm(*HUGE)).remedy
+    assert "op_lists" not in line
+    policy = pasted(line)
+    assert policy.dtype is before.dtype is torch.float16
+    assert policy.fp32 == before.fp32 | {"bmm"}
+    assert policy.bf16 == before.bf16 - {"bmm"}
+    with hmp.casts(policy), hmp.detect_nonfinite():
+        assert torch.equal(torch.bmm(*HUGE), torch.full((1, 2, 2), 1_800_000.0))
+    assert line.endswith("  # bfloat16 in place of float16 has float32's range")
+
+
+def test_names_that_stand_for_the_same_op_leave_the_list_together() -> None:
+    before = hmp.Policy(dtype="float16", bf16={"mul", "multiply"})
+    policy = pasted(finding(before, lambda: torch.mul(*HUGE)).remedy, policy=before)
+    assert not policy.bf16 and finding(policy, lambda: torch.mul(*HUGE)) is None
+
+
+def test_a_product_in_fp8_leaves_the_fp8_list_too() -> None:
+    """A name on the FP8 list and on the FP32 list is an error: the line that is pasted takes it off the one and puts it on the other."""
+    before = hmp.Policy(dtype="float16", bf16={"mm", "linear"}, fp8={"linear"})
+    x = torch.full((16, 16), 300.0)
+    found = finding(before, lambda: F.linear(x, x))
+    assert "`linear`" in str(found) and found.rule.startswith("on the fp8 list of policy") and found.rule.endswith("low dtype float16")
+    policy = pasted(found.remedy, policy=before)
+    assert (policy.fp8, policy.bf16, policy.fp32) == (frozenset(), {"mm"}, before.fp32 | {"linear"})
+    with hmp.casts(policy), hmp.detect_nonfinite():
+        assert torch.equal(F.linear(x, x), torch.full((16, 16), 1_440_000.0))
+
+
+@pytest.mark.sampled(3)
+@pytest.mark.parametrize("entry", ["linear @ 0", "linear @ *", "* @ 0"])
+def test_an_entry_for_some_modules_leaves_the_list_with_its_scope(entry: str) -> None:
+    before = hmp.Policy(bf16={entry, "mm"}, dtype="float16")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2, bias=False))
+    torch.nn.init.constant_(model[0].weight, 60_000.0)
+
+    def result(policy: hmp.Policy) -> torch.Tensor:
+        hmp.apply(model, policy)
+        try:
+            with hmp.detect_nonfinite():
+                return model(torch.full((1, 2), 100.0))
+        finally:
+            hmp.remove(model)
+
+    with pytest.raises(hmp.NonFiniteError) as caught:
+        result(before)
+    policy = pasted(caught.value.finding.remedy, policy=before)
+    assert policy.entries("fp32") == ["linear @ *" if entry.endswith("*") else "linear @ 0"]
+    assert policy.entries("bf16") == (["mm", entry] if entry.startswith("*") else ["mm"])
+    assert result(policy).tolist() == [[12_000_000.0] * 2]
+
+
+ASKED = {"half": lambda x: x.half(), "to": lambda x: x.to(torch.float16), "type": lambda x: x.type(torch.float16)}
+
+
+@pytest.mark.parametrize("name", ASKED)
+@pytest.mark.parametrize("policy", ["habana", None])
+def test_no_list_is_advised_for_what_asks_for_a_dtype(name: str, policy: str | None) -> None:
+    x = torch.full((2,), 1e6)
+    with hmp.casts(policy) if policy else hmp.disable_casts(), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        ASKED[name](x)
+    told = f"`{name}` asks for that dtype itself, and no list reaches it: leave the tensor in float32 here, or take bfloat16"
+    assert caught.value.finding.remedy == told
+    assert torch.isfinite(x.bfloat16()).all()
+
+
+def test_no_list_is_advised_for_an_in_place_form_of_what_is_no_op() -> None:
+    with hmp.casts("habana"), pytest.raises(hmp.NonFiniteError) as caught, hmp.detect_nonfinite():
+        torch.zeros(2, dtype=torch.float16).copy_(torch.full((2,), 1e6))
+    assert caught.value.finding.remedy == "no list reaches an in-place form: write into a float32 tensor"

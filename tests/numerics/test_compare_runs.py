@@ -208,11 +208,6 @@ def test_recurrent_layers_whose_kernels_keep_notes_for_backward(kind: type):
     assert comparison.advice[0][0] in ("lstm", "gru", "rnn_tanh")
 
 
-def test_sparse_gradients():
-    model = torch.nn.Sequential(torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2))
-    assert 0 < hmp.compare(model, torch.tensor([[1, 2, 1]]), loss=squares).gradient < 0.02
-
-
 def test_complex_weights_and_outputs_count_with_both_parts():
     class Spectral(torch.nn.Module):
         def __init__(self) -> None:

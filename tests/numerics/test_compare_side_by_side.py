@@ -215,6 +215,7 @@ def test_sparse_gradients_count() -> None:
     low, half, exact = map(gradients, (torch.bfloat16, torch.float16, torch.float32))
     both = hmp.compare(net, tokens, LOW, against=HALF, loss=squares)
     assert both.apart[0].gradient == pytest.approx(norm(low - half) / norm(exact), rel=1e-3)
+    assert both.gradient == pytest.approx(norm(low - exact) / norm(exact), rel=1e-3)
 
 
 def test_dropout_draws_the_same_under_each_policy() -> None:

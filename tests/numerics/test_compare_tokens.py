@@ -64,36 +64,31 @@ def test_the_figures_are_those_of_explicit_casts_in_float64(monkeypatch: pytest.
     assert found.error_mean > 1e-3 and 0 < found.kl_mean < found.error_mean  # low precision shows
 
 
-def causal() -> Any:
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL))
+SEQ2SEQ = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2, "decoder_start_token_id": 0}
+MODELS = {
+    "causal": lambda: transformers.LlamaForCausalLM(transformers.LlamaConfig(**SMALL)),
+    "masked": lambda: transformers.BertForMaskedLM(transformers.BertConfig(**SMALL)),
+    "seq2seq": lambda: transformers.T5ForConditionalGeneration(transformers.T5Config(**SEQ2SEQ)),
+}
 
 
-def masked() -> Any:
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SMALL))
-
-
-def seq2seq() -> Any:
-    sizes = {"d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
-    return transformers.T5ForConditionalGeneration(transformers.T5Config(vocab_size=99, decoder_start_token_id=0, **sizes))
-
-
-@pytest.mark.parametrize(("make", "of"), [(causal, SHIFTED), (masked, "labels"), (seq2seq, "labels")])
-def test_the_tokens_are_those_of_the_models_own_loss_without_padding(make: Any, of: str) -> None:
+@pytest.mark.parametrize(("kind", "of"), [("causal", SHIFTED), ("masked", "labels"), ("seq2seq", "labels")])
+def test_the_tokens_are_those_of_the_models_own_loss_without_padding(kind: str, of: str) -> None:
     torch.manual_seed(0)
-    model = make().eval()
+    model = MODELS[kind]().eval()
     mask, labels = torch.ones(3, 9, dtype=torch.int64), ids()
     mask[1, 6:], mask[2, :2], labels[0, :4] = 0, 0, -100
     batch = {"input_ids": ids(), "attention_mask": mask, "labels": labels}
     counted = labels.clone()
-    if make is not seq2seq:  # whose mask is the encoder's
+    if kind != "seq2seq":  # whose mask is the encoder's
         counted[mask == 0] = -100
-    if make is causal:
+    if kind == "causal":
         counted[2, 2] = -100  # what a padding token predicts
     with torch.no_grad():
         found = hmp.compare(model, batch, LINEAR).tokens
         loss = float(model(**(batch | {"labels": counted})).loss)
     assert found is not None
-    assert (found.of, found.tokens) == (of, int((counted if make is not causal else counted[:, 1:]).ge(0).sum()))
+    assert (found.of, found.tokens) == (of, int((counted if kind != "causal" else counted[:, 1:]).ge(0).sum()))
     assert found.reference == pytest.approx(-loss, rel=1e-5)
 
 

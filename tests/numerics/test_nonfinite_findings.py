@@ -1,4 +1,4 @@
-"""hmp.detect_nonfinite(): the op that made NaN or Inf, found at its line, in forward and in backward."""
+"""hmp.detect_nonfinite(): the op that made NaN or Inf, found at its line, in forward and in backward, beside other ranks too."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import hmp
+from hmp.numerics import ranks
 from hmp.numerics.attribution import Attribution
 from hmp.numerics.finding import Finding
 from thread_kit import in_thread, in_threads
@@ -155,15 +157,6 @@ def test_a_hook_that_asks_for_casts_is_under_their_lists() -> None:
     assert "on the bf16 list" in finding.rule and finding.remedy.startswith("policy = policy.replace(")
 
 
-def test_data_is_told_apart() -> None:
-    finding = found(lambda: Root()(x=torch.tensor([[1.0, float("nan")]])))
-    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
-    bad = Root()
-    bad.layer.weight.data[0, 0] = float("nan")
-    finding = found(lambda: bad(torch.ones(1, 2)))
-    assert (finding.kind, finding.source) == ("parameter", "parameter `layer.weight` of Root")
-
-
 def test_the_message_says_all_of_it(tmp_path: Path):
     (tmp_path / "bf16.txt").write_text("# products\nbmm\n")
     (tmp_path / "fp32.txt").write_text("softmax\n")
@@ -207,6 +200,11 @@ def test_the_message_for_data():
         f"in layer, {HERE}:{line_of('root')}"
     )  # fmt: skip
     assert lines[-1] == "  try: look at the batch: no list changes this"
+    assert (finding.kind, finding.source, finding.module) == ("data", "argument `x` of Root", "layer")
+    bad = Root()
+    bad.layer.weight.data[0, 0] = float("nan")
+    finding = found(lambda: bad(torch.ones(1, 2)))
+    assert (finding.kind, finding.source) == ("parameter", "parameter `layer.weight` of Root")
 
 
 def test_log_goes_on_and_says_each_finding_once(caplog: pytest.LogCaptureFixture):
@@ -272,3 +270,64 @@ def test_forward_ops_are_remembered_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
         for _ in range(30):
             x = x * 1
     assert max(seen) == 10
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> dist.Store:
+    """A store that this process shares with others, as far as it can tell."""
+    found = dist.HashStore()
+    monkeypatch.setattr(ranks, "default_store", lambda: found)
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    monkeypatch.setattr(ranks, "SAYS", 0.01)
+    monkeypatch.setattr(ranks, "GOES_ON", 0.05)
+    return found
+
+
+def region(store: dist.Store) -> str:
+    return f"hmp/nonfinite/{next(ranks._regions) + 1}"  # of the next one
+
+
+def test_a_rank_that_does_not_come_is_waited_for_and_then_left(store: dist.Store, caplog: pytest.LogCaptureFixture) -> None:
+    store.add(f"{region(store)}/entered", 1)
+    with caplog.at_level(logging.WARNING, "hmp"), hmp.detect_nonfinite():
+        torch.ones(2) + 1
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [
+        "at the end of detect_nonfinite(): waiting for other ranks, which are still inside",
+        "going on without them: what they find is not told to this rank",
+    ]
+
+
+@hmp.detect_nonfinite()
+def ends(by: BaseException) -> None:
+    torch.log(-torch.ones(2))
+    raise by
+
+
+@pytest.mark.parametrize("end", [AssertionError("isnan"), SystemExit(0)])
+def test_a_finding_is_raised_in_the_place_of_what_came_of_it(store: dist.Store, end: BaseException) -> None:
+    with pytest.raises(hmp.NonFiniteError, match=r"^rank 3: `log` made NaN") as raised:
+        ends(end)
+    assert raised.value.__context__ is end
+    assert raised.value.finding.rank == 3
+    with pytest.raises(KeyboardInterrupt):  # the user's own
+        ends(KeyboardInterrupt())
+
+
+def test_the_step_that_ends_is_that_of_the_first_optimizer(store: dist.Store) -> None:
+    first, second = (torch.optim.SGD([torch.nn.Parameter(torch.ones(1))]) for _ in range(2))
+    done = 0
+
+    @hmp.detect_nonfinite()
+    def loop() -> None:
+        nonlocal done
+        for _ in range(5):
+            first.step()
+            second.step()
+            done += 1
+            if done == 2:
+                torch.log(-torch.ones(2))
+
+    with pytest.raises(hmp.NonFiniteError):
+        loop()
+    assert done == 3  # a whole step more, whose end is the first one's next

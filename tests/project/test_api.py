@@ -1,4 +1,4 @@
-"""The public names, and Habana's own call."""
+"""The public names, which wait for nothing and are what they are in whatever order things are imported; and Habana's own call."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import hmp
+from process_kit import alone, run_in_another_process
 
 ROOT = Path(__file__).parents[2]
 NAMES = """convert revert is_converted casts apply remove disable_casts enable_casts casts_enabled Policy policies explain bf16_function
@@ -71,3 +72,20 @@ def test_importing_hmp_waits_for_nothing_and_brings_torch_and_the_standard_libra
     late, others, not_asked_for, modules = run.stdout.splitlines()
     assert set(late.split()) <= {"torch.nn.utils.prune", "torch.utils._device"}
     assert (others, not_asked_for, modules) == ("[]", "[]", "['hmp']")
+
+
+@pytest.mark.slow
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize(
+    "first",
+    ["import hmp.tune.search", "import hmp.benchmark.result", "from hmp.tune.recipe import load", "import hmp.cli, hmp.compat.habana", ""],
+)
+def test_functions_and_packages_of_one_name_are_told_apart(first: str) -> None:
+    code = f"{first}\nimport hmp, inspect\nprint(inspect.isfunction(hmp.tune), inspect.isfunction(hmp.benchmark), hmp.tune.__module__)"
+    assert run_in_another_process(f"del sys.modules['hmp']\n{code}", with_hmp=False, path=".").strip() == "True True hmp.tune"
+
+
+@pytest.mark.slow
+def test_a_compiled_function_may_be_the_first_to_ask(tmp_path: Path) -> None:
+    code = "@torch.compile(backend='eager')\ndef f(x):\n    with hmp.disable_casts():\n        return x @ x\n"
+    alone(tmp_path, f"import torch, hmp\n{code}assert f(torch.ones(2, 2)).dtype is torch.float32")

@@ -1,14 +1,20 @@
-"""Every Python block of the pages in docs/ runs, each in a process of its own, and every command on them is one."""
+"""The README and the pages say what is so: their Python blocks run and print what is shown, every command on them is one."""
 
 from __future__ import annotations
 
 import re
+import runpy
 import shlex
+import subprocess
+import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 import doc_blocks
+import hmp
 from hmp import cli
 from hmp.torch_private import TORCH
 from making import command_line
@@ -80,3 +86,145 @@ def test_every_command_is_one_with_the_options_that_it_has() -> None:
         own = next((at for at, word in enumerate(words) if word.endswith(".py")), len(words))  # what is behind a script is the script's
         for option in (word.partition("=")[0] for word in words[:own] if word.startswith("--")):
             assert re.search(rf"^  (-\w, )?{option}\b", HELP[words[0]], re.MULTILINE), line
+
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+TABLE_START = re.compile(r"^ *─+ *$", re.MULTILINE)
+
+
+def blocks(language: str) -> list[str]:
+    return [text for kind, text in BLOCKS if kind == language]
+
+
+def test_opens_with_one_sentence_and_a_picture_and_is_short() -> None:
+    title, sentence, picture = README.split("\n\n")[:3]
+    assert title == "# hmp"
+    assert sentence.count(". ") == 0 and sentence.endswith(".")
+    assert re.fullmatch(r"!\[.+\]\(docs/images/\w+\.png\)", picture)
+    assert len(README.splitlines()) <= 150
+
+
+def test_every_other_python_block_runs_as_it_stands(tmp_path: Path) -> None:
+    (code,) = [code for code in blocks("python") if "hmp.record()" not in code and "detect_nonfinite" not in code]
+    doc_blocks.run(code, tmp_path)
+
+
+def test_the_first_success_prints_what_is_shown(tmp_path: Path) -> None:
+    (code,) = [code for code in blocks("python") if "hmp.record()" in code]
+    (shown,) = [text for text in blocks("text") if text.startswith("hmp record:")]
+    printed = doc_blocks.run(code, tmp_path)
+    # rows stand in the order of the time that they took, which is not the same in each run
+    wanted, found = (Counter(map(without_times, text.splitlines())) for text in (shown.removesuffix("...\n").removesuffix("..."), printed))
+    assert wanted <= found
+    assert without_times(printed.splitlines()[0]) == without_times(shown.splitlines()[0])
+
+
+def without_times(text: str) -> str:
+    """The words of a report, without what differs between two runs and two releases of torch."""
+    text = re.sub(r"[\d.]+ (ns|us|ms|s)\b", "N", text)
+    return " ".join(re.sub(r"@[\d.]+( \(\w+\))?|:\d+\)", "", text).split())
+
+
+@pytest.mark.slow
+def test_the_finding_is_what_the_block_on_nans_prints(tmp_path: Path) -> None:
+    (code,) = [code for code in blocks("python") if "detect_nonfinite" in code]
+    printed = doc_blocks.run(code, tmp_path).splitlines()
+    assert "made Inf out of finite inputs" in printed[0]
+    assert [line.split(":")[0].strip() for line in printed[1:]] == ["inputs", "output", "rule", "try"]
+
+
+@pytest.mark.parametrize("code", doc_blocks.blocks((PAGES / "start" / "first-steps.md").read_text(encoding="utf-8"))[:1])
+def test_the_first_steps_print_what_is_shown(code: str, tmp_path: Path) -> None:
+    shown = doc_blocks.blocks((PAGES / "start" / "first-steps.md").read_text(encoding="utf-8"), "text")[0]
+    assert doc_blocks.run(code, tmp_path) == shown
+
+
+def test_the_text_of_a_package_index_is_the_readme_with_links_that_work_there() -> None:
+    names = runpy.run_path(str(ROOT / "docs" / "long_description.py"))
+    text = (ROOT / "docs" / "package-index.md").read_text(encoding="utf-8")
+    assert text == names["text"](), "run python docs/long_description.py"
+    assert not [target for target in re.findall(r"\]\(([^)]+)\)", text) if not target.startswith("https://")]
+    with_source = names["anywhere"]("![a](b.png) [c](d.md)", "https://host.example/hmp")
+    assert with_source == "![a](https://host.example/hmp/raw/HEAD/b.png) [c](https://host.example/hmp/blob/HEAD/d.md)"
+
+
+@pytest.mark.slow
+def test_demo_output_is_what_the_demo_prints() -> None:
+    pytest.importorskip("rich")
+    pytest.importorskip("sklearn")
+    done = subprocess.run([sys.executable, "-m", "hmp", "demo", "--epochs", "1"], cwd=ROOT, capture_output=True, text=True)
+    page = (PAGES / "start" / "first-steps.md").read_text(encoding="utf-8")
+    (shown,) = [text for text in doc_blocks.blocks(page, "text") if text.startswith("hmp demo:")]
+    assert table_of(done.stdout) == table_of(shown), "run python -m hmp demo again and paste what it prints"
+    assert "check passed" in shown
+    # plain where it is piped, and one screen, which ends in the verdict
+    assert "\x1b" not in done.stdout and "\r" not in done.stdout and "trained convnet in float32: 18 steps" in done.stdout
+    assert len(done.stdout.splitlines()) <= 40 and "ATen ops" not in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("check ")
+
+
+def table_of(output: str) -> list[str]:
+    """The table's words without what differs between two runs: accuracy, time, what is said of the processor, and where lines break."""
+    body = TABLE_START.split(output, maxsplit=1)[1].partition("check ")[0]
+    body = re.sub(r"Low precision saves memory.*?instructions\)\.", "", body, flags=re.DOTALL)
+    return re.sub(r"[\d.]+ (%|ms)", r"N \1", body).split()
+
+
+def test_each_search_of_the_pages_has_a_folder_of_its_own() -> None:
+    page = (PAGES / "how-to" / "tune.md").read_text(encoding="utf-8")
+    lines = [line for text in doc_blocks.blocks(page, "sh") for line in text.splitlines()]
+    folders = [re.findall(r'"folder": "(\w+)"', text) for text in doc_blocks.blocks(page)]
+    folders += [re.findall(r"--out (\w+)", line) or ["tuned"] for line in lines if "hmp tune" in line]
+    found = [name for names in folders for name in names]
+    assert len(found) >= 2
+    assert len(set(found)) == len(found)
+
+
+def test_ci_calls_the_test_command() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    (extraction,) = re.findall(r"^test_command=.*$", script, re.MULTILINE)
+    extracted = subprocess.run(
+        ["bash", "-c", f'{extraction}\nprintf %s "$test_command"'], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    (shown,) = [text for text in blocks("sh") if "pytest" in text]
+    assert extracted == shown.rstrip("\n")
+    assert re.search(r'^bash .*-c "\$test_command"', script, re.MULTILINE)
+
+
+def test_both_commands_make_their_own_environment_with_pinned_versions() -> None:
+    commands = [text for text in blocks("sh") if "venv" in text]
+    assert len(commands) == 2
+    for command in commands:
+        (environment,) = re.findall(r"python3 -m venv (\S+) && ", command)
+        assert command.count(f"{environment}/bin/") == 2
+        assert "-c tests/constraints.txt" in command
+    assert re.search(r"^torch==\S+$", (ROOT / "tests" / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_every_rule_and_every_preset_has_a_line() -> None:
+    rules = (PAGES / "explain" / "rules.md").read_text(encoding="utf-8")
+    presets = (PAGES / "start" / "choosing-a-preset.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| R(\d+) \|", rules, re.MULTILINE) == [str(number) for number in range(1, 23)]
+    section = presets.partition("| preset |")[2].partition("\n\n")[0]
+    shown = {name for line in section.splitlines() if line.startswith("| `") for name in re.findall(r"`([\w.@-]+)`", line.split("|")[1])}
+    assert shown == set(hmp.policies()), "each preset has a row in docs/pages/start/choosing-a-preset.md, and each row is a preset's"
+
+
+def test_mul_on_the_default_list_does_what_is_said() -> None:
+    assert "mul" in hmp.Policy.load("habana").bf16
+    assert "mul" not in hmp.Policy.load("autocast").bf16
+    positions = torch.arange(4096).float()
+    inverse_frequencies = 1 / 10000 ** (torch.arange(0, 64, 2) / 64)
+    exact = (positions.double()[:, None] * inverse_frequencies.double()).cos()
+    plain = (positions[:, None] * inverse_frequencies).cos()
+    total, loss = torch.zeros(()), torch.tensor(0.7)
+    with hmp.convert():
+        angles = positions[:, None] * inverse_frequencies
+        total += loss * 32
+    assert total.item() == 22.375
+    assert f"{(angles.double().cos() - exact).abs().max():.1f}" == "2.0"
+    assert f"{(plain - exact).abs().max():.4f}" == "0.0001"
+    kept = hmp.Policy.load("habana")
+    assert kept.replace(bf16=kept.bf16 - {"mul"}).bf16 == kept.bf16 - {"mul"}

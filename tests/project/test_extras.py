@@ -70,6 +70,7 @@ COMMANDS = [
     ("tune r.py", "scipy", "hmp tune: needs", "tune"),
     *((f"{name} r.py --html p.html", package, f"hmp {name}: --html needs", "report")
       for name, package in (("compare", "jinja2"), ("compare", "matplotlib"), ("tune", "jinja2"))),
+    ("run --html p.html r.py", "jinja2", "hmp run: --html needs", "report"),
     ("run --report r.html r.py", "jinja2", "hmp run: --report r.html: a report's page needs", "report"),
     ("run --capture a r.py", "safetensors", "hmp run: --capture: a capture needs", "capture"),
 ]  # fmt: skip

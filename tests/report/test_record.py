@@ -82,9 +82,11 @@ def test_casts_that_the_caches_save_are_told_apart() -> None:
 
 def test_of_a_sparse_tensor_the_elements_that_it_stores_are_cast() -> None:
     rows = torch.sparse_coo_tensor([[1, 3]], torch.randn(2, 8), (100, 8))  # as the gradient of a sparse embedding
-    with hmp.convert(policy=policy(bf16=["relu"])), hmp.record() as report:
+    with hmp.convert(policy=policy(bf16=["relu", "mm"])), hmp.record() as report:
         torch.relu(rows)
-    assert row_of(report, "relu").cast_bytes == 2 * 8 * 4
+        torch.mm(torch.eye(4).to_sparse(), torch.ones(4, 4))
+    found = [row_of(report, op) for op in ("relu", "mm")]
+    assert [(row.compute, row.cast_bytes) for row in found] == [("bfloat16", 2 * 8 * 4), ("bfloat16", 4 * 4 + 16 * 4)]
 
 
 def test_what_no_list_decides_is_seen_too() -> None:

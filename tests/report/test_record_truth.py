@@ -1,8 +1,11 @@
-"""A recording says what torch did: dtypes that kernels computed in, casts and names, beside a dispatch mode of the tests' own."""
+"""A recording says what torch did, and its trace has the calls and casts as slices, beside dispatch modes of the tests' own."""
 
 from __future__ import annotations
 
+import gzip
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +17,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from hmp.report import trace
+from thread_kit import in_thread
 
 BF16, F32 = torch.bfloat16, torch.float32
 X = torch.linspace(-1, 1, 64).reshape(8, 8)
@@ -28,17 +33,16 @@ class Ran(TorchDispatchMode):
         super().__init__()
         self.ops: list[tuple[str, list[torch.dtype]]] = []
         self.cast_bytes = 0
+        self.made: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.__name__.partition(".")[0]
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
         self.ops.append((name, [tensor.dtype for tensor in tensors]))
         self.cast_bytes += tensors[0].nbytes if name == "_to_copy" else 0
-        return func(*args, **(kwargs or {}))
-
-    @property
-    def casts(self) -> int:
-        return [name for name, _ in self.ops].count("_to_copy")
+        result = func(*args, **(kwargs or {}))
+        self.made += [f"cast {tensors[0].dtype} to {result.dtype}".replace("torch.", "")] if name == "_to_copy" else []
+        return result
 
 
 def recorded(call: Callable[[], Any], policy: Any = "torch-cpu") -> tuple[hmp.Report, Ran]:
@@ -70,7 +74,7 @@ def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
     call, computes = INSIDE[op]
     report, ran = recorded(call)
     (row,) = [row for row in report.rows if row.op == op]
-    assert (row.rule, row.casts, row.cast_bytes) == ("autocast", ran.casts, ran.cast_bytes)
+    assert (row.rule, row.casts, row.cast_bytes) == ("autocast", len(ran.made), ran.cast_bytes)
     assert row.source.startswith(f"{op}.autocast (")
     kernels = {dtype for name, dtypes in ran.ops if name != "_to_copy" for dtype in dtypes[:1] if dtype in (BF16, F32)}
     assert set(row.compute.split(", ")) <= {str(dtype).removeprefix("torch.") for dtype in kernels}
@@ -115,14 +119,14 @@ def test_what_torch_itself_widens_computes_in_the_wide_dtype(op: str, policy: An
 def test_a_softmax_that_is_asked_for_float32_is_cast_once() -> None:
     report, ran = recorded(lambda: F.softmax(LOW, -1, dtype=F32), "habana")
     report.assert_dtype("softmax", F32)
-    assert ran.casts == 1
+    assert len(ran.made) == 1
 
 
 def test_statistics_of_a_norm_that_are_cast_are_counted() -> None:
     norm = nn.BatchNorm1d(8).bfloat16()
     report, ran = recorded(lambda: norm(X))
     (row,) = [row for row in report.rows if row.op == "batch_norm"]
-    assert (row.casts, row.cast_bytes) == (ran.casts, ran.cast_bytes) == (4, 64)
+    assert (row.casts, row.cast_bytes) == (len(ran.made), ran.cast_bytes) == (4, 64)
 
 
 def test_ops_have_the_names_that_lists_spell() -> None:
@@ -155,3 +159,77 @@ def test_a_recomputation_that_ends_early_is_no_exception() -> None:
         checkpoint(lambda x: linear(linear(x)), X.clone().requires_grad_(), use_reentrant=False).sum().backward()
     assert report.notes == []
     assert all(row.raised == 0 for row in report.rows)
+
+
+ONES = torch.ones(2, 2)
+POLICY = hmp.Policy("mine", bf16={"linear"}, fp32={"softmax"})
+
+
+def slices(path: Path) -> list[dict[str, Any]]:
+    values = json.loads(path.read_text(encoding="utf-8"))
+    assert values["displayTimeUnit"] == "ms"
+    events: list[dict[str, Any]] = values["traceEvents"]
+    for each in events:  # what the Trace Event Format asks of a complete event
+        assert each["ph"] == "X"
+        assert each["ts"] >= 0 and each["dur"] >= 0
+        assert isinstance(each["pid"], int) and isinstance(each["tid"], int)
+        assert each["cat"] in ("op", "cast")
+    assert [each["ts"] for each in events] == sorted(each["ts"] for each in events)
+    return events
+
+
+def test_ops_and_casts_are_slices_and_casts_stand_inside_their_ops(tmp_path: Path) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Softmax(-1))
+    x = torch.randn(2, 4)
+    with hmp.casts(POLICY), hmp.record() as report, Ran() as plain:
+        model(x)
+    found = slices(report.to_trace(tmp_path / "trace.json"))
+    assert [each["name"] for each in found if each["cat"] == "op"] == ["linear", "tanh", "softmax"]
+    assert [each["name"] for each in found if each["cat"] == "cast"] == plain.made
+    assert len(plain.made) == 4, "input, weight and bias for linear, and back for softmax"
+    linear, tanh, softmax = (each for each in found if each["cat"] == "op")
+    assert linear["args"] == {"rule": "bf16", "computes": "bfloat16", "module": "0"}
+    assert (tanh["args"]["rule"], softmax["args"]["computes"]) == ("unlisted", "float32")
+    for each in found:
+        if each["cat"] == "cast":
+            op = softmax if each["name"].endswith("float32") else linear
+            assert op["ts"] <= each["ts"] and each["ts"] + each["dur"] <= op["ts"] + op["dur"] + 0.01
+    assert linear["ts"] + linear["dur"] <= tanh["ts"] + 0.01 and tanh["ts"] + tanh["dur"] <= softmax["ts"] + 0.01
+
+
+def test_threads_have_lines_of_their_own(tmp_path: Path) -> None:
+    def work() -> None:
+        with hmp.casts(POLICY):
+            F.linear(ONES, ONES)
+
+    with hmp.record() as report:
+        work()
+        in_thread(work)
+    found = slices(report.to_trace(tmp_path / "trace.json"))
+    assert len({each["tid"] for each in found if each["name"] == "linear"}) == 2
+
+
+def test_slices_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trace, "MOST", 5)
+    with hmp.casts(POLICY), hmp.record() as report:
+        for _ in range(4):
+            F.linear(ONES, ONES)
+    file = report.to_trace(tmp_path / "trace.json")
+    assert len(slices(file)) == 5
+    assert json.loads(file.read_text())["otherData"]["slices_left_out"] == 4 * 3 - 5
+    assert sum(row.calls for row in report.rows) == 4
+    monkeypatch.setattr(trace, "MOST_BYTES", 220)
+    assert report.slices is not None
+    data, shown = trace.packed(report.slices, report.about)
+    values = json.loads(gzip.decompress(data))
+    assert (len(data) <= 220, shown, values["otherData"]["slices_left_out"]) == (True, len(values["traceEvents"]), 12 - shown)
+    assert 0 < shown < 5
+
+
+def test_a_report_without_single_calls_says_so(tmp_path: Path) -> None:
+    with hmp.casts(POLICY), hmp.record() as report:
+        F.linear(ONES, ONES)
+    loaded = hmp.Report.load(report.to_json(tmp_path / "report.json"))
+    for other in (loaded, report.merge(loaded)):
+        with pytest.raises(hmp.HmpError, match=r"holds no single calls; call to_trace\(\) on what record\(\) gave"):
+            other.to_trace(tmp_path / "trace.json")

@@ -51,6 +51,15 @@ def differ(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return any(not torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
 
 
+def assert_trained_alike(ours: Trainer, own: Trainer, exact: Trainer) -> None:
+    """The two have the same losses and, bit for bit, weights in float32; and they are others than those of the third."""
+    assert losses(ours) == losses(own)
+    assert differ(own.model, exact.model)
+    for mine, theirs in zip(ours.model.parameters(), own.model.parameters(), strict=True):
+        assert mine.dtype is torch.float32
+        assert torch.equal(mine, theirs)
+
+
 def go_on(trained: Trainer, checkpoint: Any) -> None:
     """train() from a checkpoint by transformers itself, which before 4.47 reads the generators' states as torch did before 2.6."""
     with pytest.MonkeyPatch.context() as patch:

@@ -40,7 +40,7 @@ def bf16(block: Tensor) -> Tensor:
 
 def quantised(tensor: Tensor, recipe: str) -> Tensor:
     """What backward is to get in the place of a tensor."""
-    if recipe == "int8":  # its 256 steps are FBGEMM's; test_saved_formats compares these with float64
+    if recipe == "int8":  # its 256 steps are FBGEMM's; test_saved_gradients compares these with float64
         rows = tensor.detach().contiguous().view(-1, 128).float()
         packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
         return torch.ops.quantized.embedding_bag_byte_unpack(packed).to(tensor.dtype).view(tensor.shape)
