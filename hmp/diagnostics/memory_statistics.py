@@ -61,7 +61,7 @@ def _of(device: torch.device) -> Stats:
     # on Gaudi: torch.hpu.memory_stats(device) has the ten statistics under these names, in bytes and counts.
     if device.type == "hpu":
         hpu: Any = getattr(torch, "hpu", None)
-        if hpu is None or not hasattr(hpu, "memory_stats"):
+        if not hasattr(hpu, "memory_stats"):
             raise HmpError(
                 f"memory_stats({str(device)!r}): this torch has no torch.hpu; import habana_frameworks.torch first, or ask for 'cpu'"
             )

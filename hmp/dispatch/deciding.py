@@ -240,9 +240,9 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         view=not (op_facts.GIVING_BACK if site.where == "torch.nn.functional" else op_facts.ALIASING).isdisjoint(line),
         join=op in op_facts.JOINS or op in op_facts.MIXED_BACKWARD_RAISES,  # where a 0-dim tensor counts (R3)
         score_taker=not op_facts.SCORE_TAKERS.isdisjoint(line),
-        mask_taker=op in op_facts.MASK_TAKERS or base in op_facts.MASK_TAKERS,
+        mask_taker=base in op_facts.MASK_TAKERS,
         arithmetic=op in op_facts.ARITHMETIC,
-        fill=op in op_facts.FILLS or base in op_facts.FILLS or base == "index_put",  # x[m] = s by another name
+        fill=base in op_facts.FILLS or base == "index_put",  # x[m] = s by another name
         asks_torch_first=kind == "first" and op in op_facts.MIXED_SOMETIMES_RAISES,
         mixes_in_place=base not in op_facts.MIXED_INPLACE_RAISES and (op in op_facts.PROMOTED_BY_TORCH or op in op_facts.ARITHMETIC),
         for_backward=kind == "in_place" and base in op_facts.MIXED_BACKWARD_RAISES,

@@ -19,8 +19,8 @@ def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
     while (found := _inner(chain[-1][1])) is not None and all(found[1] is not module for _, module in chain):
         chain.append(found)
     inside = {id(module) for _, module in chain}
-    end = next((i for i, (_, each) in enumerate(chain[:-1]) if each._parameters or any(id(c) not in inside for c in each.children())), -1)
-    chain = chain if end == -1 else chain[: end + 1]
+    stops = (i for i, (_, each) in enumerate(chain[:-1]) if each._parameters or any(id(c) not in inside for c in each.children()))
+    chain = chain[: next(stops, len(chain)) + 1]
     return ".".join(name for name, _ in chain[1:]), chain[-1][1]
 
 

@@ -155,6 +155,17 @@ def test_scope_modules_with_the_same_lines_share_a_policy():
     assert len({id(policy) for policy in policies.values()}) == 2
 
 
+def test_scope_all_wrappers_around_a_model_are_no_part_of_its_paths():
+    wrapped = torch.nn.DataParallel(torch.nn.DataParallel(torch.nn.DataParallel(Node(decoder=torch.nn.ReLU()))))
+    low = hmp.Policy("low", bf16={"softmax @ decoder"})
+    assert listed(wrapped, low)["module.module.module.decoder"]["softmax"] == "bf16"
+    wrapped.module.register_parameter("scale", torch.nn.Parameter(torch.ones(1)))  # a model of its own by that
+    with pytest.raises(hmp.HmpError, match="matches no module"):
+        listed(wrapped, low)
+    low = hmp.Policy("low", bf16={"softmax @ module.module.decoder"})
+    assert listed(wrapped, low)["module.module.module.decoder"]["softmax"] == "bf16"
+
+
 def test_scope_modules_that_hold_each_other_are_resolved():
     one, other = Node(), Node()
     one.add_module("other", other)

@@ -215,6 +215,7 @@ ADDED = {
     "sub": (lambda s, m: s - m, "sub"),
     "where": (lambda s, m: torch.where(KEEP > 0, s, m), "where"),
     "baddbmm": (lambda s, m: torch.baddbmm(m[None], s[None], torch.eye(3, dtype=s.dtype)[None]), "baddbmm"),
+    "baddbmm_": (lambda s, m: s[None].clone().baddbmm_(m[None], torch.eye(3, dtype=s.dtype)[None]), "baddbmm"),
 }
 
 

@@ -109,7 +109,8 @@ def test_r18_memory_that_others_may_write_is_not_marked(tmp_path: Path) -> None:
     capsule_of = fresh()
     capsule = capsule_of.__dlpack__()
     trained = torch.nn.Parameter(fresh())
-    graph = F.linear(fresh(), trained) * F.linear(fresh().requires_grad_(), trained)
+    scaled = torch.nn.Parameter(fresh())
+    graph = F.linear(fresh(), trained) * F.linear(fresh().requires_grad_(), trained) * scaled
     found = {
         "numpy's": write_marks.mark(torch.from_numpy(np.zeros((4, 4), dtype=np.float32))),
         "exported to numpy": write_marks.mark(exported),
@@ -119,13 +120,15 @@ def test_r18_memory_that_others_may_write_is_not_marked(tmp_path: Path) -> None:
         "a view beside another": write_marks.mark(views[0]),
         "a storage in somebody's hands": write_marks.mark(taken),
         "in a capsule": write_marks.mark(capsule_of),
-        "saved by a graph": write_marks.mark(trained),
+        "a view of it saved by a graph": write_marks.mark(trained),
+        "saved by a graph": write_marks.mark(scaled),
         "on no CPU": write_marks.mark(torch.empty(4, 4, device="meta")),
     }
     assert found == {
         "numpy's": "foreign memory", "exported to numpy": "foreign memory", "a file's": "foreign memory", "shared": "foreign memory",
         "viewed": "held elsewhere", "a view beside another": "held elsewhere", "a storage in somebody's hands": "held elsewhere",
-        "in a capsule": "held elsewhere", "saved by a graph": "held elsewhere", "on no CPU": "device",
+        "in a capsule": "held elsewhere", "a view of it saved by a graph": "held elsewhere", "saved by a graph": "held elsewhere",
+        "on no CPU": "device",
     }  # fmt: skip
     del array, views, storage, capsule, graph
 

@@ -97,6 +97,15 @@ def test_a_process_forked_while_another_thread_holds_a_lock_can_do_everything(
         lock.release()
 
 
+def test_a_fork_holds_every_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fork_safe, "PATIENCE", 1.0)
+    fork_safe._before()
+    try:
+        assert all(lock._is_owned() for lock in list(fork_safe._locks))
+    finally:
+        fork_safe._after_in_parent()
+
+
 def test_who_holds_a_lock_and_forks_holds_it_in_the_child_as_well() -> None:
     lock = fork_safe.RLock()
 
