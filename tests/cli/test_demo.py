@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import itertools
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from hmp.cli.demo.show import print_ops, print_results
 from hmp.cli.demo.step_report import StepObserver, StepReport
 from hmp.cli.demo.training import AUTOCAST, FLOAT32, HMP, Outcome
 
-ROOT = Path(__file__).resolve().parents[2]
 BF16, FP32 = torch.bfloat16, torch.float32
 
 

@@ -256,6 +256,14 @@ def test_an_interrupt_leaves_the_thread_as_it_was_where_dynamo_runs_its_code(nam
         interrupt(ACTIONS[name], 150)
 
 
+@pytest.fixture
+def sigint_is_heard() -> Iterator[None]:
+    """A shell has what it starts in the background ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Bell:
     """An interrupt that comes by an operator: Python looks for none there, and this one waits for the next place where it does."""
 
@@ -269,6 +277,7 @@ class InterruptedAsItIsEntered(Region):
         return entered
 
 
+@pytest.mark.usefixtures("sigint_is_heard")
 @pytest.mark.parametrize("by_dynamo", [False, True])
 def test_an_interrupt_between_the_entering_and_the_block_ends_the_region(by_dynamo: bool, in_force: None) -> None:
     region: Any = hmp.casts(OTHER)
@@ -295,6 +304,7 @@ def test_an_interrupt_leaves_no_lock_locked() -> None:
     assert others == [True]
 
 
+@pytest.mark.usefixtures("sigint_is_heard")
 def test_python_3_14_does_not_leave_what_is_interrupted_between_the_entering_and_the_block() -> None:
     """Python's own, without hmp: where this fails, `holds` in hmp.context.regions and `__enter__` in hmp.fork_safe may be needless."""
     left = []

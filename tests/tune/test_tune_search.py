@@ -20,10 +20,6 @@ from tune_kit import overflowing, parity, perceptron, rotary, sgd, squared, trai
 STEPS = 30
 
 
-def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: value.clone() for name, value in model.state_dict().items()}
-
-
 def by_itself(make, loss, policy: hmp.Policy | None, steps: int = STEPS, optimizer=sgd) -> float:
     """The loss after training in a loop that is none of tune()'s."""
     model, batches = make()
