@@ -68,6 +68,18 @@ def test_a_policy_with_the_same_contents_is_the_same_state():
     assert len(graphs) == 1
 
 
+def test_code_that_was_compiled_without_casts_follows_the_policy_that_enable_casts_brings_back():
+    def inside(x):
+        with hmp.enable_casts():
+            return ops(x)
+
+    compiled = torch.compile(inside, backend="eager", fullgraph=True)
+    for policy, wanted in ((LOW, ON), (OTHER, OTHERS)):
+        hmp.convert(policy=policy)
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == wanted
+
+
 def test_threads_have_their_own_state():
     hmp.convert(policy=LOW)
     compiled = torch.compile(ops, backend="eager", fullgraph=True)
