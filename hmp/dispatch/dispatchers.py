@@ -53,11 +53,6 @@ def keys() -> list[Any]:
     return list(_made)
 
 
-def respecialise() -> None:
-    """Specialises all dispatchers for the same policy again, for those that are new."""
-    specialise_for(_specialised_for)
-
-
 def is_specialised() -> bool:
     """Whether the dispatchers are specialised for a policy that revert() has not put out of force."""
     return _specialised_for.policy is not None

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from .. import fork_safe
 from ..caches import cast_cache
 from ..context import CompiledPolicy, state
-from ..dispatch import deciding, dispatchers, fx_interpreter, placement
+from ..dispatch import deciding, fx_interpreter, placement
 from ..lists import Policy
 from ..ops import sites
 from ..patching import cache, patches
@@ -52,9 +52,8 @@ _alive: weakref.WeakKeyDictionary[CompiledPolicy, bool] = weakref.WeakKeyDiction
 _log_observers: weakref.WeakValueDictionary[Policy, LogObserver] = weakref.WeakValueDictionary()
 
 
-def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool = False) -> CompiledPolicy:
-    """The compiled `policy`, with dispatchers in the places of all torch functions that it changes. With `for_process` the caller puts it
-    in force for the process next, which specialises the dispatchers."""
+def compile_policy(policy: Policy, is_verbose: bool = False) -> CompiledPolicy:
+    """The compiled `policy`, with dispatchers in the places of all torch functions that it changes."""
     found = _casts.get((policy, is_verbose))
     if found is None:
         if policy.entries("saved"):
@@ -64,8 +63,6 @@ def compile_policy(policy: Policy, is_verbose: bool = False, for_process: bool =
             if found is None:
                 with gc_paused():
                     found = _casts[policy, is_verbose] = _tracked(_compiled(policy, is_verbose), is_verbose)
-                    if not for_process:
-                        dispatchers.respecialise()
     _keep(found)
     return found
 

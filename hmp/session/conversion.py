@@ -100,7 +100,7 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
     if model is not None and chosen.scoped:
         compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
-        compiled = compiled_policies.compile_policy(chosen, is_verbose, for_process=True)
+        compiled = compiled_policies.compile_policy(chosen, is_verbose)
     if not was_patched:
         calls_in_flight.wait_for(never_cast.codes())
     handle = Handle(compiled)

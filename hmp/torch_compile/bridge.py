@@ -87,8 +87,7 @@ def key() -> tuple[Any, ...]:
     number; its scope id; a count of changes to registered functions; one of changes by apply() and remove())."""
     here = state_of_program()
     mode = 0 if not here.disabled else 3 if isinstance(here, autocast.Paused) else 2 if isinstance(here, InBackward) else 1
-    policy = here.policy if mode == 0 else here.on.policy
-    return (mode, _number(policy), here.scope_id, user_functions.changes(), module_calls.changes())
+    return (mode, _number(here.on.policy), here.scope_id, user_functions.changes(), module_calls.changes())
 
 
 def _number(policy: Policy | None) -> int:

@@ -385,12 +385,9 @@ def tables() -> list[Any]:
 
 
 def _forget() -> None:
-    """Takes hmp's entries out of Dynamo's tables."""
+    """Takes hmp's entries out of Dynamo's tables; that of functions is discarded as a whole where the dispatchers are (reset_dynamo)."""
     global _bridge
-    if _added:  # if not, this would fill the table only to look into it
-        known = part("trace_rules").get_torch_obj_rule_map()
-        while _added:
-            known.pop(_added.pop(), None)
+    _added.clear()
     builder = part("variables.builder")
     for kind in (_bridge.region_type, *stand_ins.KINDS):
         builder.VariableBuilder._type_dispatch().pop(kind, None)

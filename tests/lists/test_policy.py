@@ -198,6 +198,9 @@ def test_gaudi_config_with_both_kinds_is_refused_and_unknown_keys_are_named(capl
     with caplog.at_level(logging.WARNING, logger="hmp"):
         hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "use_magic": True})
     assert "use_magic" in caplog.text
+    for names in ("relu", [1]):
+        with pytest.raises(hmp.HmpError, match="hmp_bf16_ops is no list of op names"):
+            hmp.Policy.from_gaudi_config({"use_habana_mixed_precision": True, "hmp_bf16_ops": names})
 
 
 def test_names_for_the_same_op_are_no_difference() -> None:

@@ -50,6 +50,18 @@ def test_compiled_code_follows_the_state_and_no_state_is_compiled_twice():
     assert dtypes(compiled(X)) == OFF
 
 
+def test_code_that_was_compiled_without_casts_follows_the_policy_that_enable_casts_brings_back():
+    def inside(x):
+        with hmp.enable_casts():
+            return ops(x)
+
+    compiled = torch.compile(inside, backend="eager", fullgraph=True)
+    for policy, wanted in ((LOW, ON), (OTHER, OTHERS)):
+        hmp.convert(policy=policy)
+        with hmp.disable_casts():
+            assert dtypes(compiled(X)) == wanted
+
+
 def test_threads_have_their_own_state():
     hmp.convert(policy=LOW)
     compiled = torch.compile(ops, backend="eager", fullgraph=True)
