@@ -15,6 +15,7 @@ import torch.nn.functional as F
 import hmp
 from hmp.dispatch import deciding
 from hmp.ops import sites
+from hmp.patching import cache
 from hmp.wrapping import kernel_fallback
 
 X = torch.ones(2, 2)
@@ -61,6 +62,16 @@ def test_r8_the_code_of_a_composite_that_changes_between_conversions(monkeypatch
     with hmp.convert(policy=policy):
         assert torch.mm(X, X).dtype is torch.bfloat16
         assert F.normalize(X).dtype is torch.float32
+
+
+def test_caches_are_emptied_wherever_torch_is_not_what_it_was(monkeypatch) -> None:
+    one, other = object(), object()
+    emptied: list[list[object]] = []
+    monkeypatch.setattr(cache, "_stood", [])
+    for still_stands, stands in ((True, [one]), (True, [one]), (True, [other]), (True, [other, one]), (True, [other]), (False, [other])):
+        monkeypatch.setattr(cache, "_clears", [lambda stands=stands: emptied.append(stands)])
+        cache.forget_unless(still_stands, stands)
+    assert emptied == [[one], [other], [other, one], [other], [other]]
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ import torch._dynamo
 import hmp
 from autocast_kit import real_state
 from compile_kit import BF16, BRIDGED, EACH_BACKEND, F16, F32, HALF, LOW, Graphs, dtypes
+from hmp.context import UnderCapturedState
 
 # by default each question is asked of one of the backends
 pytestmark = [pytest.mark.usefixtures("fresh_compiler"), pytest.mark.sampled(2)]
@@ -195,6 +196,16 @@ def test_higher_order_ops_hold_the_casts_of_where_they_stand():
 
     hmp.convert(policy=LOW)
     assert dtypes(torch.compile(branches, backend="eager", fullgraph=True)(X)) == [F32, BF16]
+
+
+def test_a_closure_that_is_called_under_its_own_state_is_no_graph_break() -> None:
+    """As an optimizer calls one."""
+    hmp.convert(policy=LOW)
+    on = UnderCapturedState(off.__wrapped__)
+    with hmp.disable_casts():
+        without = UnderCapturedState(off.__wrapped__)
+    compiled = torch.compile(lambda x: (on(x), without(x)), backend="eager", fullgraph=True)
+    assert dtypes(compiled(X)) == [BF16, F32]
 
 
 @BRIDGED
