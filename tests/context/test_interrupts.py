@@ -391,19 +391,3 @@ def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 2000)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("verbose", [False, True])
-def test_an_interrupted_conversion_leaves_the_garbage_collector_on(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(*_: object) -> None:
-        raise Interrupt
-
-    for name in ("disable", "enable"):
-        done = getattr(gc, name)
-        with monkeypatch.context() as patch:
-            patch.setattr(gc, name, lambda done=done: (done(), interrupted()))
-            with pytest.raises(Interrupt):
-                hmp.convert(policy=LISTS, verbose=verbose)
-        assert gc.isenabled()
-        hmp.revert()

@@ -1,4 +1,4 @@
-"""The search of all objects asks none of them anything, and leaves alone what other threads are making."""
+"""The search of all objects asks none of them anything, leaves alone what other threads are making, and the garbage collector on."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import threading
 import pytest
 import torch
 
+import hmp
 from hmp.patching import heap
 from process_kit import run_in_another_process
 
@@ -70,3 +71,19 @@ def test_tuples_that_other_threads_are_making_are_left_alone_by_the_search() -> 
         gc.enable()
     assert all(any(o is model for o in each.modules) for each in found)
     assert errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("verbose", [False, True])
+def test_an_interrupted_conversion_leaves_the_garbage_collector_on(verbose: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for name in ("disable", "enable"):
+        done = getattr(gc, name)
+        with monkeypatch.context() as patch:
+            patch.setattr(gc, name, lambda done=done: (done(), interrupted()))
+            with pytest.raises(KeyboardInterrupt):
+                hmp.convert(policy=hmp.Policy(name="low", bf16=frozenset(["linear"])), verbose=verbose)
+        assert gc.isenabled()
+        hmp.revert()
