@@ -21,8 +21,8 @@ from making import command_line
 
 PAGES = doc_blocks.ROOT / "docs" / "pages"
 FILES = sorted(PAGES.rglob("*.md"))
-# What takes more than a few seconds: it imports transformers or Lightning, starts a search, or times.
-SLOW = ("transformers", "lightning", "optimum", "hmp.tune(", "hmp.benchmark(")
+# What takes more than a few seconds: it imports transformers or Lightning, starts a search, times, compares, or exports.
+SLOW = ("transformers", "lightning", "optimum", "hmp.tune(", "hmp.benchmark(", "hmp.compare(", "torch.export.")
 HELP = {each.partition("\n")[0]: each for each in command_line.page().split("## hmp ")[1:]}
 
 
