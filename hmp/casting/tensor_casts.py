@@ -63,8 +63,9 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:
-    # sparse and nested tensors have no clamp; they are no attention masks either
-    return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested
+    # Sparse and nested tensors have no clamp; they are no attention masks either. On the meta device there are no values, and clamp is
+    # Python code that calls torch.where, which may be what asks here.
+    return FINITE_MAX[tensor.dtype] > FINITE_MAX[dtype] and tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_meta
 
 
 def _is_known_within(tensor: Tensor, limit: float) -> bool:

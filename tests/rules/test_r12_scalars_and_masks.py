@@ -314,3 +314,11 @@ def test_r12_a_bool_mask_stays_one_and_a_float64_one_leaves_the_op_to_torch() ->
         assert_identical(F.scaled_dot_product_attention(q, q, q, attn_mask=keep), want, "the attention")
         with pytest.raises(RuntimeError, match="attn_mask"):
             F.scaled_dot_product_attention(q, q, q, attn_mask=torch.zeros(3, 3, dtype=torch.float64))
+
+
+def test_r12_what_has_no_values_is_cast_and_not_clamped():
+    """torch's clamp on the meta device is Python that calls torch.where: each would call the other without end."""
+    x = torch.ones(3, device="meta")
+    with hmp.casts(hmp.Policy(bf16={"where"})):
+        assert torch.where(x > 0, x, torch.full((3,), -3.4e38, device="meta")).dtype is BF16
+        assert torch.clamp(x, min=-3.4e38).dtype is torch.float32
