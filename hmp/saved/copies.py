@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ..torch_private import storage_of
+from ..torch_private import WeakTensor, storage_of
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
@@ -21,7 +20,7 @@ def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, t
     def noted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
         low = cast(tensor, dtype)
         if low is not tensor and type(low) is Tensor and (type(tensor) is Parameter or (tensor.is_leaf and tensor.requires_grad)):
-            storage_of(low)._hmp_copy_of = weakref.ref(tensor), tensor._version
+            storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version
         return low
 
     return noted

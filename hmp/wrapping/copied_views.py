@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import weakref
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +14,7 @@ from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import WeakTensor
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
@@ -120,9 +120,9 @@ def _weak_storage(tensor: Tensor) -> StorageWeakRef | None:
 def _weakly(value: Any) -> Any:
     """`value` with weak references in place of its tensors, and the `Original` of a CopiedView in place of that."""
     if isinstance(value, CopiedView):
-        return value._hmp_original if value._hmp_original is not None else weakref.ref(value)
+        return value._hmp_original if value._hmp_original is not None else WeakTensor(value)
     if isinstance(value, Tensor):
-        return weakref.ref(value)
+        return WeakTensor(value)
     if type(value) in (list, tuple):
         return type(value)(map(_weakly, value))
     return {name: _weakly(item) for name, item in value.items()} if type(value) is dict else value
@@ -130,8 +130,8 @@ def _weakly(value: Any) -> Any:
 
 def _strongly(value: Any) -> Any:
     """What `_weakly` was given. Raises ReferenceError where a tensor is freed."""
-    if isinstance(value, (weakref.ref, Original)):
-        tensor = value() if isinstance(value, weakref.ref) else value.view()
+    if isinstance(value, (WeakTensor, Original)):
+        tensor = value() if isinstance(value, WeakTensor) else value.view()
         if tensor is None:
             raise ReferenceError("the tensor is freed")
         return tensor

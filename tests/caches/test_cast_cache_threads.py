@@ -8,6 +8,7 @@ import torch
 
 import hmp
 from cast_cache_kit import X, assert_caches_change_nothing, caches, grads, look, loss, net, params
+from hmp import torch_private
 from hmp.caches import weight_cache
 from thread_kit import in_threads
 
@@ -37,6 +38,16 @@ def test_threads_that_cast_one_activation_agree():
         return seen, [grads(m) for m in models]
 
     assert_caches_change_nothing(scenario)
+
+
+def test_a_copy_that_is_found_outlives_the_graph_that_held_it():
+    """Up to torch 2.10 the last graph frees it else, in another thread at any time."""
+    low = torch.ones(3, requires_grad=True) * 2
+    graph, reference = low * low, torch_private.WeakTensor(low)
+    del low
+    found = reference()
+    del graph
+    assert found.sum() == 6
 
 
 def test_threads_that_train_while_others_infer_and_clear_agree():
