@@ -147,7 +147,7 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     own = sites.sites_of(op)  # none, for a function of the user's
     if own and all(site.in_place for site in own):
         return IN_PLACE
-    if source.cast == "promote" and op in op_facts.PROMOTED_BY_TORCH - op_facts.PROMOTED_IN_PART:
+    if source.cast == "promote" and op in op_facts.PROMOTED_WHOLLY:
         return "torch itself promotes its inputs to the widest dtype: no wrapper is needed (R3)"
     spelled = "" if source.name == op else f"; it follows {source.text!r}"
     done = meaning(op, "autocast" if source.is_autocasts else source.cast)

@@ -203,7 +203,7 @@ def _kind_out_of_place(op: str, cast: ListName | None, low: torch.dtype) -> Kind
         return "fp8" if op in PRODUCTS else "bf16"  # the name that an entry follows is a product, an alias of it need not be
     if cast in ("bf16", "fp32"):
         return cast
-    if cast == "promote" and (op not in op_facts.PROMOTED_BY_TORCH or op in op_facts.PROMOTED_IN_PART):
+    if cast == "promote" and op not in op_facts.PROMOTED_WHOLLY:
         return cast
     if op in op_facts.FILLS:
         return "fill"

@@ -224,12 +224,12 @@ _PROMOTING = _names(
 )
 # Before torch 2.13 mixed inputs are promoted in the forward and raise in the backward.
 _MSE_LOSS = _names("mse_loss") if TORCH < (2, 13) else _names("")
-# torch itself promotes the inputs of these to the widest dtype: on a promote list they need no wrapper.
+# torch itself promotes the inputs of these to the widest dtype.
 PROMOTED_BY_TORCH = (JOINS | _PROMOTING) - _MSE_LOSS
 
 # Of those, the ones that compute a part in the narrower dtype: in backward (smooth_l1_loss's on CUDA), or anywhere on XLA, whose kernels
-# also raise on some mixtures, or take the first input's dtype. On a promote list they are cast.
-PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss special.xlog1py") | _names(
+# also raise on some mixtures, or take the first input's dtype.
+_PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss special.xlog1py") | _names(
     """
     clamp clip clamp_min clamp_max max min maximum minimum div divide true_divide truediv mod rmod remainder where
     logaddexp logaddexp2 xlogy special.xlogy
@@ -237,6 +237,9 @@ PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_loss
     if find_spec("torch_xla")
     else ""
 )
+
+# On a promote list these need no wrapper.
+PROMOTED_WHOLLY = PROMOTED_BY_TORCH - _PROMOTED_IN_PART
 
 # Ops that raise on mixed inputs, in forward or backward: unlisted, their inputs become the dtype of the first castable one (R7).
 MIXED_RAISES = _names(
