@@ -57,7 +57,20 @@ def benchmark(  # noqa: PLR0913
     by default if that is a terminal. Afterwards, exceptions included, torch is as it was found. Raises HmpError before anything
     has run for wrong arguments, and StepError where the step failed under every policy.
     """
-    given = locals()
     from .runner import run  # here, so that `import hmp` does not pay for it
 
-    return run(**given)
+    return run(
+        step,
+        policies,
+        model=model,
+        optimizer=optimizer,
+        state=state,
+        reset=reset,
+        seconds=seconds,
+        rounds=rounds,
+        steps=steps,
+        warmup=warmup,
+        seed=seed,
+        device=device,
+        progress=progress,
+    )

@@ -64,7 +64,24 @@ def tune(  # noqa: PLR0913
     What is evaluated is the same for the same seed and the same measured times. Afterwards model, random state and torch are as before.
     Raises HmpError for wrong arguments, and where float32 itself gives no finite loss.
     """
-    given = locals()
     from .run import run  # here, so that `import hmp` does not pay for it
 
-    return run(**given)
+    return run(
+        model,
+        batches,
+        loss=loss,
+        tolerance=tolerance,
+        metric=metric,
+        optimizer=optimizer,
+        budget=budget,
+        start=start,
+        per_module=per_module,
+        ops=ops,
+        levels=levels,
+        objective=objective,
+        steps=steps,
+        seed=seed,
+        folder=folder,
+        resume=resume,
+        progress=progress,
+    )
