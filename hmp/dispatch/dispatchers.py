@@ -21,12 +21,14 @@ from .fast_path import NO_FAST_PATH, PLAIN
 
 
 def make(key: Any, op: Callable[..., Any], site: Site | None) -> Any:
-    """A dispatcher for torch's function `key`. It calls `op`, the function without patches, until `specialise_for()` is called.
+    """A dispatcher for torch's function `key`, specialised as the others are. It calls `op`, the function without patches.
 
     `site` is a builtin's site, None for a Python function.
     """
-    dispatcher = maker(None, PLAIN)(key, op, op)
     with _lock:
+        dispatcher = maker(None, PLAIN, _is_regional())(key, op, op)
+        if key in _specialised_for.replacements:
+            dispatcher.__code__ = FIRST_CALL
         _made.setdefault(key, []).append((dispatcher, site))
     return dispatcher
 

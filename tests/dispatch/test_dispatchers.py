@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 import hmp
 from hmp.dispatch import deciding
+from hmp.dispatch.dispatcher_code import NAMES
 from hmp.dispatch.fast_path import fast_path_of
 from hmp.ops import signatures, sites
 from hmp.wrapping import norms_and_lookups, op_wrap
@@ -223,6 +224,16 @@ def test_r8_what_a_tensor_subclass_does_inside_is_not_cast(when: str) -> None:
         assert F.linear(x, y).dtype is BF16
     assert cls.notes
     assert set(cls.notes) == {F32}
+
+
+def test_a_dispatcher_that_is_made_later_is_as_quick_as_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hmp.casts(policy(bf16=["linear"])) as one:
+        F.linear(x, y)
+    with hmp.casts(policy(bf16=["erfinv"])):
+        assert torch.erfinv(x).dtype is BF16
+    monkeypatch.setitem(NAMES, "replacement_in_region", None)  # what looks for another policy's cast
+    with one:
+        assert torch.erfinv(x).dtype is F32
 
 
 def test_every_policy_in_use_is_followed_whichever_the_dispatchers_are_made_for() -> None:
