@@ -33,4 +33,8 @@ def main(part: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    code = main(*sys.argv[1:])
+    # Without the end of Python: torch's thread for backward on the device lets go of the last graph after backward() has returned, and
+    # takes the GIL for that. Python ends a thread that asks when it has ended itself: "terminate called without an active exception".
+    sys.stderr.flush()
+    os._exit(code)
