@@ -50,7 +50,7 @@ def enters_autocast(step: Callable[[], object]) -> bool:
     def look(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal found
         found = found or is_any_autocast_enabled()
-        return tensor
+        return tensor.detach()  # an op's result would hold the op's node, and nothing would free the two
 
     with saved_tensors_hooks(look, lambda tensor: tensor):
         step()

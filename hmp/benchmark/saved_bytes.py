@@ -36,11 +36,11 @@ class SavedBytes:
         in_storages = sum(storage.nbytes() for storage in self._kept.values())
         return in_storages + sum(t.numel() * t.element_size() for t in self._opaque) + self._packed
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a tensor that is saved, and gives it back."""
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Counts a tensor that is saved."""
         base = tensor if tensor._base is None else tensor._base
         if base.is_leaf and base.requires_grad:
-            return tensor
+            return
         for part in _parts(tensor):
             try:
                 storage = part.untyped_storage()
@@ -52,7 +52,6 @@ class SavedBytes:
             in_packed = address in self._listed and is_pending(address)  # a listed op keeps it, too
             if storage.nbytes() and address not in self._own and not in_packed:
                 self._kept[address] = storage
-        return tensor
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> bool:
         """Counts what an op keeps that is to be packed: in place of `keep`."""

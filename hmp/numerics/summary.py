@@ -152,14 +152,13 @@ class _Seen:
             place = place.rpartition(".")[0]
         return None
 
-    def keep(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Counts a saved tensor for the layer that is running, and leaves it as it is."""
+    def keep(self, tensor: torch.Tensor) -> None:
+        """Counts a saved tensor for the layer that is running."""
         path = self.path_of(self._modules.path)
         if path is not None:
             before = self._meter.bytes
             self._meter.keep(tensor)
             self.saved[path] += self._meter.bytes - before
-        return tensor
 
     def kept(self, op: str, tensor: torch.Tensor, nbytes: int, left: int) -> str | None:
         """Counts what is to be packed for the layer that is running: in place of `keep`."""

@@ -32,7 +32,7 @@ Parameter = torch.nn.Parameter
 
 # torch's own, taken before anything is patched
 _grad_enabled = torch.is_grad_enabled
-_is_inference, _numel = Tensor.is_inference, Tensor.numel
+_detach, _is_inference, _numel = Tensor.detach, Tensor.is_inference, Tensor.numel
 
 # What has fewer elements than its op's largest input by this factor is its statistics: a mean, a logsumexp. They are kept as they are.
 _OF_STATISTICS = 16
@@ -184,16 +184,21 @@ _counters: list[Callable[[Tensor], Tensor]] = []
 
 
 @contextlib.contextmanager
-def counting(keep: Callable[[Tensor], Tensor], watcher: watching.Watcher) -> Iterator[None]:
-    """A stretch in which `keep`, a pack hook that changes nothing, is told of what is kept, and the watcher of what is to be packed, which
-    other hooks around an op would prevent."""
-    push_saved_tensors_hooks(keep, lambda tensor: tensor)
-    _counters.append(keep)
+def counting(keep: Callable[[Tensor], None], watcher: watching.Watcher) -> Iterator[None]:
+    """A stretch in which `keep` is told of what is kept, and the watcher of what is to be packed, which other hooks around an op would
+    prevent."""
+
+    def told(tensor: Tensor) -> Tensor:
+        keep(tensor)
+        return tensor if tensor.is_leaf else _detach(tensor)  # an op's result would hold the op's node, and nothing would free the two
+
+    push_saved_tensors_hooks(told, lambda tensor: tensor)
+    _counters.append(told)
     watching.watchers.append(watcher)
     try:
         yield
     finally:
         pop_saved_tensors_hooks()
-        _counters.remove(keep)
+        _counters.remove(told)
         _pack_unheld()
         watching.watchers.remove(watcher)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import math
 import weakref
@@ -61,6 +62,19 @@ def test_a_step_that_failed_holds_no_memory() -> None:
     result = hmp.benchmark(step, ["habana", "float32"], **ONCE)
     assert [row.error for row in result] == ["MemoryError", None]
     assert len(held) == 1
+
+
+def test_a_step_without_a_backward_leaves_nothing() -> None:
+    """A graph that holds a result of its own by a pack hook is freed by backward alone."""
+
+    def measured() -> weakref.ref[torch.Tensor]:
+        weight = torch.nn.Parameter(torch.ones(2, 2))
+        hmp.benchmark(lambda: float((weight * 2).softmax(-1).sum().detach()), ["habana", "float32"], **ONCE)
+        return weakref.ref(weight)
+
+    held = measured()
+    gc.collect()
+    assert held() is None
 
 
 def test_the_baseline_is_the_first_that_ran_where_float32_is_not_among_them() -> None:
