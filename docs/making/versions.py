@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs" / "releases" / "versions.json"
 PAGE = ROOT / "docs" / "pages" / "evidence" / "tested-versions.md"
-DEFAULT = "default"
+DEFAULT, XLA = "default", "tests/device/test_xla.py"
 FEATURES = ("casts", "casts in compiled models", "export", "strict export", "packing what ops keep for backward")
 _COUNTED = ("passed", "failed", "skipped", "xfailed")
 _COLUMNS = ("torch", "python", "tests", *_COUNTED, "date", "commit")
@@ -64,8 +64,14 @@ def counts(log: str) -> dict[str, int]:
     return {word: found.get(word, 0) for word in _COUNTED}
 
 
+def is_replaced(earlier: dict[str, Any], run: dict[str, Any]) -> bool:
+    """Whether a run says all that an earlier one said: of the same torch and Python, with the same tests, or with all default ones."""
+    same = earlier["torch"] == run["torch"] and earlier["python"] == run["python"]
+    return same and (earlier["tests"] == run["tests"] or (run["tests"] == DEFAULT and earlier["tests"] != XLA))
+
+
 def note(log: str, tests: str) -> None:
-    """Notes a run in place of the last one of this torch, this Python and these tests."""
+    """Notes a run in place of those that it replaces."""
     import features
     import torch
 
@@ -80,7 +86,7 @@ def note(log: str, tests: str) -> None:
         "commit": commit,
         "features": features.found(),
     }
-    others = [each for each in results() if any(each[key] != run[key] for key in ("torch", "python", "tests"))]
+    others = [each for each in results() if not is_replaced(each, run)]
     ordered = sorted(
         [*others, run], key=lambda each: ([int(n) for n in re.findall(r"\d+", f"{each['torch']} {each['python']}")], each["tests"])
     )

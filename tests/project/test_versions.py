@@ -49,6 +49,14 @@ def test_the_counts_are_those_of_pytests_last_line(log: str, wanted: tuple[int, 
     assert tuple(versions.counts("...F [ 3%]\n" + log).values()) == wanted
 
 
+def test_a_run_replaces_what_it_says_again() -> None:
+    whole = {"torch": "2.9.0", "python": "3.11.7", "tests": "default"}
+    gone = [whole, whole | {"tests": "tests/rules"}]
+    stay = [whole | {"tests": "tests/device/test_xla.py"}, whole | {"torch": "2.7.1"}, whole | {"python": "3.12.1"}]
+    assert [versions.is_replaced(each, whole) for each in gone + stay] == [True, True, False, False, False]
+    assert not versions.is_replaced(whole, whole | {"tests": "tests/rules"})
+
+
 def test_a_python_without_its_lock_is_refused_by_name() -> None:
     code = "import sys; sys._is_gil_enabled = lambda: False; import hmp"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
