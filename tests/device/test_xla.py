@@ -25,3 +25,10 @@ def test_hmp_on_xla(part: str) -> None:
     outcome = device_parts.checks(part)(SimpleNamespace(device="xla"), 1200)
     assert not outcome.failed, outcome.checks
     assert outcome.counts("passed")
+
+
+@pytest.mark.timeout(2460)
+def test_the_tests_of_the_rules_on_xla() -> None:
+    outcome = device_parts.rule_tests(SimpleNamespace(device="xla", smallest=False), 2400)
+    assert not outcome.failed, [check for check in outcome.checks if check["outcome"] == "failed"]
+    assert outcome.counts("passed")

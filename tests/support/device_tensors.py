@@ -19,6 +19,16 @@ import devices_here
 
 DEVICE = os.environ.get("HMP_TEST_DEVICE", "cpu")
 devices_here.set_up(DEVICE)
+if DEVICE == "xla":  # whose generator torch.manual_seed leaves alone
+    import torch_xla
+
+    _plain_seed = torch.manual_seed
+
+    def _seed(seed: int) -> torch.Generator:
+        torch_xla.manual_seed(seed)
+        return _plain_seed(seed)
+
+    torch.manual_seed = torch.random.manual_seed = _seed
 # before conftest.py notes what torch is like
 torch.set_default_device(DEVICE)
 
@@ -43,6 +53,12 @@ NOT_ON_A_DEVICE = {
 }
 _LAYOUTS = "the device has strided tensors alone"
 _LACKS = "its kernels are the CPU's, whose lacks hmp knows as the CPU's"
+_MIXES = "XLA computes with a mixture that torch's kernels refuse"
+_TAKES = "XLA writes what does not fit into integers"
+_REFUSES = "XLA's compiler refuses what torch's kernels compute"
+_CHECKPOINT = "torch's checkpoint asks for torch.xla, which there is none of; torch_xla has a checkpoint of its own"
+_RESIZES = "XLA's storages and views cannot be resized"
+_WARNS = "torch_xla makes torch believe that there is CUDA's autocast, and nothing warns"
 _KERNELS = "it is about kernels that the CPU lacks; tests/device/on_rules.py asks which the device has"
 # By device: test → why it says nothing about that one.
 NOT_ON = {
@@ -78,6 +94,51 @@ NOT_ON = {
         "test_r11_failure_is_remembered_and_the_low_dtype_not_tried_again": "a profiler sees each of its ops twice, the CPU's too",
         "test_r17_what_is_put_around_an_applied_models_forward_counts_as_outside": "nn.DataParallel scatters by a function of CUDA's",
     },
+    "xla": {
+        "test_r14_checkpoint.py": _CHECKPOINT,
+        "test_r3_r7_what_torch_promotes_by_itself_stays_torchs_to_the_bit": "there torch promotes otherwise; on_rules.py asks",
+        "test_r7_a_mixture_that_is_refused_after_packing_is_not_tried_where_a_hook_is": _MIXES,
+        "test_r12_integers_keep_torchs_error": _TAKES,
+        "test_r5_an_integer_first_input_gets_torchs_own_error": _TAKES,
+        "test_r13_a_low_gradient_and_a_float32_weight_meet_in_a_users_backward": _MIXES,
+        "test_r13_disable_casts_around_backward_leaves_torch_exactly_torch_in_it": _MIXES,
+        "test_r10_real_copies_of_the_copy_and_results_that_are_no_views_may_be_written": "contiguous() is the tensor itself there",
+        "test_r10_views_under_other_names_refuse_and_what_is_no_view_does_not": "einsum never is a view there",
+        "test_r11_op_without_a_low_kernel_runs_in_float32[lp_pool3d-habana-torch.bfloat16]": "XLA has that kernel",
+        "test_r11_gradients_arrive_in_the_leafs_own_dtype[special.i1]": _LACKS,
+        "test_r11_in_place_writes_into_the_tensor_that_it_is_given": _LACKS,
+        "test_r11_a_write_in_place_is_counted_once": _LACKS,
+        "test_r11_layout_is_part_of_what_is_remembered": _LAYOUTS,
+        "test_r12_nested_tensors_are_no_masks": _LAYOUTS,
+        "test_r11_an_error_that_float32_does_not_mend_is_torchs_own": "its words for shapes that do not fit are its own",
+        "test_r12_a_learned_bias_has_the_results_and_gradients_that_it_has_under_autocast[torch.bfloat16]": (
+            "torch's autocast of XLA refuses a bfloat16 mask beside float32 queries"
+        ),
+        "test_r15_plumbing_computes_what_it_computes_without_hmp": "torch has no fused optimizers there",
+        "test_r17_checkpoint_recomputes_without_real_autocast": _CHECKPOINT,
+        "test_r17_checkpoint_of_a_custom_function": _CHECKPOINT,
+        "test_r17_a_checkpoint_runs_again_as_it_ran": _CHECKPOINT,
+        "test_r17_a_region_that_torch_itself_disables_is_no_request_to_disable": _WARNS,
+        "test_r17_torchs_warning_points_where_it_does_without_hmp": _WARNS,
+        "test_r18_memory_that_is_resized_takes_writes_and_gives_no_old_copy": _RESIZES,
+        "test_r19_the_methods_that_resize_equal_torchs_own": _RESIZES,
+        "test_r1_sparse_tensors_are_cast": _LAYOUTS,
+        "test_r5_inplace_mixed_arithmetic_is_torchs_own_to_the_bit[xlogy_]": _REFUSES,
+        "test_r6_an_out_of_another_shape_is_resized_with_torchs_warning": "XLA resizes without a warning",
+        "test_r6_errors_are_torchs_and_out_is_untouched": _TAKES,
+        "test_r7_recurrent_nets_run_in_their_inputs_dtype_with_float32_weights": _MIXES,
+        "test_r7_recurrent_nets_cast_a_float32_state_along": _MIXES,
+        "test_r7_recurrent_nets_take_packed_sequences": "torch_xla has no packed sequences",
+        "test_r8_attention_has_the_same_precision_in_eval_as_in_training": "a view of an inference tensor fails there, in plain torch too",
+        "test_r9_statistics_given_by_keyword_and_to_torchs_own_layout": _REFUSES,
+        "test_r9_the_table_of_an_embedding_keeps_its_dtype_and_gets_its_gradient": _LAYOUTS,
+        "test_r9_state_made_of_views_of_cast_views_is_the_view_too": "XLA's storages have no address",
+        "test_r15_gradcheck_passes": "XLA compiles a program for each of its evaluations, for minutes",
+        **dict.fromkeys(
+            (f"test_r15_a_closure_runs_as_if_it_were_called_outside[LBFGS-{by_keyword}]" for by_keyword in (False, True)),
+            "XLA compiles a step of LBFGS for minutes, in plain torch too",
+        ),
+    },
 }
 
 
@@ -93,8 +154,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """An error inside a kernel makes a device useless to its process: this one then ends, and xdist starts another."""
+    """An error inside a kernel makes a device useless to its process: this one then ends, and xdist starts another.
+
+    XLA computes all tensors that are alive together: one whose program failed, which the failure of its test keeps, fails every later call.
+    """
     result = yield
+    for kept in ("last_exc", "last_value", "last_traceback"):
+        vars(sys).pop(kept, None)
     if DEVICE == "cuda":
         try:
             torch.cuda.synchronize()

@@ -87,7 +87,8 @@ class Outcome:
 
 
 # where there is no other device: torch.manual_seed formats the traceback three times for devices that may come
-_seed = torch.manual_seed if torch.accelerator.is_available() else torch.default_generator.manual_seed
+_OTHERS = torch.accelerator.is_available() or "torch_xla" in sys.modules
+_seed = torch.manual_seed if _OTHERS else torch.default_generator.manual_seed
 
 
 def _computed() -> None:
@@ -114,7 +115,8 @@ def outcome(call: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None =
         grads = _gradients(leaves, [t for t in inputs if t.requires_grad and t.is_leaf])
         _computed()
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        return Outcome(error=type(error), inputs=inputs, message=str(error))
+        lost = "torch_xla" in sys.modules  # XLA has not the inputs any more of a program that it refused
+        return Outcome(error=type(error), inputs=[] if lost else inputs, message=str(error))
     return Outcome(None, leaves, grads, inputs, None if isinstance(result, torch.Tensor) else type(result))
 
 
