@@ -13,13 +13,11 @@ from __future__ import annotations
 import importlib
 import sys
 import types
-import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
-import torch.utils.weak
 
 from .errors import HmpError
 from .torch_releases import RELEASES_RUN as RELEASES_RUN
@@ -378,10 +376,6 @@ def fake_tensor_mode() -> Any:
 def is_traced(tensor: Tensor) -> bool:
     """Whether the tensor stands for a plain one of the same shape and dtype while torch.export or AOTAutograd traces."""
     return type(tensor).__module__ in ("torch._subclasses.fake_tensor", "torch._subclasses.functional_tensor")
-
-
-# Refers to a tensor weakly. Up to torch 2.10 one that a plain weak reference gives is freed under its Python object with its graph.
-WeakTensor: Any = weakref.ref if TORCH >= (2, 11) else torch.utils.weak.TensorWeakRef
 
 
 # --- attributes that are read elsewhere: here only that torch has them -----------------------------------------------------

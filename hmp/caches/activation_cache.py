@@ -15,8 +15,9 @@ from collections.abc import Callable
 import torch
 
 from ..casting import Tensor, cast
-from ..torch_private import WeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
+from ..torch_private import in_plain_autograd
+from ..weak_tensors import SharedWeakTensor
 from . import shared_cast
 from .shared_cast import count_hit, node_of
 from .streams import stream_of as _stream_of
@@ -115,7 +116,7 @@ def _cast_to_share(tensor: Tensor, dtype: torch.dtype, version: int, grad: bool)
     if type(low) is Tensor:
         misses += 1
         entry.low_version = _version(low)
-        entry.low = WeakTensor(low)
+        entry.low = SharedWeakTensor(low)
         if not grad:
             _last = low, weakref.ref(entry, _entry_died)
     return low

@@ -22,11 +22,12 @@ import torch
 
 from .. import fork_safe
 from ..casting import Tensor, cast
-from ..torch_private import WeakTensor, in_plain_autograd
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
 from ..torch_private import in_no_transform as _in_no_transform
+from ..torch_private import in_plain_autograd
 from ..torch_private import trace_here as _tracing
+from ..weak_tensors import SharedWeakTensor
 from . import shared_cast
 from .shared_cast import count_hit, node_of
 from .streams import stream_of as _stream_of
@@ -184,7 +185,7 @@ def _node_of(weight: Tensor, low: Tensor, entry: _Entry) -> Tensor:
         _kept_by_graph = reference
         return node
     node = node_of(weight, low)
-    entry.node = WeakTensor(node), address
+    entry.node = SharedWeakTensor(node), address
     keeper: Any = _kept_by_graph()
     if keeper is not None:
         keeper.__dict__.setdefault("_hmp_keeps", {})[address] = node

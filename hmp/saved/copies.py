@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from ..torch_private import WeakTensor, storage_of
+from ..torch_private import storage_of
+from ..weak_tensors import WeakTensor
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter

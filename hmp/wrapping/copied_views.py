@@ -14,12 +14,12 @@ from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import WeakTensor
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
 from ..torch_private import storage_of as _storage
 from ..torch_private import without_torch_function_of_classes as _plainly
+from ..weak_tensors import WeakTensor
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass

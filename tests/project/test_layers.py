@@ -19,7 +19,7 @@ ROOT = next(folder for folder in Path(__file__).parents if (folder / "pyproject.
 # From the ground up: what stands in one line imports nothing of that line but itself.
 LEVELS = (
     "errors torch_releases version",
-    "extras fork_safe outermost torch_dispatcher torch_private",
+    "extras fork_safe outermost torch_dispatcher torch_private weak_tensors",
     "formatting observing uncompiled",
     "patching",
     "context casting",

@@ -15,8 +15,8 @@ import hmp
 from hmp.context import state
 
 PACKAGE = Path(hmp.__file__).parent
-CORE = """errors fork_safe torch_private formatting observing uncompiled patching context casting caches ops lists wrapping torch_hooks
-    dispatch torch_compile diagnostics session""".split()
+CORE = """errors fork_safe torch_private weak_tensors formatting observing uncompiled patching context casting caches ops lists wrapping
+    torch_hooks dispatch torch_compile diagnostics session""".split()
 
 # Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
 EMPTIED = """
