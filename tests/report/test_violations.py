@@ -254,6 +254,27 @@ def test_verify_puts_back_buffers_that_forward_replaces():
     assert model.calls is before and before.item() == 0
 
 
+def averaging(average: torch.Tensor) -> nn.Linear:
+    """A layer with a running average, which each forward moves by less than bfloat16 tells apart."""
+
+    class Averages(nn.Linear):
+        def forward(self, x):
+            self.average.mul_(1 + 2**-12)
+            return super().forward(x)
+
+    layer = Averages(3, 3)
+    layer.register_buffer("average", average)
+    return layer
+
+
+def test_verify_puts_back_what_the_policy_around_it_would_round_and_reports_the_models_ops_alone():
+    model = averaging(torch.full((3,), 1.0001))
+    with hmp.casts(policy(bf16={"linear", "equal", "clone"})):
+        report = hmp.verify(model, torch.randn(2, 3))
+    assert torch.equal(model.average, torch.full((3,), 1.0001))
+    assert {row.op for row in report.rows} == {"mul_", "linear", "sum"}
+
+
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
     class Disables(Head):
         def forward(self, x):
