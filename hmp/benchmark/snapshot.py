@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ..context import disable_casts, without_casts
 from ..errors import HmpError
 
 _PLAIN = (torch.Tensor, bool, int, float, complex, str, bytes, tuple, type(None))
@@ -22,6 +23,7 @@ _TABLES = frozenset(vars(torch.nn.Module()))  # parameters, submodules, hooks: t
 class Snapshot:
     """A copy of what the objects hold now; `restore()` puts it back into them."""
 
+    @without_casts  # a policy around it may round copies
     def __init__(self, model: torch.nn.Module | None, optimizer: Any, state: Any, reset: Callable[[], object] | None) -> None:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise HmpError(
@@ -67,7 +69,7 @@ class Snapshot:
             table.update(places)
         for holder, values in self._states:
             holder.load_state_dict(copy.deepcopy(values))  # a copy: optimizers go on working on the tensors that they are given
-        with torch.no_grad():
+        with torch.no_grad(), disable_casts():
             for owner, name, buffer, values in self._buffers:
                 try:
                     buffer.copy_(values)

@@ -229,7 +229,7 @@ def side_of(capture: Capture) -> Side:
     """What a capture says of its program."""
     calls = [call for call in capture.calls if not call.module.endswith(INPUTS)]
     weights = Counter(dtype for call in calls if not call.number for dtype in call.weights)
-    outputs = Counter(dtype for call in calls for dtype in {output.dtype for output in call.outputs})
+    outputs = Counter(dtype for call in calls for dtype in dict.fromkeys(output.dtype for output in call.outputs))
     policies = tuple(dict.fromkeys(call.policy for call in calls if call.policy))
     about = capture.about
     return Side(capture.name, str(capture.path), about.get("model", ""), dict(weights), dict(outputs), policies, capture.notes, about)

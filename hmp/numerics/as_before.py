@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 import torch
 
-from ..torch_private import without_torch_dispatch
+from ..casting import has_values
+from ..context import disable_casts
+from ..torch_private import without_dispatch_modes, without_torch_function
 
 Tensor = torch.Tensor
 States: TypeAlias = list[tuple[Callable[[Any], Any], Any]]
@@ -37,7 +39,7 @@ def as_before(
         for table, found in tables:
             table.clear()
             table.update(found)
-        with torch.no_grad(), without_torch_dispatch():
+        with _aside():
             for tensor, values in written:
                 tensor.copy_(values)
         for leaf, gradient in gradients:
@@ -46,9 +48,22 @@ def as_before(
 
 def written_of(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of the tensors that have other values when this is gone through than they have now, with what they have now: into what nobody
-    wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing."""
-    before = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    return ((tensor, values) for tensor, values in before if tensor.layout is not torch.strided or not torch.equal(tensor, values))
+    wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing. What torch's own
+    kernels cannot compare counts as written."""
+    with _aside():
+        before = [(tensor, tensor.detach().clone()) for tensor in tensors]
+    return ((tensor, values) for tensor, values in before if not _comparable(tensor) or not torch.equal(tensor, values))
+
+
+def _comparable(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested and has_values(tensor)
+
+
+@contextlib.contextmanager
+def _aside() -> Iterator[None]:
+    """A stretch whose ops are no part of the model's: no policy rounds what is kept, and no recording and no mode is told of them."""
+    with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
+        yield
 
 
 def random_state(tensors: Iterable[Tensor]) -> States:

@@ -122,6 +122,18 @@ def test_weights_in_bfloat16_and_a_policy_over_float32_say_what_each_computed_in
     assert 0 < found.first.relative < 2.0**-8  # one rounding of the table
 
 
+def test_dtypes_stand_in_the_order_of_the_outputs(tmp_path: Path) -> None:
+    """Not in that of a set, which is another in every process."""
+    dtypes = [torch.int64, torch.float32, torch.bool, torch.uint8, torch.float64, torch.int32]
+
+    class Returns(nn.Module):
+        def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.to(dtype) for dtype in dtypes]
+
+    made = capture(tmp_path / "a.capture", Returns(), torch.ones(2))
+    assert list(hmp.compare_captures(made, made).a.outputs) == [str(dtype).removeprefix("torch.") for dtype in dtypes]
+
+
 def padded(rows: list[list[int]], side: str) -> tuple[torch.Tensor, torch.Tensor]:
     longest = max(map(len, rows))
     ids, mask = torch.zeros(len(rows), longest, dtype=torch.long), torch.zeros(len(rows), longest, dtype=torch.long)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.masked import masked_tensor
 from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import hmp
@@ -252,6 +253,36 @@ def test_verify_puts_back_buffers_that_forward_replaces():
     before = model.calls
     hmp.verify(model, torch.randn(2, 3), policy(bf16={"linear"}))
     assert model.calls is before and before.item() == 0
+
+
+def averaging(average: torch.Tensor) -> nn.Linear:
+    """A layer with a running average, which each forward moves by less than bfloat16 tells apart."""
+
+    class Averages(nn.Linear):
+        def forward(self, x):
+            self.average.mul_(1 + 2**-12)
+            return super().forward(x)
+
+    layer = Averages(3, 3)
+    layer.register_buffer("average", average)
+    return layer
+
+
+def test_verify_puts_back_what_the_policy_around_it_would_round_and_reports_the_models_ops_alone():
+    model = averaging(torch.full((3,), 1.0001))
+    with hmp.casts(policy(bf16={"linear", "equal", "clone"})):
+        report = hmp.verify(model, torch.randn(2, 3))
+    assert torch.equal(model.average, torch.full((3,), 1.0001))
+    assert {row.op for row in report.rows} == {"mul_", "linear", "sum"}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_verify_puts_back_buffers_that_torchs_kernels_do_not_compare(device):
+    parts = [torch.ones(3, device=device) for _ in range(2)]
+    model = averaging(TwoTensor(*parts) if device == "cpu" else parts[0]).to(device)  # of a class with kernels of its own, as a DTensor
+    hmp.verify(model, torch.randn(2, 3, device=device), policy(bf16={"linear"}))
+    if device == "cpu":
+        assert torch.equal(parts[0], torch.ones(3)) and torch.equal(parts[1], torch.ones(3))
 
 
 def test_verify_raises_with_the_table_and_names_lines_without_a_call():
