@@ -5,6 +5,7 @@ Facts that differ between releases of torch belong here or in sites.py.
 
 from __future__ import annotations
 
+import sys
 from importlib.util import find_spec
 
 from ..torch_private import TORCH
@@ -234,7 +235,7 @@ _PROMOTED_IN_PART = _names("addcmul addcdiv atan2 arctan2 pow rpow smooth_l1_los
     clamp clip clamp_min clamp_max max min maximum minimum div divide true_divide truediv mod rmod remainder where
     logaddexp logaddexp2 xlogy special.xlogy
     """
-    if find_spec("torch_xla")
+    if "torch_xla" in sys.modules or find_spec("torch_xla")  # which raises for a stand-in that somebody put there
     else ""
 )
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
+import types
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
+from hmp.ops import op_facts
 from oracle import BF16, F16, F32, assert_same, by_explicit_casts, outcome, target
 from strategies import Leaf, build, leaves
 
@@ -80,3 +85,12 @@ def test_r3_a_0dim_tensor_does_not_widen_a_tensor_that_has_dimensions(name: str,
     assert got.results[0].dtype is (torch.bool if name == "isclose" else dtype)
     if name not in ("isclose", "ldexp"):  # compared, and multiplied by 2 ** s, without rounding s first in torch
         assert_same(got, by_explicit_casts(call, build(tree), {}, dtype) if name in ("lerp", "heaviside") else outcome(call, build(tree)))
+
+
+def test_r3_a_stand_in_for_torch_xla_is_no_error(monkeypatch):
+    """importlib.util.find_spec() raises for a module without a spec, such as documentation builds put into sys.modules."""
+    monkeypatch.setitem(sys.modules, "torch_xla", types.ModuleType("torch_xla"))
+    spec = importlib.util.spec_from_file_location("hmp.ops.once_more", op_facts.__file__)
+    once_more = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(once_more)
+    assert "where" not in once_more.PROMOTED_WHOLLY
