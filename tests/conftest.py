@@ -23,6 +23,8 @@ from torch_snapshot import Snapshot, all_of_torch, residue_on_modules, settle_to
 THREADS = os.environ.get("HMP_TEST_THREADS", "1")
 torch.set_num_threads(int(THREADS))
 os.environ["OMP_NUM_THREADS"] = THREADS
+# a forked process has not the threads of its parent's products, and would wait for them: torch's DataLoader does the same in its workers
+os.register_at_fork(after_in_child=lambda: torch.set_num_threads(1))
 
 # a million objects of libraries are alive, and a convert() makes fifty thousand: to look through them took a fourth of the time
 gc.set_threshold(200_000, 20, 50)
