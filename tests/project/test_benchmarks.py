@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import hmp
+from autocast_kit import needs_autocasts_lstm
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
 from benchmarks.cost import best, calls, depth, floor, in_fp8, interleaved, memory, saved, step_rows, steps
 from benchmarks.harness import alive, opening, results, sides, stats, verify
@@ -151,6 +152,7 @@ def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
 
 
 def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
+    needs_autocasts_lstm()
     case = models.build("lstm", "tiny")
     with pytest.raises(verify.Mismatch, match="lstm tiny, training: mkldnn_rnn_layer"):
         verify.same_in_each(case, sides.autocast("cpu"), sides.under_hmp("habana"), known.TOLERANCE, {})

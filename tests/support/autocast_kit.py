@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from trap_kit import policy
@@ -33,3 +34,12 @@ OFF = real_state()
 def is_real() -> bool:
     """Whether torch.autocast is really enabled in this thread, for any device."""
     return torch._C._is_any_autocast_enabled()
+
+
+def needs_autocasts_lstm() -> None:
+    """Skips where torch.autocast itself has no LSTM: it asks oneDNN by what the processor can, whatever ONEDNN_MAX_CPU_ISA says."""
+    try:
+        with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
+            torch.nn.LSTM(8, 8)(torch.ones(1, 2, 8))
+    except RuntimeError as error:
+        pytest.skip(f"torch.autocast runs no LSTM with these kernels: {error}")
