@@ -16,18 +16,12 @@ import torch
 
 from .. import fork_safe
 from ..casting import has_values
-from ..context import current_state, disable_casts
+from ..context import current_state
 from ..errors import HmpError
 from ..formatting import count, dtype_name, provenance, some
+from ..numerics.as_before import aside
 from ..numerics.calling import check_module, named_arguments
-from ..torch_private import (
-    graph_task,
-    hooks_with_keywords,
-    in_plain_autograd,
-    trace_here,
-    without_dispatch_modes,
-    without_torch_function,
-)
+from ..torch_private import graph_task, hooks_with_keywords, in_plain_autograd, trace_here
 from . import file
 from .capture import INPUTS, MASK, TOKENS, Call, Capture, Output
 from .fingerprint import bits, moments, sampled_columns, sketch, values_of, width_of
@@ -182,7 +176,7 @@ class _Watcher:
             if module._forward_hooks:
                 self._hooked[place.name] = None
             policy = _policy_here(result)
-            with torch.no_grad(), disable_casts(), without_torch_function(), without_dispatch_modes():
+            with aside():
                 self._note(module, place, (args, kwargs), result, policy)
                 if is_outermost:
                     self._note_inputs(module, place.root, args, kwargs, policy)

@@ -39,7 +39,7 @@ def as_before(
         for table, found in tables:
             table.clear()
             table.update(found)
-        with _aside():
+        with aside():
             for tensor, values in written:
                 tensor.copy_(values)
         for leaf, gradient in gradients:
@@ -50,7 +50,7 @@ def written_of(tensors: Iterable[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
     """Those of the tensors that have other values when this is gone through than they have now, with what they have now: into what nobody
     wrote nothing is to be written, as the caller's graph may keep it, and into an expanded tensor torch writes nothing. What torch's own
     kernels cannot compare counts as written."""
-    with _aside():
+    with aside():
         before = [(tensor, tensor.detach().clone()) for tensor in tensors]
     return ((tensor, values) for tensor, values in before if not _comparable(tensor) or not torch.equal(tensor, values))
 
@@ -60,8 +60,8 @@ def _comparable(tensor: Tensor) -> bool:
 
 
 @contextlib.contextmanager
-def _aside() -> Iterator[None]:
-    """A stretch whose ops are no part of the model's: no policy rounds what is kept, and no recording and no mode is told of them."""
+def aside() -> Iterator[None]:
+    """A stretch whose ops are no part of the model's: no policy rounds their results, and no recording and no mode is told of them."""
     with disable_casts(), without_dispatch_modes(), without_torch_function(), torch.no_grad():
         yield
 
