@@ -42,4 +42,6 @@ def needs_autocasts_lstm() -> None:
         with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
             torch.nn.LSTM(8, 8)(torch.ones(1, 2, 8))
     except RuntimeError as error:
+        if "primitive descriptor" not in str(error):
+            raise
         pytest.skip(f"torch.autocast runs no LSTM with these kernels: {error}")

@@ -86,16 +86,15 @@ class Outcome:
     message: str = ""
 
 
+_XLA: Any = sys.modules.get("torch_xla")  # device_tensors.py imports it before, where tensors are to be there
 # where there is no other device: torch.manual_seed formats the traceback three times for devices that may come
-_OTHERS = torch.accelerator.is_available() or "torch_xla" in sys.modules
-_seed = torch.manual_seed if _OTHERS else torch.default_generator.manual_seed
+_seed = torch.manual_seed if torch.accelerator.is_available() or _XLA else torch.default_generator.manual_seed
 
 
 def _computed() -> None:
     """Has XLA compute what was called so far: equal calls are then equal programs, of which the second need not be compiled."""
-    xla: Any = sys.modules.get("torch_xla")
-    if xla is not None:
-        xla.sync()
+    if _XLA is not None:
+        _XLA.sync()
 
 
 def flat(result: Any) -> list[Any]:
@@ -115,8 +114,8 @@ def outcome(call: Callable[..., Any], args: Any, kwargs: dict[str, Any] | None =
         grads = _gradients(leaves, [t for t in inputs if t.requires_grad and t.is_leaf])
         _computed()
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
-        lost = "torch_xla" in sys.modules  # XLA has not the inputs any more of a program that it refused
-        return Outcome(error=type(error), inputs=[] if lost else inputs, message=str(error))
+        kept = inputs if _XLA is None else []  # XLA has not the inputs any more of a program that it refused
+        return Outcome(error=type(error), inputs=kept, message=str(error))
     return Outcome(None, leaves, grads, inputs, None if isinstance(result, torch.Tensor) else type(result))
 
 
