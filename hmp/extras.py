@@ -14,7 +14,7 @@ EXTRAS = {
     "report": {"rich": "13", "jinja2": "3.1", "matplotlib": "3.8"},
     "demo": {"rich": "13", "sklearn": "1.3", "numpy": ""},
     "tune": {"scipy": "1.11", "rich": "13"},
-    "capture": {"safetensors": "0.4.5"},
+    "capture": {"safetensors": "0.4.5", "numpy": ""},
     "lightning": {"lightning": "1.8"},
     "transformers": {"transformers": "4.25.1", "accelerate": "0.15"},
 }

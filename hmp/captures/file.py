@@ -58,12 +58,12 @@ def check(path: Path) -> None:
         tempfile.TemporaryFile(dir=path.absolute().parent).close()
     except OSError as error:
         raise HmpError(f"{path}: no file can be written into the folder {path.parent}: {error}; give one in another folder") from None
-    _safetensors()
+    _safetensors("numpy")
 
 
 def write(path: Path, about: Mapping[str, str], notes: Sequence[str], calls: Sequence[Any], tensors: Mapping[str, torch.Tensor]) -> None:
     """Writes the file, whole or not at all: under its name there is never a part of it."""
-    library = _safetensors()
+    library = _safetensors("numpy")
     metadata = {_KEY: str(FORM), "about": json.dumps(dict(about)), "notes": json.dumps(list(notes)), "calls": json.dumps(list(calls))}
     being_written = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
@@ -111,9 +111,9 @@ def _by(metadata: Mapping[str, str]) -> str:
         return "another hmp"
 
 
-def _safetensors() -> Any:
-    """The library, which is imported when a file is written or read."""
-    with needed("a capture needs", "capture", "safetensors"):
+def _safetensors(*also: str) -> Any:
+    """Return the library, imported when a file is read or written. It writes by numpy, which it does not bring: `also` names that."""
+    with needed("a capture needs", "capture", "safetensors", *also):
         import safetensors
         import safetensors.torch
     return safetensors

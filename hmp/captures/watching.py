@@ -60,7 +60,7 @@ def capture(
     Nothing that the model computes is changed by a bit, in whatever policy, torch.autocast or torch.no_grad() it runs; no graph is
     kept alive, and no hook is left. What torch.compile has compiled runs compiled: only what comes out of it is seen, which the notes
     say. The file is written when the region ends, by an exception too; ranks other than 0 write `trainer.rank1.capture` and so
-    on. Needs the extra `capture` (safetensors). HmpError where no module was called.
+    on. Needs the extra `capture` (safetensors, numpy). HmpError where no module was called.
     """
     target = file.of_rank(Path(path))
     _check(model, keep, mask, calls)

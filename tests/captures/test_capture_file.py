@@ -157,7 +157,7 @@ def test_what_cannot_be_captured_is_told_before_the_region(tmp_path: Path, monke
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ImportError) as error, hmp.capture(file, model):
         pytest.fail("the region began")
-    assert str(error.value) == f"a capture needs safetensors, not installed here: {to_install('capture')}"
+    assert str(error.value) == f"a capture needs safetensors, numpy, not installed here: {to_install('capture')}"
 
 
 def test_a_region_without_a_call_is_an_error_and_one_that_fails_leaves_what_it_saw(tmp_path: Path) -> None:
