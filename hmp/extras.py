@@ -11,7 +11,7 @@ from .errors import to_install
 
 # Extra → what it brings, as it is imported, and the oldest release that will do ("" for any). pyproject.toml says the same.
 EXTRAS = {
-    "report": {"rich": "13", "jinja2": "3.1", "matplotlib": "3.8"},
+    "report": {"jinja2": "3.1", "matplotlib": "3.8"},
     "demo": {"rich": "13", "sklearn": "1.3", "numpy": ""},
     "tune": {"scipy": "1.11", "rich": "13"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},

@@ -65,7 +65,7 @@ def check_folder(file: str | Path | None, option: str) -> None:
 
 def lacking_for_a_page() -> str:
     """What a page needs and is not installed, or too old; "" for nothing."""
-    return lacking("report", "jinja2", "matplotlib")
+    return lacking("report")
 
 
 def check_page(file: str | None) -> None:

@@ -21,7 +21,6 @@ from typing import Any
 
 import hmp
 
-from ..printers import printer
 from . import captures, relaunched, run_options
 from .output import check_folder, check_page
 from .parser import Parser
@@ -189,12 +188,12 @@ def prepare(options: argparse.Namespace) -> None:
 
 
 def _check_report(target: Path) -> None:
-    """HmpError where the report could not be written: better now than when the script has run."""
+    """Raise HmpError if the report cannot be written: better now than when the script has run."""
     check_folder(target, "--report ")
-    if target.suffix == ".json":
+    if target.suffix != ".html":
         return
     try:
-        printer("Report.to_html" if target.suffix == ".html" else "Report.__str__")
+        from ..report.page import report_page  # noqa: F401  # it imports what it needs
     except ImportError as error:
         raise hmp.HmpError(f"--report {target}: {error}") from None
 

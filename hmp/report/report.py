@@ -23,8 +23,6 @@ from .rows import FIELDS, PAST, UNLISTED, Row, grouped, in_words, total
 from .violations import Violation, together
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from .recorder import Recorder
 
 FORMAT = 1
@@ -343,19 +341,27 @@ class Report:
         for name in ("casts", "casts_saved", "cast_bytes", "cast_seconds", "op_seconds"):
             writer.add_scalar(f"hmp/{name}", getattr(sums, name), step)
 
-    def table(self, by: str = "op", sort: str = "cast_seconds") -> Table:
-        """The rows by "op", "module", "line" or "call" as a table of rich's."""
-        made: Table = printer("Report.table")(self, by, sort)
-        return made
+    def table(self, by: str = "op", sort: str = "cast_seconds") -> str:
+        """Return the rows that a list decided as a table to print, one line for each op, module, line or call.
+
+        Args:
+            by: What a line of the table adds up: "op", "module", "line" or "call".
+            sort: The field of a row by which the lines are sorted, the largest first.
+
+        Raises:
+            HmpError: `by` or `sort` is none of these.
+
+        Example:
+            >>> print(hmp.Report().table("module"))  # of a recording, a line for each module
+            module  calls  casts  saved  cast  in casts  in ops
+        """
+        return str(printer("Report.table")(self, by, sort))
 
     def __str__(self) -> str:
         return str(printer("Report.__str__")(self))
 
-    def _repr_html_(self) -> str | None:
-        try:
-            return in_notebook(str(self))
-        except ImportError:  # without rich: what repr() says
-            return None
+    def _repr_html_(self) -> str:
+        return in_notebook(str(self))
 
     def __repr__(self) -> str:
         calls: Counter[str] = Counter()
