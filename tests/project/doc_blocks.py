@@ -19,6 +19,12 @@ def blocks(text: str, language: str = "python") -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
 
 
+def blocks_of_torch_alone(text: str) -> list[str]:
+    """The blocks of Python that need no other package: no `pip install` stands in the paragraph or block right above."""
+    found = re.finditer(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    return [block[1] for block in found if "pip install" not in text[: block.start()].rstrip().rpartition("\n\n")[2]]
+
+
 def run(code: str, folder: Path) -> str:
     """What the code prints when it is the script block.py in `folder`. The error's traceback is this one's message."""
     # The server imports torch, and calls nothing of it; each process is a fork of the server, as fresh as a new one.

@@ -1,0 +1,83 @@
+"""Run scripts where nothing but torch and what torch depends on can be imported: what `pip install .` brings.
+
+As a script it is that process: `torch_alone.py NAMES SCRIPT...`. An import finds the modules of NAMES, of the standard library, and no
+other. Each script runs in a fork, as fresh as a process of its own, without the seconds that torch takes to import.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import runpy
+import sys
+from collections.abc import Mapping
+from importlib import metadata
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def run(scripts: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """Return what each script prints in `folder`, by its name. Fails with the traceback of those that raise."""
+    from command_kit import python
+
+    for name, code in scripts.items():
+        (folder / f"{name}.py").write_text(code, encoding="utf-8")
+    done = python(Path(__file__), ",".join(sorted(names())), *(f"{name}.py" for name in scripts), cwd=folder)
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / f"{name}.py.printed").read_text(encoding="utf-8") for name in scripts}
+
+
+def names() -> set[str]:
+    """Return the first parts of what may be imported: hmp, torch, and what torch depends on, as the installed packages declare it."""
+    from packaging.requirements import Requirement
+
+    found, seen, wanted = {"hmp", "torch"}, set(), [Requirement("torch")]
+    while wanted:
+        each = wanted.pop()
+        try:
+            package = metadata.distribution(each.name)
+        except metadata.PackageNotFoundError:
+            continue  # nothing of it can be imported
+        found |= {file.parts[0].partition(".")[0] for file in package.files or ()}
+        for needs in map(Requirement, package.requires or ()):
+            is_needed = needs.marker is None or any(needs.marker.evaluate({"extra": extra}) for extra in ("", *each.extras))
+            if is_needed and str(needs) not in seen:
+                seen.add(str(needs))
+                wanted.append(needs)
+    return found
+
+
+class Only:
+    """A finder that asks the finders that were there for the modules of `names` alone. Python says of the others that they are missing."""
+
+    def __init__(self, names: set[str]) -> None:
+        self.names = names
+        self.finders: list[Any] = list(sys.meta_path)
+
+    def find_spec(self, name: str, path: Any = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name.partition(".")[0] not in self.names and not name.startswith("_sysconfigdata"):  # of the standard library, and not listed
+            return None
+        return next(filter(None, (finder.find_spec(name, path, target) for finder in self.finders)), None)
+
+
+def _script(path: str) -> None:
+    with open(f"{path}.printed", "w", encoding="utf-8") as sys.stdout:
+        runpy.run_path(path, run_name="__main__")
+
+
+def _main(names: str, *scripts: str) -> int:
+    sys.meta_path[:] = [Only({*names.split(","), *sys.stdlib_module_names})]
+    import torch  # noqa: F401  # once, for all scripts
+
+    failed = 0
+    for path in scripts:
+        process = multiprocessing.get_context("fork").Process(target=_script, args=(path,), name=path)
+        process.start()
+        process.join()
+        failed += process.exitcode != 0
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
