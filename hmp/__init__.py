@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .numerics.verify import verify
     from .report.record import record
     from .report.report import Report
-    from .session import Handle, apply, casts, convert, is_converted, register, remove, revert
+    from .session import Handle, apply, casts, convert, is_converted, register, remove, revert, set_low_kernels
     from .tune import tune
 
 if not getattr(sys, "_is_gil_enabled", lambda: True)():
@@ -74,6 +74,7 @@ __all__ = [
     "remove",
     "revert",
     "set_cache_limit",
+    "set_low_kernels",
     "set_sharing",
     "summary",
     "tune",
@@ -96,7 +97,7 @@ _TOGETHER = {
     ".lists": "Policy policies",
     ".report.record": "record",
     ".report.report": "Report",
-    ".session": "Handle apply casts convert is_converted register remove revert",
+    ".session": "Handle apply casts convert is_converted register remove revert set_low_kernels",
     ".tune": "tune",
 }
 _ALONE = {

@@ -201,6 +201,17 @@ scaled_mm: Callable[..., Tensor] | None = _optional("torch._scaled_mm", None)
 # FBGEMM's kernels for a CPU, None where torch has none: float32 rows as bytes with a scale and an offset each, and back.
 pack_rows: Callable[[Tensor], Tensor] | None = _optional("torch.ops.quantized.embedding_bag_byte_prepack", None)
 unpack_rows: Callable[[Tensor], Tensor] = _optional("torch.ops.quantized.embedding_bag_byte_unpack", None)
+
+
+def mkldnn_supports(name: str) -> bool | None:
+    """Whether oneDNN has fast kernels for "bf16" or "fp16" on this processor, which torch asks before it calls them; None: no oneDNN."""
+    ask = _mkldnn_flags[name]
+    return None if ask is None else bool(ask())
+
+
+_mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
+# The processor's flags by name, as cpuinfo has them; empty where this torch does not tell.
+cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 

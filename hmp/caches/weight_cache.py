@@ -22,6 +22,7 @@ import torch
 
 from .. import fork_safe
 from ..casting import Tensor, cast
+from ..low_kernels import computed_in_float32
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import graph_task as _graph_task
 from ..torch_private import in_no_transform as _in_no_transform
@@ -260,11 +261,27 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
         return None
     # as the weight's: linear chooses the algorithm for a batch by requires_grad, under no_grad too
     low.requires_grad_(weight.requires_grad)
+    if not trains and device.type == "cpu" and dtype in computed_in_float32():
+        storage_of(low)._hmp_in_float32 = []  # see in_float32()
+        nbytes += weight.numel() * torch.float32.itemsize
     key = id(new)
     _alive[key] = weakref.ref(new, functools.partial(_alive.pop, key))
     _nbytes[key] = device, nbytes, weakref.ref(new, functools.partial(_nbytes.pop, key))
     new.low = low
     return new
+
+
+def in_float32(low: Tensor) -> Tensor:
+    """Return `low` in float32. Of a weight's copy that inference keeps, that is kept with it: it is rounded once and widened once (R11)."""
+    if not low.requires_grad or not _grad_enabled():
+        kept = getattr(storage_of(low), "_hmp_in_float32", None) if low.layout is torch.strided and type(low) is Tensor else None
+        if kept is not None and not _compiling() and not _dispatch_modes() and in_plain_autograd():
+            if not kept:
+                kept.append(_cast_to_keep(low, torch.float32).requires_grad_(low.requires_grad))
+            wide: Tensor = kept[0]
+            if wide.shape == low.shape:
+                return _detach(wide) if wide.requires_grad and _grad_enabled() else wide
+    return cast(low, torch.float32)
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import low_kernels
 from ..fp8 import PRODUCTS
 from ..lists import CASTS, EVERY_OP, Listed, ListEntry, ListName, Policy, spelling
 from ..ops import Site, calling, op_facts, parameters, sites
@@ -29,7 +30,7 @@ class Decision:
         self.rule = rule
         self.source = source
         self.sites = sites
-        self._made: tuple[object, Callable[..., Any]] | None = None
+        self._made: tuple[object, frozenset[torch.dtype], Callable[..., Any]] | None = None
 
     def also_at(self, site: Site) -> Decision:
         """The decision for a function that stands at `site` too."""
@@ -39,10 +40,10 @@ class Decision:
     def wrapper(self) -> Callable[..., Any]:
         """What is called in the place of the function. Made once until torch is unpatched, for all policies with this decision: it
         remembers what failed (R11)."""
-        made = self._made
-        if made is None or made[0] is not patches.installation():
-            made = self._made = patches.installation(), op_wrap(patches.unpatched(self.original), self.rule)
-        return made[1]
+        made, slow = self._made, low_kernels.computed_in_float32()
+        if made is None or made[0] is not patches.installation() or made[1] != slow:
+            made = self._made = patches.installation(), slow, op_wrap(patches.unpatched(self.original), self.rule)
+        return made[2]
 
 
 def decide(policy: Policy) -> Mapping[Any, Decision]:
@@ -248,6 +249,7 @@ def _op_rule(site: Site, kind: Kind, low: torch.dtype) -> OpRule:
         for_backward=kind == "in_place" and base in op_facts.MIXED_BACKWARD_RAISES,
         no_kernel=kernel_fallback.known(line),
         no_backward_kernel=kernel_fallback.known(line, backward=True),
+        needs_instructions=not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(line),
         retries=not site.in_place and op_facts.RANDOM.isdisjoint(line) and op_facts.NORMS.isdisjoint(line),
         unlisted=_op_rule(site, unlisted, low) if unlisted is not None else None,
     )

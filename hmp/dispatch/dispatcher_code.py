@@ -22,7 +22,7 @@ from ..casting import FINITE_MAX, tensor_casts
 from ..context import state
 from ..ops import ALIASES, Parameter, Signature
 from ..torch_private import trace_here
-from .fast_path import PLAIN, FastPath, condition_of
+from .fast_path import PLAIN, FastPath, condition_of, on_device
 
 
 class _NotGiven:
@@ -189,7 +189,7 @@ def _known_call(signature: Signature, fast_path: FastPath, regional: bool = Fals
     if condition and fast_path.casts:
         lines += [
             "    try:",
-            f"        cast = {calls.where(calls.complete)}",
+            f"        cast = {calls.where([*calls.complete, *([on_device(signature)] if fast_path.off_cpu else [])])}",
             "        if cast:",
             *_casts(signature, fast_path, "            "),
         ]

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..ops import Parameter, Signature, op_facts
-from ..wrapping import OpRule
+from ..wrapping import OpRule, in_float32
 
 # "": only the wrapper can tell. "plain": there never is anything to cast. "dtype": every tensor has the rule's dtype. "same": all tensors
 # have one dtype. "number": every argument is a tensor or a number that fits float16. "wide": the first tensor is float32. "written": the
@@ -22,12 +22,14 @@ CastName = Literal["", "CAST", "CAST_WEIGHTS", "CAST_RECURRENT", "CAST_PRODUCT_I
 class FastPath(NamedTuple):
     """How a dispatcher sees that a call has nothing to cast: `condition` says by what, `dtype` is the one that the rule casts to.
 
-    `casts` names the function with which the dispatcher itself casts plain tensors; with "" it leaves that to the wrapper.
+    `casts` names the function with which the dispatcher itself casts plain tensors; with "" it leaves that to the wrapper. With `off_cpu`
+    the wrapper gets every call on CPU tensors: the op may have to compute in float32 (R11).
     """
 
     condition: Condition
     dtype: torch.dtype | None = None
     casts: CastName = ""
+    off_cpu: bool = False
 
 
 PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
@@ -35,6 +37,11 @@ PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
 
 def fast_path_of(rule: OpRule) -> FastPath:
     """The fast path for an op under `rule`, NO_FAST_PATH where only the wrapper can tell whether there is something to cast."""
+    found = _fast_path_of(rule)
+    return found._replace(off_cpu=True) if found.condition and rule.dtype is not torch.float32 and in_float32.applies(rule) else found
+
+
+def _fast_path_of(rule: OpRule) -> FastPath:
     dtype = rule.dtype
     if rule.kind == "fp8" or rule.saved or (dtype is not None and rule.asks_for_kernels):
         return NO_FAST_PATH
@@ -84,8 +91,14 @@ def condition_of(signature: Signature, fast_path: FastPath) -> str:
         tests = _same_dtype(usual)
     else:
         tests = _of_dtype(usual, _name(fast_path.dtype))
+    tests += [on_device(signature)] if fast_path.off_cpu else []
     required = [f"{p.name} is not NOT_GIVEN" for p in usual if p.holds == "other" and not p.default and not p.optional]
     return " and ".join(tests + required)
+
+
+def on_device(signature: Signature) -> str:
+    """Python source that is true for a call whose first tensor is not on the CPU."""
+    return f"not {signature.usual[0].name}.is_cpu"
 
 
 def _name(dtype: torch.dtype | None) -> str:

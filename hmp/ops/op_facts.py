@@ -329,6 +329,21 @@ NO_BACKWARD_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
 KERNEL_BY_ARGUMENTS = _names(
     "norm linalg.norm linalg.matrix_norm matrix_power linalg.matrix_power interpolate upsample histogram histogramdd"
 )
+# Ops whose CPU kernel in a low dtype is slow where the processor has no instructions for that dtype: they compute in float32 there (R11),
+# and so does what follows one of them (addmm_, linalg.matmul, sparse.mm). benchmarks/results/LOW_KERNELS.md has the times of all ops on the
+# presets' low lists. Those that are not here take less time by their own kernel than by casts around the float32 one.
+SLOW_WITHOUT_INSTRUCTIONS = _names(
+    """
+    linear matmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul linalg.multi_dot matrix_power cov corrcoef
+    _addmm_activation linear_cross_entropy bilinear scaled_dot_product_attention
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution _convolution
+    lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    """
+)
+# Of those, the ones that torch.autocast computes in the low dtype in part, so that their result, and a recurrent op's state, is float32.
+WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
+# And the one whose products torch.autocast leaves in float32.
+FLOAT32_UNDER_AUTOCAST = _names("bilinear")
 # Ops that draw random numbers. A failed call may have drawn some, so these are not retried in float32 (R11).
 RANDOM = _names(
     """

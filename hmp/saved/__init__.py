@@ -2,9 +2,9 @@
 
 from .copies import noting
 from .formats import FORMATS
-from .hooks import check_torch, counting, keeping
-from .kept import is_pending
+from .hooks import check_torch, counting, counts, keeping
+from .kept import Exact, is_pending
 from .packable import KEEPS, why_never
 from .watching import watchers
 
-__all__ = ["FORMATS", "KEEPS", "check_torch", "counting", "is_pending", "keeping", "noting", "watchers", "why_never"]
+__all__ = ["FORMATS", "KEEPS", "Exact", "check_torch", "counting", "counts", "is_pending", "keeping", "noting", "watchers", "why_never"]

@@ -135,7 +135,7 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
     """Why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
-    if hooks is not None and hooks[0] not in _counters:
+    if hooks is not None and not counts(hooks[0]):
         return "hooks for saved tensors are in force (a checkpoint, save_on_cpu or the program's own)"
     if not are_saved_tensors_hooks_allowed():
         return "hooks for saved tensors are disabled"
@@ -181,6 +181,11 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
 
 
 _counters: list[Callable[[Tensor], Tensor]] = []
+
+
+def counts(hook: Callable[[Tensor], Any]) -> bool:
+    """Whether the pack hook is one of `counting`, which keeps nothing itself."""
+    return hook in _counters
 
 
 @contextlib.contextmanager

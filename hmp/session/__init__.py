@@ -4,7 +4,7 @@ from ..torch_hooks import applied_policy
 from ..wrapping import Observer, Op, OpRule, op_wrap
 from .applied_models import apply, remove
 from .compiled_policies import any_compiled
-from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert
+from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
 
 __all__ = [
     "Handle",
@@ -24,4 +24,5 @@ __all__ = [
     "register",
     "remove",
     "revert",
+    "set_low_kernels",
 ]

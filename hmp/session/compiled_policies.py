@@ -11,7 +11,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from .. import fork_safe
+from .. import fork_safe, low_kernels
 from ..caches import cast_cache
 from ..context import CompiledPolicy, state
 from ..dispatch import deciding, fx_interpreter, placement
@@ -146,6 +146,7 @@ def _forget_others() -> None:
 def _compiled(policy: Policy, is_verbose: bool) -> CompiledPolicy:
     """The policy, newly compiled, with dispatchers in place for it. Leaves torch unpatched where it was and this raises."""
     global _has_compiled
+    low_kernels.computed_in_float32()  # raises for a wrong HMP_LOW_KERNELS, before torch is patched
     _has_compiled = True
     is_first = not patches.installed()
     if is_first:

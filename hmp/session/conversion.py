@@ -11,9 +11,10 @@ from typing import Any
 
 import torch
 
+from .. import low_kernels
 from ..context import PROCESS, CompiledPolicy, Region, state, without_casts
 from ..diagnostics import tell_unreachable
-from ..dispatch import dispatchers, function_protocol, placement, user_functions
+from ..dispatch import deciding, dispatchers, function_protocol, placement, user_functions
 from ..errors import HmpError
 from ..lists import DEFAULT, HABANA, ListName, Policy, as_policy, scopes
 from ..patching import alone, patches, references
@@ -278,6 +279,38 @@ def register(owner: Any, name: str, cast: ListName) -> None:
     with _lock:
         user_functions.add(owner, name, cast)
         _recompile_all()
+
+
+def set_low_kernels(choice: str) -> str:
+    """Choose how the CPU computes matrix products, convolutions and recurrent ops in bfloat16 and float16. Return the choice before.
+
+    Where a processor has no instructions for a low dtype, torch's kernels for it take 10 to 90 times float32's time. hmp then rounds the
+    inputs to the low dtype, computes in float32 and rounds the result: the numbers of an accelerator, at about float32's speed. Gradients
+    are computed likewise. The choice holds for the process, and policies in use follow it at once; it overrides HMP_LOW_KERNELS.
+
+    Args:
+        choice: "auto", the default, does so for each dtype that the processor has no instructions for. "native" always uses torch's
+            kernels, bit for bit as torch.autocast does. "float32" never does, whatever the processor has.
+
+    Returns:
+        The choice that was in effect before.
+
+    Raises:
+        HmpError: `choice` is none of the three.
+
+    Example:
+        >>> before = hmp.set_low_kernels("native")
+        >>> hmp.set_low_kernels(before)
+        'native'
+    """
+    with _lock:
+        computed_before = low_kernels.computed_in_float32()
+        before = low_kernels.choose(choice)
+        if low_kernels.computed_in_float32() != computed_before and patches.installed():
+            state.DTYPE_REPAIRS = deciding.dtype_repairs()
+            _recompile_all()
+            bridge.forget_wrappers()
+        return before
 
 
 @contextlib.contextmanager

@@ -31,6 +31,7 @@ from ..lists import Policy
 from ..ops import op_facts
 from ..patching import patches, stands_in
 from ..torch_hooks import around_models, autocast, late_imports, module_calls, module_construction
+from ..torch_private import reset_dynamo
 from ..uncompiled import run_compiled, run_uncompiled
 from ..wrapping import op_wrap
 from . import dynamo_internals, dynamo_names, traced_call
@@ -119,6 +120,12 @@ def wrapper(here: CompiledPolicy | Off, key: Any) -> Callable[..., Any] | None:
 def _decided(policy: Policy, _: int, key: Any) -> Callable[..., Any] | None:
     decision = deciding.decide(policy).get(key)
     return None if decision is None else op_wrap(traced_call.op, decision.rule)
+
+
+def forget_wrappers() -> None:
+    """Discard the wrappers that are traced and all compiled code, after a change of what wrappers are made of."""
+    _decided.cache_clear()
+    reset_dynamo()
 
 
 def dispatched_functions() -> list[Any]:

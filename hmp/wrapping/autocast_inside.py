@@ -21,7 +21,7 @@ from . import jit_trace, refusals
 from .op_rule import Op, OpRule, survey
 
 # torch's own, taken before anything is patched
-_is_enabled: Callable[[str], bool] = torch.is_autocast_enabled
+is_enabled: Callable[[str], bool] = torch.is_autocast_enabled
 _enable: Callable[[str, bool], None] = torch.set_autocast_enabled
 _get_dtype: Callable[[str], torch.dtype] = torch.get_autocast_dtype
 _set_dtype: Callable[[str, torch.dtype], None] = torch.set_autocast_dtype
@@ -54,7 +54,7 @@ class Region:
 
     def __enter__(self) -> None:
         self._around, _here.region = _here.region, self
-        self._before = _is_enabled(self._device), _get_dtype(self._device), _is_cached()
+        self._before = is_enabled(self._device), _get_dtype(self._device), _is_cached()
         if _nest() > 1:
             _clear()
         self._put(True, self._dtype, self._cached)
@@ -115,7 +115,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         device = tensors[0].device.type
         if not _is_available(device):
             return unlisted(*args, **kwargs)
-        if _is_enabled(device):
+        if is_enabled(device):
             return op(*args, **kwargs)
         make = _here.make_traced or Region
         given, named, cached = args, kwargs, True

@@ -49,6 +49,7 @@ class OpRule(NamedTuple):
     for_backward: bool = False  # only backward refuses mixed inputs (R7)
     no_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # (device type or "*", dtype) without a kernel (R11)
     no_backward_kernel: frozenset[tuple[str, torch.dtype]] = frozenset()  # and without one for backward alone
+    needs_instructions: bool = False  # its low-precision kernel is slow on a processor without instructions for the dtype (R11)
     retries: bool = False  # after a failure in the low dtype it may run again in float32 (R11)
     fp8: tuple[str, str] = ("", "")  # of kind "fp8": its recipe and its kernel, as the policy has them
     saved: str = ""  # the recipe by which what it keeps for backward is packed (R22)

@@ -13,7 +13,7 @@ from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..ops import op_facts
 from ..saved import keeping, noting
-from . import autocast_inside, kernel_fallback, lost_writes, norms_and_lookups, refusals, saturation
+from . import autocast_inside, in_float32, kernel_fallback, lost_writes, norms_and_lookups, refusals, saturation
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .one_buffer import with_one_buffer
@@ -45,14 +45,16 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     """A function that calls `op` with its tensors cast by `rule`, and reports to the observer if there is one."""
     caster = _caster(rule)
     in_graph = hasattr(op, "inlined")
-    inner = without_casts(op) if rule.composite else with_one_buffer(op, rule.op)
+    own = without_casts(op) if rule.composite else with_one_buffer(op, rule.op)
+    wide = in_float32.in_float32(own, rule) if in_float32.applies(rule) else own
     if rule.saved:
-        inner, caster = _keeping(inner, rule, in_graph), noting(caster)
+        own, wide, caster = _keeping(own, rule, in_graph), _keeping(wide, rule, in_graph), noting(caster)
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
         rule = rule._replace(asks_torch_first=False)  # somebody else's patch of torch is the user's Python, which must not run twice
     if observer is not None:
         caster = observer.casting(caster)
-        inner = observer.calling(inner, rule)
+        own, wide = observer.calling(own, rule), observer.calling(wide, rule)
+    inner = own if rule.kind == "autocast" else wide
     if rule.kind == "fp8":
         product = fp8_product(rule, getattr(op, "inlined", None))
         product = _keeping(product, rule, in_graph) if rule.saved else product
@@ -60,6 +62,8 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
         wrapper = autocast_inside.wrapper(inner, unlisted, rule, caster)
+        if in_float32.applies(rule) and rule.op not in op_facts.FLOAT32_UNDER_AUTOCAST:
+            wrapper = in_float32.under_autocast(wrapper, wide, rule, caster)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
         wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule, caster)
     else:
@@ -69,7 +73,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
 
 def _keeping(op: Op, rule: OpRule, in_graph: bool) -> Op:
     kept = keeping(op, rule.op, rule.saved, kernel_fallback.count_not_packed, in_graph)
-    functools.update_wrapper(kept, op, ("computes",), ())
+    functools.update_wrapper(kept, op, ("computes", "computes_in_float32"), ())
     return kept
 
 

@@ -1,0 +1,265 @@
+"""Low precision where the processor has no instructions for it: torch's kernels, and float32 products of rounded inputs, to float32.
+
+`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` has torch and oneDNN run the kernels of a processor without such instructions. The first
+table is what hmp/ops/op_facts.py's SLOW_WITHOUT_INSTRUCTIONS was chosen by; the second is of whole training steps and of inference.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import hmp
+from hmp.benchmark.memory import saved_by
+from hmp.low_kernels import has_instructions
+from hmp.ops import op_facts, sites
+
+from ..harness.results import Found, Row, at_most
+from ..harness.sides import Side, rotated
+from ..harness.stats import Estimate, estimate, paired_ratio
+from ..harness.timing import OWN, one_thread, step_seconds, steps_for
+from ..workloads import by_op
+
+LOW = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+TRAINING, OF_AUTOCAST, INFERENCE, ERROR, BYTES = 1.8, 1 / 3, 1.3, 1.1, 1.05
+
+
+# --- single ops -----------------------------------------------------------------------------------------------------------
+
+
+def _times(run: Callable[[tuple[Tensor, ...]], Tensor], tensors: tuple[Tensor, ...], trains: bool, rounds: int) -> list[float]:
+    given = tuple(t.detach().requires_grad_(trains) for t in tensors)
+
+    def step() -> None:
+        if trains:
+            run(given).sum().backward()
+        else:
+            with torch.no_grad():
+                run(given)
+
+    return [step_seconds(step, steps_for(0.02, step, "cpu", 3), "cpu", OWN) for _ in range(rounds)]
+
+
+def _rounded(call: by_op.Call, low: torch.dtype, tensors: tuple[Tensor, ...]) -> Tensor:
+    return call.run(tuple(t.to(low).float() for t in tensors)).to(low)
+
+
+def ratios(call: by_op.Call, low: torch.dtype, rounds: int) -> dict[str, float]:
+    """Return, to float32's time, that of the kernel and that of float32 with rounded inputs: forward alone, and with backward."""
+    found = {}
+    for name, trains in (("forward", False), ("training", True)):
+        base = min(_times(call.run, call.tensors, trains, rounds))
+        in_low = tuple(t.to(low) for t in call.tensors)
+        found[f"kernel, {name}"] = min(_times(call.run, in_low, trains, rounds)) / base
+        found[f"rounded, {name}"] = min(_times(partial(_rounded, call, low), call.tensors, trains, rounds)) / base
+    return found
+
+
+def of_ops(rounds: int, smallest: bool) -> Found:
+    """Return the table of single ops."""
+    found = Found("low_kernels, single ops")
+    columns = [f"{side}, {task}" for task in ("forward", "training") for side in ("kernel", "rounded")]
+    found.details = [
+        "single ops, to float32's time: torch's kernel for the dtype, and float32 with rounded inputs and a rounded result",
+        f"{'op':30} {'dtype':9} " + " ".join(f"{each:>18}" for each in columns) + "  computes in",
+    ]
+    for call in by_op.calls():
+        slow = not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(call.op))
+        for name, low in LOW.items():
+            of_call = ratios(call, low, rounds)
+            found.samples[f"{call.op} {name}"] = of_call
+            found.details.append(
+                f"{call.op:30} {name:9} " + " ".join(f"{of_call[each]:18.2f}" for each in columns) + ("  float32" if slow else "  its own kernel")
+            )
+        if smallest:
+            break
+    return found
+
+
+# --- models ---------------------------------------------------------------------------------------------------------------
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm, self.qkv, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norm(x)).chunk(3, -1))
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.down(F.gelu(self.up(self.norm2(x))))
+
+
+class _First(nn.Module):
+    """The output sequence of a recurrent net."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)[0]
+
+
+def _attention(width: int) -> tuple[nn.Module, Tensor]:
+    return nn.Sequential(*(_Attention(width) for _ in range(2))), torch.randn(8, 64, width)
+
+
+def _mlp() -> tuple[nn.Module, Tensor]:
+    layers = [layer for _ in range(6) for layer in (nn.Linear(256, 256), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(256, 256)
+
+
+def _convolutions() -> tuple[nn.Module, Tensor]:
+    layers = [layer for _ in range(4) for layer in (nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU())]
+    return nn.Sequential(*layers), torch.randn(8, 32, 16, 16)
+
+
+def _recurrent(kind: str) -> tuple[nn.Module, Tensor]:
+    return _First(getattr(nn, kind)(128, 128)), torch.randn(32, 16, 128)
+
+
+MODELS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
+    "attention d 128": partial(_attention, 128),
+    "attention d 384": partial(_attention, 384),
+    "mlp, 6 x 256": _mlp,
+    "convolutions, 32 channels": _convolutions,
+    "LSTM 128": partial(_recurrent, "LSTM"),
+    "GRU 128": partial(_recurrent, "GRU"),
+}
+
+
+@contextlib.contextmanager
+def _computing(policy: hmp.Policy, kernels: str) -> Iterator[None]:
+    before = hmp.set_low_kernels(kernels)
+    try:
+        with hmp.convert(policy=policy):
+            yield
+    finally:
+        hmp.set_low_kernels(before)
+
+
+def sides(low: torch.dtype) -> dict[str, Side]:
+    """Return float32, hmp with float32 products of rounded inputs, and torch.autocast."""
+    policy = hmp.Policy.load("torch-cpu").replace(dtype=low)
+    return {
+        "float32": Side("float32"),
+        "hmp": Side("hmp", visit=lambda: _computing(policy, "float32")),
+        "autocast": Side("autocast", region=lambda: torch.autocast("cpu", dtype=low)),
+    }
+
+
+class _Task:
+    def __init__(self, make: Callable[[], tuple[nn.Module, Tensor]]) -> None:
+        torch.manual_seed(0)
+        self.model, self.batch = make()
+        self.weights = torch.randn_like(self.batch)
+
+    def loss(self) -> Tensor:
+        return (self.model(self.batch).float() * self.weights).mean()
+
+    def train(self, side: Side) -> None:
+        side.run(self.loss).backward()
+        with torch.no_grad():  # in place, as an optimizer writes: the next step's copies are new ones
+            torch._foreach_mul_(list(self.model.parameters()), 1.0)
+        self.model.zero_grad(set_to_none=True)
+
+    def infer(self, side: Side) -> None:
+        with torch.no_grad():
+            side.run(lambda: self.model(self.batch))
+
+    def gradients(self, side: Side) -> Tensor:
+        with side.visit():
+            side.run(self.loss).backward()
+        found = torch.cat([p.grad.double().flatten() for p in self.model.parameters() if p.grad is not None])
+        self.model.zero_grad(set_to_none=True)
+        return found
+
+    def kept(self, side: Side) -> int:
+        with side.visit():
+            self.train(side)
+            return saved_by(lambda: side.run(self.loss), [*self.model.parameters(), *self.model.buffers()])
+
+
+def _measure(step: Callable[[Side], None], among: dict[str, Side], rounds: int, seconds: float) -> dict[str, list[float]]:
+    """Return the seconds of a step by side, the sides in turns; without torch.autocast where it refuses the model."""
+    samples: dict[str, list[float]] = {name: [] for name in among}
+    steps = {}
+    for number in range(rounds):
+        for name in rotated(list(among), number):
+            side = among[name]
+            with side.visit():
+                run = partial(step, side)
+                run()
+                steps[name] = steps.get(name) or steps_for(seconds, run, "cpu", 3)
+                samples[name].append(step_seconds(run, steps[name], "cpu", OWN))
+    return samples
+
+
+def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
+    """Return rows and table of whole steps."""
+    found = Found("low_kernels")
+    found.details = [
+        f"whole steps, to float32's time; instructions: {', '.join(n for n, low in LOW.items() if has_instructions(low)) or 'none'}; "
+        "hmp computes in float32 on rounded inputs",
+        f"{'model':27} {'dtype':9} {'training: hmp':>15} {'autocast':>15} {'inference: hmp':>15} {'autocast':>15} {'error':>6} {'bytes':>6}",
+    ]
+    for title, make in MODELS.items():
+        for name, low in LOW.items():
+            _of_model(found, title, name, _Task(make), sides(low), rounds, seconds)
+        if smallest:
+            break
+    return found
+
+
+def _of_model(found: Found, title: str, dtype: str, task: _Task, among: dict[str, Side], rounds: int, seconds: float) -> None:
+    try:
+        task.train(among["autocast"])
+    except RuntimeError as error:  # oneDNN's restricted kernels have no recurrent op in a low dtype
+        del among["autocast"]
+        found.details.append(f"{title}, {dtype}: torch.autocast raises {str(error).splitlines()[0][:90]}")
+    trained, inferred = (_measure(step, among, rounds, seconds) for step in (task.train, task.infer))
+    to_float32 = {
+        (name, side): paired_ratio(samples[side], samples["float32"])
+        for name, samples in (("training", trained), ("inference", inferred))
+        for side in among
+    }
+    exact = task.gradients(among["float32"])
+    errors = {name: float((task.gradients(side) - exact).norm() / exact.norm()) for name, side in among.items()}
+    kept = {name: task.kept(side) for name, side in among.items()}
+    with_autocast = "autocast" in among
+    error = errors["hmp"] / errors["autocast"] if with_autocast else math.nan
+    share = kept["hmp"] / kept["autocast"] if with_autocast else math.nan
+    unknown = estimate([math.nan])
+    found.details.append(
+        f"{title:27} {dtype:9} {to_float32['training', 'hmp'].text(2):>15} {to_float32.get(('training', 'autocast'), unknown).text(2):>15}"
+        f" {to_float32['inference', 'hmp'].text(2):>15} {to_float32.get(('inference', 'autocast'), unknown).text(2):>15}"
+        f" {error:6.2f} {share:6.3f}"
+    )
+    found.samples[f"{title} {dtype}"] = {"training": trained, "inference": inferred, "errors": errors, "kept": kept}
+    about = f"{title}, {dtype}, float32 products of rounded inputs"
+    found.rows += [_row(f"{about}: training / float32", TRAINING, to_float32["training", "hmp"])]
+    found.rows += [_row(f"{about}: inference / float32", INFERENCE, to_float32["inference", "hmp"])]
+    if with_autocast:
+        found.rows += [_row(f"{about}: training / torch.autocast", OF_AUTOCAST, paired_ratio(trained["hmp"], trained["autocast"]))]
+        found.rows += [Row(f"{about}: error of the gradients / torch.autocast's", f"≤ {ERROR:.2f}", f"{error:.3f}", error <= ERROR)]
+        found.rows += [Row(f"{about}: bytes kept for backward / torch.autocast's", f"≤ {BYTES:.2f}", f"{share:.3f}", share <= BYTES)]
+
+
+def _row(what: str, limit: float, figure: Estimate) -> Row:
+    return at_most(what, limit, figure, figure.text())
+
+
+def run(rounds: int, seconds: float, smallest: bool = False) -> Found:
+    """Return the rows about low precision without instructions, of one thread."""
+    with one_thread():
+        found, single = of_models(rounds, seconds, smallest), of_ops(1 if smallest else 2, smallest)
+    return Found("low_kernels", found.rows, [*found.details, "", *single.details], {**found.samples, "ops": single.samples})

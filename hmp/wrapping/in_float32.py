@@ -1,0 +1,330 @@
+"""R11, "No instructions": an op computes in float32 on its rounded inputs and rounds its result, where the CPU has no instructions.
+
+The result and the gradients are those of `op(x.float(), ...).to(low)` for inputs `x` of the low dtype: a low-precision product, summed in
+float32 and rounded once, as accelerators compute it. For backward the inputs are kept in the low dtype, as torch's kernel keeps them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from .. import low_kernels
+from ..caches import weight_cache
+from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors, tensor_casts
+from ..observing import log, speaks
+from ..ops import op_facts
+from ..saved import Exact, counts
+from ..torch_private import (
+    are_saved_tensors_hooks_allowed,
+    dispatch_modes,
+    function_modes,
+    in_plain_autograd,
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    saved_tensors_hooks,
+    without_torch_function,
+)
+from . import refusals
+from .autocast_inside import is_enabled as _is_autocast_enabled
+from .op_rule import Op, OpRule, survey
+
+_Parameter = torch.nn.Parameter
+# torch's own, taken before anything is patched
+_as_strided, _copy_, _equal, _detach = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach
+_grad_enabled = torch.is_grad_enabled
+_random_state, _set_random_state = torch.get_rng_state, torch.set_rng_state
+_compiling = torch.compiler.is_dynamo_compiling
+
+_FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
+_CONTAINERS = (list, tuple, dict)
+# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory.
+_LARGE = 4096
+
+_logged: set[torch.dtype] = set()
+
+
+def applies(rule: OpRule) -> bool:
+    """Return True if calls of the op on the CPU may have to compute in float32."""
+    return rule.needs_instructions and bool(low_kernels.computed_in_float32())
+
+
+def in_float32(op: Op, rule: OpRule) -> Op:
+    """Return a function that calls `op` in float32 for CPU tensors of a low dtype without instructions, and unchanged for others."""
+    slow = low_kernels.computed_in_float32()
+    writes_first = rule.kind == "in_place"
+    # what torch.autocast leaves in float32: a recurrent op's state beside its low-precision weights, and the result
+    is_wide = rule.kind == "autocast" and rule.op in op_facts.WIDE_UNDER_AUTOCAST
+    low_of = functools.partial(_low_of, slow=slow, beside=frozenset({torch.float32}) if is_wide else frozenset())
+
+    def computed(*args: Any, **kwargs: Any) -> Any:
+        low = low_of(args, kwargs)
+        if low is None or (rule.view and _is_one_tensor(args, kwargs)):
+            return op(*args, **kwargs)
+        out = kwargs.get("out")
+        if out is not None:
+            if not isinstance(out, Tensor) or out.dtype is not low or (_grad_enabled() and _any_needs_grad((args, kwargs))):
+                return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd, and has the inputs' dtype
+            kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+        try:
+            call = _Call(op, args, kwargs, low)
+        except (TypeError, NotImplementedError) as error:
+            if not refusals.is_cast_refusal(error, (args, kwargs)):
+                raise
+            return op(*args, **kwargs)
+        result = call.run(rule)
+        if writes_first:
+            return _copy_(args[0], call.args[0])
+        if not is_wide:
+            result = tensor_casts.cast(result, low) if type(result) is Tensor else _rounded(result, low)
+        return result if out is None else deliver(result, out)
+
+    computed.computes_in_float32 = low_of  # type: ignore[attr-defined]  # for reports
+    return computed
+
+
+def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
+    """Return a function for an op that torch.autocast decides elsewhere: on the CPU its inputs are rounded and `op` computes in float32.
+
+    A recurrent op's state and result stay float32 where torch.autocast leaves them so.
+    """
+    slow = low_kernels.computed_in_float32()
+    cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
+    keeps_state = rule.op in op_facts.RECURRENT & op_facts.WIDE_UNDER_AUTOCAST
+
+    def cast_call(*args: Any, **kwargs: Any) -> Any:
+        tensors = survey(args, kwargs, rule)
+        if rule.low not in slow or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
+            return by_autocast(*args, **kwargs)
+        if keeps_state:
+            weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
+            return op(*(cast(a) if i == 0 or i in weights else a for i, a in enumerate(args)), **kwargs)
+        return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
+
+    return cast_call
+
+
+def _low_of(
+    args: Iterable[Any], kwargs: Mapping[str, Any], *, slow: frozenset[torch.dtype], beside: frozenset[torch.dtype]
+) -> torch.dtype | None:
+    """Return the low dtype, one of `slow`, that a call's CPU tensors have; None where they have another floating dtype that is not in
+    `beside`, or the call names a dtype."""
+    found: torch.dtype | None = None
+    for value in (*args, *kwargs.values()) if kwargs else args:
+        kind = type(value)
+        if kind is torch.dtype:
+            return None
+        if kind is Tensor or kind is _Parameter:
+            tensors: Iterable[Tensor] = (value,)
+        elif isinstance(value, (Tensor, *_CONTAINERS)):
+            tensors = each_tensor((value,))
+        else:
+            continue
+        for tensor in tensors:
+            dtype = tensor.dtype
+            if dtype is found or dtype not in _FLOATING or dtype in beside:
+                continue
+            if found is not None or dtype not in slow or not tensor.is_cpu or tensor.layout is tensor_casts.MKLDNN:
+                return None
+            found = dtype
+    return found
+
+
+def _is_one_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Return True if there is one tensor among the arguments: an einsum of it is a view, and there is nothing to multiply."""
+    return sum(1 for _ in each_tensor((*args, *kwargs.values()))) == 1
+
+
+def _any_needs_grad(values: Iterable[Any]) -> bool:
+    return any(t.requires_grad for t in each_tensor(values))
+
+
+def _rounded(result: Any, low: torch.dtype) -> Any:
+    return map_tensors(result, lambda t: tensor_casts.cast(t, low) if t.dtype is torch.float32 else t)
+
+
+class _Call:
+    """A call of an op whose tensors of the dtype `low` are widened to float32."""
+
+    __slots__ = ("_given", "_low", "_op", "_pairs", "args", "kwargs")
+
+    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
+        if low not in _logged and not _compiling():
+            _log(low)
+        self._op, self._low, self._given = op, low, (args, kwargs)
+        self._pairs: list[tuple[Tensor, Tensor]] = []  # each tensor in float32, and as it was given
+        self.args = [self._widened(value) for value in args]
+        self.kwargs = {name: self._widened(value) for name, value in kwargs.items()} if kwargs else kwargs
+
+    def _widened(self, value: Any) -> Any:
+        return map_tensors(value, self._wide) if isinstance(value, (Tensor, *_CONTAINERS)) else value
+
+    def _wide(self, tensor: Tensor) -> Tensor:
+        if tensor.dtype is not self._low:
+            return tensor
+        wide = weight_cache.in_float32(tensor)
+        self._pairs.append((wide, tensor))
+        return wide
+
+    def run(self, rule: OpRule) -> Any:
+        """Return the op's result; what it keeps for backward is kept in the low dtype where that loses nothing."""
+        if not self._keeps_for_backward():
+            return self._op(*self.args, **self.kwargs)
+        with _Keeping(rule, self._op, self._low, self._pairs, self._given):
+            return self._op(*self.args, **self.kwargs)
+
+    def _keeps_for_backward(self) -> bool:
+        if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs):
+            return False
+        # without the function that names the hooks in force (torch 2.7) those of a checkpoint would be passed over
+        allowed = saved_tensors_hooks is not None and are_saved_tensors_hooks_allowed()
+        return allowed and not dispatch_modes() and in_plain_autograd()
+
+
+class _Keeping:
+    """Context manager for one call: the hooks for saved tensors by which float32 tensors are kept in the low dtype.
+
+    An input, a view of one, and any tensor that rounding does not change are kept so. What else an op keeps (attention's result, the gates
+    of a recurrent layer) is computed again in backward, from the inputs. Hooks that were in force before (a checkpoint's, the user's) get
+    the low-precision tensors, as from torch's own kernel, and the others as they are.
+    """
+
+    __slots__ = ("_again", "_around", "_given", "_low", "_op", "_pairs", "_recomputes", "_rule", "_state")
+
+    def __init__(
+        self, rule: OpRule, op: Op, low: torch.dtype, pairs: list[tuple[Tensor, Tensor]], given: tuple[Any, Mapping[str, Any]]
+    ) -> None:
+        assert saved_tensors_hooks is not None
+        self._rule, self._op, self._low, self._pairs, self._given = rule, op, low, pairs, given
+        self._around = saved_tensors_hooks(True)
+        self._recomputes = rule.op not in op_facts.CELLS and (self._around is None or counts(self._around[0]))
+        self._state = _random_state() if self._recomputes and rule.op in op_facts.RANDOM else None
+        self._again: _Again | None = None
+
+    def __enter__(self) -> None:
+        push_saved_tensors_hooks(self._pack, self._unpack)
+
+    def __exit__(self, *exc_info: object) -> None:
+        pop_saved_tensors_hooks()
+        self._pairs.clear()  # the graph holds the hooks
+        self._given = (), {}
+
+    def _pack(self, tensor: Tensor) -> _Packed:
+        """Return what the graph holds in the place of the tensor."""
+        with without_torch_function() if function_modes() else contextlib.nullcontext():
+            low = _in_low(tensor, self._pairs, self._low, self._rule)
+        if low is None and self._recomputes and tensor.numel() >= _LARGE:
+            if self._again is None:
+                self._again = _Again(self._rule, self._op, self._low, self._given, self._state)
+            return _Packed(self._again.expect(), "again")
+        kept = tensor if low is None else low
+        return _Packed(Exact(kept, self._rule.op) if self._around is None else self._around[0](kept), "as it is" if low is None else "low")
+
+    def _unpack(self, packed: _Packed) -> Tensor:
+        with without_torch_function() if function_modes() else contextlib.nullcontext():
+            if packed.how == "again":
+                assert self._again is not None
+                return self._again.tensor(packed.kept)
+            tensor: Tensor = packed.kept.tensor() if self._around is None else self._around[1](packed.kept)
+            return tensor_casts.cast(tensor, torch.float32) if packed.how == "low" else tensor
+
+
+class _Packed(NamedTuple):
+    """What the graph holds in the place of a tensor, and how that is made of it."""
+
+    kept: Any
+    how: Literal["low", "as it is", "again"]
+
+
+def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype, rule: OpRule) -> Tensor | None:
+    """Return the tensor in the low dtype: the input that it is, or a view of one; a rounded copy, or None if rounding changes it."""
+    if tensor.dtype is not torch.float32:
+        return None
+    base = tensor._base
+    for wide, given in pairs:
+        if tensor is wide:
+            return given
+        if base is wide and given.layout is torch.strided and given.stride() == wide.stride():
+            offset = int(tensor.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
+            with torch.no_grad():
+                return _as_strided(given, tensor.shape, tensor.stride(), offset)
+    if rule.op in op_facts.RECURRENT or tensor.layout is not torch.strided or tensor.numel() < _LARGE:
+        return None
+    exact = _detach(tensor)
+    rounded = tensor_casts.cast(exact, low)
+    return rounded if _equal(tensor_casts.cast(rounded, torch.float32), exact) else None
+
+
+class _Again:
+    """What an op keeps besides its inputs, computed again in backward when the first of it is asked for."""
+
+    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_state", "_versions", "count")
+
+    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, given: tuple[Any, Mapping[str, Any]], state: Tensor | None) -> None:
+        self._rule, self._op, self._low, self._given, self._state = rule, op, low, given, state
+        self.count = self._left = 0
+        self._found: list[Tensor] = []
+        self._versions = [Exact(t, rule.op) for t in each_tensor((given[0], given[1]))]
+
+    def expect(self) -> int:
+        """Return the number of one more tensor that is computed again."""
+        self.count += 1
+        return self.count - 1
+
+    def tensor(self, number: int) -> Tensor:
+        """Return the tensor with that number. RuntimeError where an input was written since."""
+        if not self._found:
+            self._found, self._left = self._computed(), self.count
+        found = self._found[number]
+        self._left -= 1
+        if not self._left:
+            self._found = []
+        return found
+
+    def _computed(self) -> list[Tensor]:
+        found: list[Tensor] = []
+        for version in self._versions:
+            version.tensor()
+        pairs: list[tuple[Tensor, Tensor]] = []
+
+        def wide(tensor: Tensor) -> Tensor:
+            own = tensor_casts.cast(_detach(tensor), torch.float32) if tensor.dtype is self._low else _detach(tensor)
+            own.requires_grad_(tensor.requires_grad)
+            if tensor.dtype is self._low:
+                pairs.append((own, tensor))
+            return own
+
+        def keep(tensor: Tensor) -> Tensor:
+            if tensor.numel() >= _LARGE and _in_low(tensor, pairs, self._low, self._rule) is None:
+                found.append(_detach(tensor))
+            return _detach(tensor)
+
+        args, kwargs = map_tensors(self._given, wide)
+        before = _random_state()
+        try:
+            if self._state is not None:
+                _set_random_state(self._state)
+            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
+                push_saved_tensors_hooks(keep, lambda tensor: tensor)
+                try:
+                    self._op(*args, **kwargs)
+                finally:
+                    pop_saved_tensors_hooks()
+        finally:
+            _set_random_state(before)
+        return found
+
+
+def _log(low: torch.dtype) -> None:
+    """Say once in a process that products compute in float32, and how to have torch's kernels."""
+    _logged.add(low)
+    if speaks():
+        log.info(
+            "matrix products, convolutions and recurrent ops in %s compute in float32 on the CPU and are rounded: %s; "
+            "HMP_LOW_KERNELS=native or hmp.set_low_kernels('native') has them use torch's kernels (see rule R11)",
+            str(low).removeprefix("torch."), low_kernels.why(low),
+        )  # fmt: skip
