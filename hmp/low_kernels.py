@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import platform
 
@@ -50,18 +49,23 @@ def computed_in_float32() -> frozenset[torch.dtype]:
     return frozenset(dtype for dtype in LOW if chosen == "float32" or not has_instructions(dtype))
 
 
-@functools.cache
 def has_instructions(dtype: torch.dtype) -> bool:
     """Return True if the processor has instructions for products in that low dtype.
 
     A flag decides and no clock, so that results do not depend on what else the machine does: the flag by which torch itself chooses its
     kernel, or where this build of torch has none (macOS) the processor's own.
     """
-    name = "bf16" if dtype is torch.bfloat16 else "fp16"
-    supports = mkldnn_supports(name)
-    if supports is None:
-        return platform.machine() in ("arm64", "aarch64") and bool(cpu_capabilities().get("bf16" if name == "bf16" else "fp16_arith"))
-    return supports
+    return _HAS[dtype]
+
+
+def _flag(of_mkldnn: bool | None, of_arm: str) -> bool:
+    if of_mkldnn is None:
+        return platform.machine() in ("arm64", "aarch64") and bool(cpu_capabilities().get(of_arm))
+    return of_mkldnn
+
+
+# Asked once: compiled code would note the question.
+_HAS = {torch.bfloat16: _flag(mkldnn_supports("bf16"), "bf16"), torch.float16: _flag(mkldnn_supports("fp16"), "fp16_arith")}
 
 
 def why(dtype: torch.dtype) -> str:

@@ -70,6 +70,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.nightly)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """A test marked native_kernels runs with torch's low-precision kernels on every processor, and so do its fixtures and processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if item.get_closest_marker("native_kernels") is not None:
+            patch.setenv("HMP_LOW_KERNELS", "native")
+        return (yield)
+
+
 _tests = itertools.count(1)
 
 

@@ -49,6 +49,7 @@ class Shadows(TorchDispatchMode):
         self._casts = WeakTensorKeyDictionary()  # copies that an op made of its inputs → the inputs, also for its backward
         self._inside = WeakTensorKeyDictionary()  # what the op in progress has made → the same in float32
         self._received = WeakTensorKeyDictionary()  # what collectives wrote
+        self._unrounded = WeakTensorKeyDictionary()  # what an op has computed in float32 and may yet round (R11) → how to tell of it
         self._node: Any = None
         self._guarded = guarded  # storage → tensors: what must be as before when all is over
         self.saved: list[tuple[Tensor, Tensor]] = []
@@ -66,6 +67,9 @@ class Shadows(TorchDispatchMode):
     def ended(self, op: str, result: Any) -> None:
         """An op of hmp's ended with `result`: what comes next takes it as it is, rounded."""
         self._inside.clear()
+        for tell in self._unrounded.values():  # it was not rounded
+            tell()
+        self._unrounded.clear()
         for tensor in _tensors(result):
             self._casts.pop(tensor, None)
         self._returned(("forward", op, self._attribution.modules.path), result)
@@ -176,17 +180,21 @@ class Shadows(TorchDispatchMode):
             if tensor.is_floating_point() or tensor.is_complex():
                 if id(tensor) not in held:
                     self._references[tensor] = reference
-                self._keep_result(known, call, tensor, reference, in_float32, exact is None)
+                self._keep_result(known, call, tensor, reference, in_float32, exact is None, wide[0])
             elif known.has_workspace and tensor.dtype is torch.uint8:
                 self._references[tensor] = reference
 
-    def _keep_result(self, known: Facts, call: Call, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool) -> None:
+    def _keep_result(
+        self, known: Facts, call: Call, tensor: Tensor, reference: Tensor, in_float32: Tensor | None, is_exact: bool, first: Any
+    ) -> None:
         """Keeps what the op gives in float32 of the same inputs, and counts how far its own result is from that and from the reference.
 
         `is_exact`: no input is in a low dtype, so that the op's own result is what float32 gives."""
         is_inside = self._attribution.ops.outermost is not None
+        # a product that was computed in float32 is told of where it is rounded (R11), as the kernel's would be
+        rounded = self._unrounded.pop(first, None) if known.name in _CASTS and isinstance(first, Tensor) else None
         # the error of a copy that the op made of its input is part of the op's own
-        is_part = known.name in _CASTS and is_inside
+        is_part = known.name in _CASTS and is_inside and rounded is None
         if in_float32 is not None and (is_inside or call.node is not None):
             (self._casts if is_part else self._inside)[tensor] = in_float32
         if tensor.is_floating_point() and tensor.layout is torch.strided and tensor.numel():
@@ -195,7 +203,13 @@ class Shadows(TorchDispatchMode):
                 own = Distance(0.0, 0.0) if is_exact else None
             else:
                 own = accumulated if in_float32 is reference else distance(tensor, in_float32)
-            self._seen(call, known.name, tensor.dtype, own, accumulated, is_part)
+            name = known.name if rounded is None else rounded.args[1]
+            tell = functools.partial(self._seen, call, name, tensor.dtype, own, accumulated, is_part)
+            computes_wide = in_float32 is not None and is_inside and tensor.dtype is torch.float32 and _may_be_rounded(call)
+            if computes_wide and not is_part:
+                self._unrounded[tensor] = tell
+            elif not (computes_wide and first in self._casts):  # a low-precision copy that is widened again
+                tell()
             if self._values is not None and call.direction == "backward" and known.name not in _CASTS:  # which depend on the policy
                 self._values.add(("backward", call.owner.op, call.owner.place.module, known.name), tensor, reference)
 
@@ -274,6 +288,11 @@ class Shadows(TorchDispatchMode):
                     found.copy_(tensor)
                 else:
                     self._references[tensor] = tensor.to(WIDE.get(tensor.dtype, tensor.dtype), copy=True)
+
+
+def _may_be_rounded(call: Call) -> bool:
+    rule = call.owner.rule
+    return rule is not None and rule.needs_instructions and rule.kind not in ("fp8", "autocast")
 
 
 class _Dropout:

@@ -3,8 +3,20 @@
 from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, counting, counts, keeping
-from .kept import Exact, is_pending
+from .kept import is_pending, refuse_written
 from .packable import KEEPS, why_never
 from .watching import watchers
 
-__all__ = ["FORMATS", "KEEPS", "Exact", "check_torch", "counting", "counts", "is_pending", "keeping", "noting", "watchers", "why_never"]
+__all__ = [
+    "FORMATS",
+    "KEEPS",
+    "check_torch",
+    "counting",
+    "counts",
+    "is_pending",
+    "keeping",
+    "noting",
+    "refuse_written",
+    "watchers",
+    "why_never",
+]

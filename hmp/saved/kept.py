@@ -55,7 +55,7 @@ class Exact:
     def tensor(self) -> Tensor:
         """The tensor; RuntimeError where it was written since."""
         if self._version >= 0:
-            _refuse_written(self._tensor, self._version, self._op)
+            refuse_written(self._tensor, self._version, self._op)
         return self._tensor
 
 
@@ -83,7 +83,7 @@ class Recast:
 
     def tensor(self) -> Tensor:
         """The copy, made again; RuntimeError where the weight was written since."""
-        _refuse_written(self._weight, self._version, self._op)
+        refuse_written(self._weight, self._version, self._op)
         low = _to(_detach(self._weight), self._look.dtype)
         return _as_strided(low, self._look.size, self._look.stride, self._look.offset)
 
@@ -142,7 +142,7 @@ class Kept:
         alias = self.alias
         if alias is not None:
             with _lock:
-                _refuse_written(alias, self.version, self._op)
+                refuse_written(alias, self.version, self._op)
                 if self.is_leaf and not self._memory.is_unheld():
                     return alias  # an input or a buffer: alive anyway, and nothing that was computed depends on it
                 if self.source is None:
@@ -289,7 +289,8 @@ def pack_unheld() -> None:
                     break
 
 
-def _refuse_written(tensor: Tensor, version: int, op: str) -> None:
+def refuse_written(tensor: Tensor, version: int, op: str) -> None:
+    """RuntimeError, as torch's own, where a tensor that an op kept for backward was written since it had that version."""
     if tensor._version != version:
         raise _written(tensor.dtype, tuple(_size(tensor)), tensor._version, version, op)
 

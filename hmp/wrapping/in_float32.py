@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,7 @@ from ..caches import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors, tensor_casts
 from ..observing import log, speaks
 from ..ops import op_facts
-from ..saved import Exact, counts
+from ..saved import counts, refuse_written
 from ..torch_private import (
     are_saved_tensors_hooks_allowed,
     dispatch_modes,
@@ -42,6 +42,8 @@ _compiling = torch.compiler.is_dynamo_compiling
 
 _FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
 _CONTAINERS = (list, tuple, dict)
+# Of others torch has few low-precision kernels, and where it has none the result stays float32 (R11).
+_LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory.
 _LARGE = 4096
 
@@ -128,7 +130,7 @@ def _low_of(
             dtype = tensor.dtype
             if dtype is found or dtype not in _FLOATING or dtype in beside:
                 continue
-            if found is not None or dtype not in slow or not tensor.is_cpu or tensor.layout is tensor_casts.MKLDNN:
+            if found is not None or dtype not in slow or not tensor.is_cpu or tensor.layout not in _LAYOUTS:
                 return None
             found = dtype
     return found
@@ -221,23 +223,29 @@ class _Keeping:
             if self._again is None:
                 self._again = _Again(self._rule, self._op, self._low, self._given, self._state)
             return _Packed(self._again.expect(), "again")
-        kept = tensor if low is None else low
-        return _Packed(Exact(kept, self._rule.op) if self._around is None else self._around[0](kept), "as it is" if low is None else "low")
+        kept, how = (tensor, "as it is") if low is None else (low, "low")
+        if self._around is not None:
+            return _Packed(self._around[0](kept), how)
+        # an op's result would hold the op's node; a leaf's memory may be exchanged until backward
+        return _Packed(kept if kept.is_leaf and kept._base is None else _detach(kept), how, kept._version)
 
     def _unpack(self, packed: _Packed) -> Tensor:
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             if packed.how == "again":
                 assert self._again is not None
                 return self._again.tensor(packed.kept)
-            tensor: Tensor = packed.kept.tensor() if self._around is None else self._around[1](packed.kept)
+            tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
+            if packed.version >= 0:
+                refuse_written(tensor, packed.version, self._rule.op)
             return tensor_casts.cast(tensor, torch.float32) if packed.how == "low" else tensor
 
 
 class _Packed(NamedTuple):
-    """What the graph holds in the place of a tensor, and how that is made of it."""
+    """What the graph holds in the place of a tensor, how the tensor is made of it, and its version where hmp has to look at that."""
 
     kept: Any
-    how: Literal["low", "as it is", "again"]
+    how: str  # "low", "as it is" or "again"
+    version: int = -1
 
 
 def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype, rule: OpRule) -> Tensor | None:
@@ -268,7 +276,7 @@ class _Again:
         self._rule, self._op, self._low, self._given, self._state = rule, op, low, given, state
         self.count = self._left = 0
         self._found: list[Tensor] = []
-        self._versions = [Exact(t, rule.op) for t in each_tensor((given[0], given[1]))]
+        self._versions = [(t, t._version) for t in each_tensor(given)]
 
     def expect(self) -> int:
         """Return the number of one more tensor that is computed again."""
@@ -287,8 +295,8 @@ class _Again:
 
     def _computed(self) -> list[Tensor]:
         found: list[Tensor] = []
-        for version in self._versions:
-            version.tensor()
+        for tensor, version in self._versions:
+            refuse_written(tensor, version, self._rule.op)
         pairs: list[tuple[Tensor, Tensor]] = []
 
         def wide(tensor: Tensor) -> Tensor:
