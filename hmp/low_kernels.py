@@ -72,5 +72,5 @@ def why(dtype: torch.dtype) -> str:
     """Return why products in that dtype compute in float32, as the end of a sentence."""
     name = str(dtype).removeprefix("torch.")
     if has_instructions(dtype):
-        return f"{_VARIABLE} or hmp.set_low_kernels() asks for that"
+        return f"{_VARIABLE} or hmp.set_low_kernels() asks for it"
     return f"this processor has no {name} instructions"

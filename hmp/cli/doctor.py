@@ -18,6 +18,7 @@ from .output import add_json, give_json
 from .parser import Parser
 
 # The flags of /proc/cpuinfo that say how fast a low dtype is.
+_SIZE, _ROUNDS = 256, 5  # of the products that are timed: a fifth of a second where the kernel takes 90 times float32's time
 _INSTRUCTIONS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "amx_int8", "bf16", "fphp", "asimdhp")
 
 
@@ -59,6 +60,7 @@ def _found() -> dict[str, Any]:
 
 
 def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
+    from .. import low_kernels
     from ..caches import mark_proof
 
     devices = [torch.device("cpu")]
@@ -74,6 +76,10 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
         },
     }
     try:
+        found["low_kernels"] = {
+            "choice": low_kernels.choice(),
+            "products": {name: _products(torch, name) for name in ("bfloat16", "float16")},
+        }
         found["autocast"] = hmp.Policy.load("autocast").name
         found["converted"] = hmp.is_converted()
     except Exception as error:  # a torch that lacks something
@@ -108,6 +114,27 @@ def _kernels(torch: Any, device: Any) -> dict[str, bool]:
     return found
 
 
+def _products(torch: Any, name: str) -> dict[str, Any]:
+    """How long a product of matrices takes on the CPU, as a multiple of float32's time: by torch's kernel for the dtype, and as a float32
+    product of rounded inputs. `computes_in` says which of the two hmp uses."""
+    from .. import low_kernels
+    from ..benchmark.timing import least_seconds
+
+    low = getattr(torch, name)
+    wide = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
+    narrow = tuple(each.to(low) for each in wide)
+    with hmp.disable_casts(), torch.no_grad():
+        steps = (
+            lambda: torch.mm(*wide),
+            lambda: torch.mm(*narrow),
+            lambda: torch.mm(*(each.to(low).float() for each in wide)).to(low),
+        )
+        least_seconds(steps, 1, wide[0].device)  # the first call of each chooses its kernel
+        in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, wide[0].device)
+    computes_in = "float32" if low in low_kernels.computed_in_float32() else name
+    return {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
+
+
 def _instructions() -> list[str]:
     """The processor's own for low dtypes, as Linux tells them; none where nobody does."""
     try:
@@ -132,6 +159,13 @@ def _others() -> list[str]:
     return found + sorted({f"distribution {each.name} {each.version}" for each in importlib.metadata.distributions() if each.name == "hmp"})
 
 
+def _verdict(name: str, kernel: float, rounded: float, computes_in: str) -> str:
+    times = f"products in {name} take {kernel:.1f} times float32's time by torch's kernel, {rounded:.1f} times in float32 on rounded inputs"
+    if computes_in == "float32":
+        return f"{times}: hmp computes them so; HMP_LOW_KERNELS=native has it use the kernel"
+    return f"{times}: hmp uses the kernel; HMP_LOW_KERNELS=float32 has it compute in float32"
+
+
 def _say(found: dict[str, Any]) -> None:
     print(f"hmp {found['hmp']} in {found['folder']}, Python {found['python']}, torch {found['torch'] or 'missing'}")
     for device, told in found.get("devices", {}).items():
@@ -141,6 +175,9 @@ def _say(found: dict[str, Any]) -> None:
     if "threads" in found:
         print(f"  threads: {found['threads']}")
     print(f"  instructions for low dtypes: {', '.join(found['instructions']) or 'none known'}")
+    if "low_kernels" in found:
+        for name, told in found["low_kernels"]["products"].items():
+            print(f"  {_verdict(name, told['kernel'], told['rounded'], told['computes_in'])}")
     if "autocast" in found:
         print(f"  policy autocast is {found['autocast']} here; {'a' if found['converted'] else 'no'} policy is in force for the process")
     for extra in found["extras"]:

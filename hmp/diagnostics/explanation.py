@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
+from .. import low_kernels
 from ..context import state
 from ..dispatch import deciding
 from ..errors import HmpError
@@ -142,7 +145,11 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     if source is None:
         if op in op_facts.MIXED_RAISES or op in op_facts.NORMS:
             precision = "its input" if op in op_facts.NORMS else "its first castable input"
-            return f"unlisted: it runs in the precision of {precision} (R7)" + _without_kernel(op)
+            return (
+                f"unlisted: it runs in the precision of {precision} (R7)"
+                + _without_kernel(op)
+                + _without_instructions(op, *low_kernels.LOW)
+            )
         return "unlisted: it is left to torch" + _without_kernel(op)
     own = sites.sites_of(op)  # none, for a function of the user's
     if own and all(site.in_place for site in own):
@@ -153,7 +160,7 @@ def _why(op: str, source: ListEntry | None, policy: Policy) -> str:
     done = meaning(op, "autocast" if source.is_autocasts else source.cast)
     if source.cast == "fp8":
         done = f"{done} ({policy.in_fp8})" if op in PRODUCTS else meaning(op, "in_place")
-    return done + spelled + (_without_kernel(op) if source.cast != "fp32" else "")
+    return done + spelled + (_without_kernel(op) + _without_instructions(op, policy.dtype) if source.cast != "fp32" else "")
 
 
 def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
@@ -161,6 +168,14 @@ def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
         return ""
     place = f" ({entry.place})" if entry.path else ""
     return f"what it keeps for backward is packed as {recipe} (R22), by {entry.text!r} on the saved list{place}"
+
+
+def _without_instructions(op: str, *dtypes: torch.dtype) -> str:
+    if op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op)):
+        return ""
+    wide = [dtype for dtype in dtypes if dtype in low_kernels.computed_in_float32()]
+    reasons = "; ".join(dict.fromkeys(map(low_kernels.why, wide)))
+    return f"; on the CPU it computes in float32 on rounded inputs and rounds its result, as {reasons} (R11)" if wide else ""
 
 
 def _without_kernel(op: str) -> str:

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+from .. import low_kernels
 from ..context import state
-from ..formatting import provenance
+from ..formatting import dtype_name, provenance
 from ..session import observed_by
 from ..uncompiled import running_uncompiled
 from .recorder import Recorder, Unlisted
@@ -25,7 +26,8 @@ def record(*, synchronize: bool = False) -> Iterator[Report]:
     the calling thread spent. What torch.compile has compiled runs uncompiled meanwhile, and is recorded like everything else.
     """
     recorder = Recorder(synchronize)
-    report = Report((), (), (), (), device=_device(), **provenance())
+    in_float32 = {dtype_name(dtype): low_kernels.why(dtype) for dtype in low_kernels.computed_in_float32()}
+    report = Report((), (), (), (), device=_device(), in_float32=in_float32, **provenance())
     report._recorder = recorder
     try:
         with running_uncompiled(), observed_by(recorder), recorder.modules.watch(), recorder.kept.watch(), Unlisted(recorder) as unlisted:

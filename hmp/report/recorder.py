@@ -29,6 +29,7 @@ from ..torch_private import (
     pop_function_mode,
     push_function_mode,
 )
+from ..wrapping import in_float32
 from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
 from .kept_packed import KeptRows
@@ -57,10 +58,10 @@ _NO_TENSORS = frozenset({type(None), bool, int, float, str, torch.dtype, torch.d
 class _Call:
     """What is known of the call that is running."""
 
-    __slots__ = ("bytes", "cast_seconds", "casts", "compute", "op_seconds", "saved")
+    __slots__ = ("bytes", "cast_seconds", "casts", "compute", "in_float32", "op_seconds", "saved")
 
     def __init__(self) -> None:
-        self.casts = self.saved = self.bytes = 0
+        self.casts = self.saved = self.bytes = self.in_float32 = 0
         self.cast_seconds = self.op_seconds = 0.0
         self.compute = ""
 
@@ -127,6 +128,7 @@ class Recorder(Observer):
         """torch's own op, or the product in FP8 in its place, whose dtype and time are noted."""
         own = getattr(op, "computes", None)  # of a product in FP8
         computes = "" if own is None else _short[own]
+        low_of = getattr(op, "computes_in_float32", None)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             call: _Call | None = getattr(self._threads, "call", None)
@@ -136,13 +138,15 @@ class Recorder(Observer):
             call.compute = computes or _asked_dtype(given) or _first_dtype(given)
             if computes:
                 kwargs["observer"] = self.fp8.observer(rule.op, self.places.here().module, kwargs.get("observer"))
+            if low_of is not None and low_of(args, kwargs) is not None:
+                call.in_float32 = 1
             started = self._now()
             try:
                 return op(*args, **kwargs)
             finally:
                 call.op_seconds += self._now() - started
 
-        timed.computes = own  # type: ignore[attr-defined]  # for a recording inside this one
+        timed.computes, timed.computes_in_float32 = own, low_of  # type: ignore[attr-defined]  # for a recording inside this one
         return timed
 
     def _autocasts(self, call: _Call, wrapper: Op, rule: OpRule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -199,7 +203,8 @@ class Recorder(Observer):
         result: Any = None
         raised = 1
         region = overriding.over_casts()
-        is_autocast = said == _AUTOCASTS or (region is not None and said in ("bf16", "fp32", "fp8"))
+        is_wide = said == _AUTOCASTS and in_float32.replaces_autocast(rule, list(each_castable(given)))
+        is_autocast = (said == _AUTOCASTS and not is_wide) or (region is not None and said in ("bf16", "fp32", "fp8"))
         began = self._now()
         try:
             result = self._autocasts(call, wrapper, rule, args, kwargs) if is_autocast else wrapper(*args, **kwargs)
@@ -281,7 +286,7 @@ class Recorder(Observer):
                 self.policies.setdefault(given)
             counts = self._counts.get(key)
             if counts is None:
-                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0]  # in the order of rows.COUNTED
+                counts = self._counts[key] = [0, 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0]  # in the order of rows.COUNTED
             counts[0] += 1
             counts[1] += call.casts
             counts[2] += call.saved
@@ -291,6 +296,7 @@ class Recorder(Observer):
             counts[6] += no_kernel
             counts[7] += raised
             counts[8] += traced
+            counts[9] += call.in_float32
 
     def _now(self) -> float:
         if self._wait is not None:

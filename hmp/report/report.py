@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import HmpError
-from ..formatting import count, dtype_name, in_notebook, json_written, of_json, versioned, written
+from ..formatting import count, dtype_name, in_notebook, json_written, of_json, some, versioned, written
 from ..lists import LISTS
 from ..printers import printer
 from . import bounded_places, kept_packed, trace
@@ -52,7 +52,7 @@ class Report:
         self._models = tuple(models)
         self._about: dict[str, Any] = {
             "policies": [], "never_called": [], "uncast_calls": 0, "unplaced_calls": 0, "seconds": 0.0, "ranks": 1, "device": "cpu",
-            "torch": torch.__version__,
+            "torch": torch.__version__, "in_float32": {},
         } | about  # fmt: skip
 
     @property
@@ -158,6 +158,11 @@ class Report:
         raised = sum(row.raised for row in rows)
         if raised:
             notes.append(f"{count(raised, 'call')} ended in an exception.")
+        for dtype, why in self._about["in_float32"].items():
+            wide = [row for row in rows if row.in_float32 and dtype in (row.compute, row.output)]
+            if wide:
+                names, calls = some(sorted({row.op for row in wide}), 6), count(sum(row.in_float32 for row in wide), "call")
+                notes.append(f"{dtype} computed in float32 and rounded, in {calls} of {names}: {why} (rule R11).")
         unplaced = self._told("unplaced_calls")
         if unplaced:
             notes.append(

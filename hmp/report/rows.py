@@ -15,7 +15,7 @@ PAST = "past hmp"
 # A rule's number says nothing by itself.
 _WORDS = {"R5": "in place (R5)", "R7": "first input (R7)", "R12": "saturates (R12)"}
 # What is counted, and added up when rows are taken together.
-COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced")
+COUNTED = ("calls", "casts", "casts_saved", "cast_bytes", "op_seconds", "cast_seconds", "no_kernel", "raised", "traced", "in_float32")
 # What rows may be taken together by, with the fields that then tell them apart.
 GROUPS = {
     "op": ("op", "rule", "source", "inputs", "compute", "output"),
@@ -36,6 +36,8 @@ class Row:
     who called. `casts` were made, `casts_saved` were not, thanks to a cache; `cast_bytes` are those of the tensors that were cast, as
     they were before. `op_seconds` is the time in torch's op, `cast_seconds` in its casts, both as the calling thread saw them.
     `no_kernel` calls ran in float32 for want of a kernel (R11), `raised` calls raised, `traced` calls were seen only by a compiler.
+    `in_float32` calls computed in float32 on inputs rounded to the low dtype, and rounded their result, as the processor has no
+    instructions for it (R11).
     """
 
     op: str
@@ -56,6 +58,7 @@ class Row:
     no_kernel: int = 0
     raised: int = 0
     traced: int = 0
+    in_float32: int = 0
 
     @property
     def seconds(self) -> float:
@@ -64,8 +67,9 @@ class Row:
 
     @property
     def dtypes(self) -> str:
-        """`inputs → compute → output`."""
-        return " → ".join(part or "-" for part in (self.inputs, self.compute, self.output))
+        """`inputs → compute → output`; of products that compute in float32 for a low dtype "bfloat16 in float32" in the middle."""
+        compute = f"{self.compute} in float32" if self.in_float32 and self.compute != "float32" else self.compute
+        return " → ".join(part or "-" for part in (self.inputs, compute, self.output))
 
     @property
     def place(self) -> str:

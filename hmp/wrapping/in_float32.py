@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -89,18 +89,23 @@ def in_float32(op: Op, rule: OpRule) -> Op:
     return computed
 
 
+def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
+    """Return True if the op computes in float32 where torch.autocast decides elsewhere: on the CPU, outside of a region of the user's."""
+    if rule.op in op_facts.FLOAT32_UNDER_AUTOCAST or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
+        return False
+    return rule.needs_instructions and rule.low in low_kernels.computed_in_float32()
+
+
 def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     """Return a function for an op that torch.autocast decides elsewhere: on the CPU its inputs are rounded and `op` computes in float32.
 
     A recurrent op's state and result stay float32 where torch.autocast leaves them so.
     """
-    slow = low_kernels.computed_in_float32()
     cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
     keeps_state = rule.op in op_facts.RECURRENT & op_facts.WIDE_UNDER_AUTOCAST
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
-        tensors = survey(args, kwargs, rule)
-        if rule.low not in slow or not tensors or not tensors[0].is_cpu or _is_autocast_enabled("cpu"):
+        if not replaces_autocast(rule, survey(args, kwargs, rule) or ()):
             return by_autocast(*args, **kwargs)
         if keeps_state:
             weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]

@@ -62,7 +62,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
         wrapper = autocast_inside.wrapper(inner, unlisted, rule, caster)
-        if in_float32.applies(rule) and rule.op not in op_facts.FLOAT32_UNDER_AUTOCAST:
+        if in_float32.applies(rule):
             wrapper = in_float32.under_autocast(wrapper, wide, rule, caster)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
         wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule, caster)
