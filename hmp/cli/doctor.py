@@ -82,6 +82,8 @@ def _of_torch(torch: Any, problems: list[str]) -> dict[str, Any]:
         }
         found["autocast"] = hmp.Policy.load("autocast").name
         found["converted"] = hmp.is_converted()
+    except hmp.HmpError as error:
+        problems.append(str(error))
     except Exception as error:  # a torch that lacks something
         problems.append(f"hmp does not work with torch {torch.__version__}: {error}")
     return found
@@ -123,14 +125,19 @@ def _products(torch: Any, name: str) -> dict[str, Any]:
     low = getattr(torch, name)
     wide = torch.ones(_SIZE, _SIZE), torch.ones(_SIZE, _SIZE)
     narrow = tuple(each.to(low) for each in wide)
+    threads = torch.get_num_threads()
     with hmp.disable_casts(), torch.no_grad():
         steps = (
             lambda: torch.mm(*wide),
             lambda: torch.mm(*narrow),
             lambda: torch.mm(*(each.to(low).float() for each in wide)).to(low),
         )
-        least_seconds(steps, 1, wide[0].device)  # the first call of each chooses its kernel
-        in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, wide[0].device)
+        torch.set_num_threads(1)  # a second one waits for whatever else the machine does
+        try:
+            least_seconds(steps, 1, wide[0].device)  # the first call of each chooses its kernel
+            in_float32, kernel, rounded = least_seconds(steps, _ROUNDS, wide[0].device)
+        finally:
+            torch.set_num_threads(threads)
     computes_in = "float32" if low in low_kernels.computed_in_float32() else name
     return {"kernel": kernel / in_float32, "rounded": rounded / in_float32, "computes_in": computes_in}
 
@@ -160,7 +167,10 @@ def _others() -> list[str]:
 
 
 def _verdict(name: str, kernel: float, rounded: float, computes_in: str) -> str:
-    times = f"products in {name} take {kernel:.1f} times float32's time by torch's kernel, {rounded:.1f} times in float32 on rounded inputs"
+    from ..formatting import two_digits  # which imports torch: only where there is one
+
+    in_kernel, in_float32 = two_digits(kernel), two_digits(rounded)
+    times = f"products in {name} take {in_kernel} times float32's time by torch's kernel, {in_float32} times in float32 on rounded inputs"
     if computes_in == "float32":
         return f"{times}: hmp computes them so; HMP_LOW_KERNELS=native has it use the kernel"
     return f"{times}: hmp uses the kernel; HMP_LOW_KERNELS=float32 has it compute in float32"

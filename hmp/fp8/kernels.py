@@ -8,6 +8,7 @@ import torch
 
 from ..casting import Tensor, cast
 from ..errors import HmpError
+from ..low_kernels import computed_in_float32
 from ..torch_private import TORCH, is_any_autocast_enabled, is_autocast_available, scaled_mm
 from . import on_gpu
 from .quantising import Quantised, values
@@ -60,8 +61,11 @@ def multiply(left: Quantised, right: Quantised, low: torch.dtype, *, real: bool,
 
 
 def matmul_as_given(left: Tensor, right: Tensor) -> Tensor:
-    """`left @ right` in the dtype of the two: torch.autocast, where it is on, would take its own."""
+    """`left @ right` in the dtype of the two: torch.autocast, where it is on, would take its own. On a CPU without instructions for the
+    dtype computed in float32 and rounded (R11)."""
     device = left.device.type
+    if device == "cpu" and left.dtype in computed_in_float32():
+        return cast(matmul_as_given(cast(left, torch.float32), cast(right, torch.float32)), left.dtype)
     if is_any_autocast_enabled() and is_autocast_available(device):
         with torch.autocast(device, enabled=False):
             return _matmul(left, right)

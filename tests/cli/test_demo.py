@@ -19,7 +19,7 @@ from hmp.cli import main
 pytest.importorskip("rich")
 pytest.importorskip("sklearn")
 
-from hmp.cli.demo import check, show
+from hmp.cli.demo import check, plan, show, training
 from hmp.cli.demo.models import MODELS, DemoModel
 from hmp.cli.demo.show import print_ops, print_results
 from hmp.cli.demo.step_report import StepObserver, StepReport
@@ -30,10 +30,11 @@ BF16, FP32 = torch.bfloat16, torch.float32
 
 def observe(model: nn.Module, x: torch.Tensor, around_forward=nullcontext) -> StepReport:
     observer = StepObserver(model)
-    with observer.step():
-        with observer.forward(), around_forward():
-            loss = model(x).sum()
-        loss.backward()
+    for around in (observer.saving, observer.forward):
+        with observer.dispatched() if around == observer.forward else nullcontext():
+            with around(), around_forward():
+                loss = model(x).sum()
+            loss.backward()
     return observer.report()
 
 
@@ -52,6 +53,54 @@ def test_casts_are_those_of_the_forward_and_of_the_backward_pass() -> None:
     # forward: input, weight, bias; backward: the gradients of weight and bias
     assert report.casts == 5
     assert report.dtypes("addmm") == {BF16}
+
+
+def test_a_product_in_float32_counts_as_bfloat16_if_its_inputs_are_bfloat16_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
+    layer, x = nn.Linear(4, 3), torch.rand(2, 4)
+    with hmp.convert(policy="habana"):
+        assert observe(layer, x).dtypes("addmm") == {BF16}
+    assert observe(layer, x).dtypes("addmm") == {FP32}
+    with torch.no_grad():
+        layer.weight.copy_(layer.weight.bfloat16())
+        layer.bias.copy_(layer.bias.bfloat16())
+    assert observe(layer, x).dtypes("addmm") == {FP32}, "its input is not one"
+
+
+def test_a_step_keeps_what_it_keeps_unobserved(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
+    with hmp.convert(policy="habana"):
+        # the input, which needs no gradient and no cast after this, the low-precision weight, and nothing in float32
+        assert observe(nn.Linear(64, 64, bias=False), torch.rand(64, 64)).saved_bytes == 64 * 64 * 2
+
+
+# -- its plan
+
+
+def planned(seconds: float, monkeypatch: pytest.MonkeyPatch) -> plan.Plan:
+    of_step = {FLOAT32.name: 0.01, AUTOCAST.name: seconds, HMP.name: min(seconds, 1.0)}
+    monkeypatch.setattr(plan, "step_seconds", lambda make, data, precision: of_step[precision.name])
+    return plan.plan(training.digits())
+
+
+def test_where_steps_are_quick_everything_is_trained_to_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = planned(0.02, monkeypatch)
+    assert [run.steps for run in found.runs] == [180] * 3 + [252] * 3
+    assert len(found.about()) == 1
+
+
+def test_where_autocast_is_slow_it_is_cut_short_and_where_hmp_is_all_take_fewer_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "_SECONDS", 10.0)
+    found = planned(0.4, monkeypatch)
+    assert [run.steps for run in found.runs] == [180, 10, 180, 252, 10, 252]
+    assert "torch.autocast is slow here" in found.about()[1]
+    found = planned(3.0, monkeypatch)
+    by_name = {(run.model, run.precision.name): run for run in found.runs}
+    assert found.seconds < 230
+    assert by_name["convnet", AUTOCAST.name].steps == 1
+    for name in MODELS:
+        assert by_name[name, FLOAT32.name].steps == by_name[name, HMP.name].steps <= 108
+    assert "of their epochs" in found.about()[2]
 
 
 # -- its check
@@ -98,7 +147,7 @@ def test_check_covers_every_listed_op_that_a_model_calls(make: type[DemoModel]) 
     batch = torch.rand(8, 1, 8, 8)
     model = make()
     observer = StepObserver(model)
-    with observer.step(), observer.forward(), FLOAT32.around_forward():
+    with observer.dispatched(), observer.forward(), FLOAT32.around_forward():
         F.cross_entropy(model(batch), torch.zeros(8, dtype=torch.int64))
     assert check.op_failures("m", dict.fromkeys(wanted, FP32), observer.report()) == []
 
@@ -160,8 +209,11 @@ def test_check_fails_when_hmp_is_switched_off(capsys: pytest.CaptureFixture[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
-def test_demo_passes_its_own_check(seed: int, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("kernels", ["auto", "float32"])
+def test_demo_passes_its_own_check(seed: int, kernels: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", kernels)
     status = main(["demo", "--seed", str(seed)])
     printed = capsys.readouterr().out
     assert status == 0, printed
     assert "check passed" in printed
+    assert "This takes about" in printed

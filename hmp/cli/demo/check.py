@@ -51,6 +51,8 @@ def op_failures(model: str, wanted: Mapping[str, torch.dtype], step: StepReport)
 
 def accuracy_failures(reference: Outcome, other: Outcome) -> list[str]:
     """Return a sentence if the accuracies of two outcomes are more than one percentage point apart."""
+    if reference.accuracy is None or other.accuracy is None:
+        return [f"{other.model}: {other.precision} or {reference.precision} was not trained to the end"]
     if abs(reference.accuracy - other.accuracy) <= _POINTS:
         return []
     return [

@@ -50,7 +50,7 @@ class Transformer(DemoModel):
     peak_learning_rate = 2e-3
     calls = frozenset("linear t embedding layer_norm mul matmul softmax dropout relu truediv cross_entropy".split())
 
-    def __init__(self, width: int = 192, heads: int = 4, blocks: int = 2) -> None:
+    def __init__(self, width: int = 128, heads: int = 4, blocks: int = 2) -> None:
         super().__init__()
         self.embed = nn.Linear(8, width)
         self.position = nn.Embedding(8, width)

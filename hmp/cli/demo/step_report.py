@@ -13,12 +13,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from ...benchmark.saved_bytes import SavedBytes
+from ...low_kernels import computed_in_float32
 
 _CASTS = ("_to_copy", "to")
 # These move or make data; the precision of a computation is not theirs to show.
 _NOT_COMPUTING = {*_CASTS, "_unsafe_view", "clone", "copy_", "detach", "empty_like", "fill_", "ones_like", "zeros_like"}
 # A view, so it computes nothing; but it is on a published list, so it is looked at.
 _VIEWS_SHOWN = {"t"}
+_PRODUCTS = {"addmm", "bmm", "mm", "convolution"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class StepReport:
     """One forward pass, backward pass and optimizer step.
 
     ``ran`` holds the calls of each (ATen op, compute dtype) of the forward pass, where the compute dtype is that of
-    the op's first floating input: the activation where weights or statistics stand beside it.
+    the op's first floating input: the activation where weights or statistics stand beside it. A product that computes
+    in float32 because the processor has no bfloat16 instructions counts as bfloat16 if all its inputs are bfloat16 numbers.
     ``casts`` counts the changes of dtype in the whole step, those that autograd and the optimizer make included.
     ``saved_bytes`` is what the forward pass kept for the backward pass, each storage once, parameters and buffers
     left out; a low-precision copy of a parameter is in it, for it lives as long.
@@ -46,25 +49,32 @@ class StepReport:
 
 
 class StepObserver:
-    """Observes one step: ``with observer.step():`` around it, ``with observer.forward():`` around model and loss."""
+    """Observes steps: one inside ``dispatched()``, whose ops are seen, and one whose forward is inside ``saving()``.
+
+    They are two because ops that are dispatched to an observer keep more for backward.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._saved = SavedBytes([*model.parameters(), *model.buffers()])
         self._dispatch = _Dispatch()
 
     @contextmanager
-    def step(self) -> Iterator[None]:
+    def dispatched(self) -> Iterator[None]:
         with self._dispatch:
             yield
 
     @contextmanager
     def forward(self) -> Iterator[None]:
+        self._dispatch.in_forward = True
+        try:
+            yield
+        finally:
+            self._dispatch.in_forward = False
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
         with self._saved.watch():
-            self._dispatch.in_forward = True
-            try:
-                yield
-            finally:
-                self._dispatch.in_forward = False
+            yield
 
     def report(self) -> StepReport:
         return StepReport(dict(self._dispatch.ran), self._dispatch.casts, self._saved.bytes)
@@ -83,14 +93,17 @@ class _Dispatch(TorchDispatchMode):
         if name in _CASTS:
             self.casts += args[0].dtype != result.dtype
         elif self.in_forward and (name in _VIEWS_SHOWN or not (func.is_view or name in _NOT_COMPUTING)):
-            dtype = _compute_dtype((args, kwargs))
+            dtype = _compute_dtype(name, (args, kwargs))
             if dtype is not None:
                 self.ran[name, dtype] += 1
         return result
 
 
-def _compute_dtype(arguments: Any) -> torch.dtype | None:
-    for leaf in tree_iter(arguments):
-        if isinstance(leaf, torch.Tensor) and leaf.is_floating_point():
-            return leaf.dtype
-    return None
+def _compute_dtype(name: str, arguments: Any) -> torch.dtype | None:
+    tensors = [leaf for leaf in tree_iter(arguments) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
+    if not tensors:
+        return None
+    low = torch.bfloat16
+    if name in (_PRODUCTS | _VIEWS_SHOWN) and low in computed_in_float32() and all(torch.equal(t.to(low).to(t.dtype), t) for t in tensors):
+        return low
+    return tensors[0].dtype

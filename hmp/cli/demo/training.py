@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class Outcome:
 
     model: str
     precision: str
-    accuracy: float  # percent of the test pictures
+    accuracy: float | None  # percent of the test pictures; None if the model was not trained to the end
     step_seconds: float  # median of the training steps
     step: StepReport
 
@@ -86,23 +87,40 @@ def train(
     *,
     epochs: int,
     seed: int,
+    most_steps: int | None = None,
     advance: Callable[[], None] = lambda: None,
 ) -> Outcome:
-    """Return what came of training one model in one precision; the same seed gives the same weights and batches."""
+    """Return what came of training one model in one precision; the same seed gives the same weights and batches.
+
+    After ``most_steps`` training ends: what a step takes and does is known then, and the accuracy is not.
+    """
     torch.manual_seed(seed)
     with precision.around_training():
         trainee = _Trainee(make(), precision, steps(data, epochs))
         seconds = []
-        for _ in range(epochs):
-            for batch in torch.randperm(len(data.train_images)).split(_BATCH):
-                if len(batch) < _BATCH:
-                    continue
-                images, labels = data.train_images[batch], data.train_labels[batch]
-                seconds.append(seconds_of(partial(trainee.step, images, labels), 1, images.device)[0])
-                advance()
-        accuracy = trainee.accuracy(data.test_images, data.test_labels)
+        for images, labels in islice(_batches(data, epochs), most_steps):
+            seconds.append(seconds_of(partial(trainee.step, images, labels), 1, images.device)[0])
+            advance()
+        is_trained = len(seconds) == steps(data, epochs)
+        accuracy = trainee.accuracy(data.test_images, data.test_labels) if is_trained else None
         step = trainee.observe(data.train_images[:_BATCH], data.train_labels[:_BATCH])
     return Outcome(name, precision.name, accuracy, statistics.median(seconds), step)
+
+
+def _batches(data: Digits, epochs: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the pictures and labels of each step; an incomplete last batch of an epoch is left out."""
+    for _ in range(epochs):
+        for batch in torch.randperm(len(data.train_images)).split(_BATCH):
+            if len(batch) == _BATCH:
+                yield data.train_images[batch], data.train_labels[batch]
+
+
+def step_seconds(make: type[DemoModel], data: Digits, precision: Precision) -> float:
+    """Return how long a training step takes: the second, as the first sets up."""
+    with precision.around_training():
+        trainee = _Trainee(make(), precision, steps(data, 1))
+        images, labels = data.train_images[:_BATCH], data.train_labels[:_BATCH]
+        return min(seconds_of(partial(trainee.step, images, labels), 1, images.device)[0] for _ in range(2))
 
 
 class _Trainee:
@@ -114,13 +132,14 @@ class _Trainee:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizer, peak, total_steps=total_steps, pct_start=_WARM_UP)
 
     def step(self, images: torch.Tensor, labels: torch.Tensor) -> None:
-        self._update(images, labels, None)
+        self._update(images, labels)
         self.schedule.step()
 
     def observe(self, images: torch.Tensor, labels: torch.Tensor) -> StepReport:
         observer = StepObserver(self.model)
-        with observer.step():
-            self._update(images, labels, observer)
+        self._update(images, labels, observer.saving)
+        with observer.dispatched():
+            self._update(images, labels, observer.forward)
         return observer.report()
 
     def accuracy(self, images: torch.Tensor, labels: torch.Tensor) -> float:
@@ -129,10 +148,12 @@ class _Trainee:
             right = int((self.model(images).argmax(1) == labels).sum())
         return 100.0 * right / len(labels)
 
-    def _update(self, images: torch.Tensor, labels: torch.Tensor, observer: StepObserver | None) -> None:
+    def _update(
+        self, images: torch.Tensor, labels: torch.Tensor, around_forward: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> None:
         self.model.train()
         self.optimizer.zero_grad()
-        with observer.forward() if observer else nullcontext(), self.forward_context():
+        with around_forward(), self.forward_context():
             loss = F.cross_entropy(self.model(images), labels)
         loss.backward()
         self.optimizer.step()
