@@ -37,8 +37,9 @@ PARTS = (
     "recording",
     "fp8",
     "saved",
+    "low_kernels",
 )
-WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8", "saved")
+WITHOUT_MODELS = ("calls", "optimizers", "reused", "startup", "depth", "compiled", "recording", "fp8", "saved", "low_kernels")
 
 
 def _names(allowed: tuple[str, ...]) -> Callable[[str], list[str]]:
@@ -95,6 +96,7 @@ def chosen_scale(options: argparse.Namespace) -> Scale:
             warm_rounds=count,
             recording_rounds=count,
             saved_rounds=count,
+            low_rounds=count,
         )
     return found
 
@@ -127,6 +129,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         gradients,
         in_fp8,
         interleaved,
+        low_kernels,
         memory,
         optimizers,
         recording,
@@ -157,6 +160,7 @@ def measure(options: argparse.Namespace) -> list[Found]:
         "recording": lambda: recording.run(much.recording_rounds, device, options.smallest),
         "fp8": lambda: in_fp8.run(much.rounds["medium"], device),
         "saved": lambda: saved.run(list(much.saved_widths), much.saved_rounds),
+        "low_kernels": lambda: low_kernels.run(much.low_rounds, much.seconds, options.smallest),
     }
     found = []
     for name, run in parts.items():

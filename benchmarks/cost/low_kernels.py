@@ -74,9 +74,8 @@ def of_ops(rounds: int, smallest: bool) -> Found:
         for name, low in LOW.items():
             of_call = ratios(call, low, rounds)
             found.samples[f"{call.op} {name}"] = of_call
-            found.details.append(
-                f"{call.op:30} {name:9} " + " ".join(f"{of_call[each]:18.2f}" for each in columns) + ("  float32" if slow else "  its own kernel")
-            )
+            times = " ".join(f"{of_call[each]:18.2f}" for each in columns)
+            found.details.append(f"{call.op:30} {name:9} {times}  {'float32' if slow else 'its own kernel'}")
         if smallest:
             break
     return found
@@ -207,10 +206,11 @@ def _measure(step: Callable[[Side], None], among: dict[str, Side], rounds: int, 
 def of_models(rounds: int, seconds: float, smallest: bool) -> Found:
     """Return rows and table of whole steps."""
     found = Found("low_kernels")
+    there = ", ".join(name for name, low in LOW.items() if has_instructions(low)) or "none"
+    sides_of = f"{'training: hmp':>15} {'autocast':>15} {'inference: hmp':>15} {'autocast':>15}"
     found.details = [
-        f"whole steps, to float32's time; instructions: {', '.join(n for n, low in LOW.items() if has_instructions(low)) or 'none'}; "
-        "hmp computes in float32 on rounded inputs",
-        f"{'model':27} {'dtype':9} {'training: hmp':>15} {'autocast':>15} {'inference: hmp':>15} {'autocast':>15} {'error':>6} {'bytes':>6}",
+        f"whole steps, to float32's time; instructions: {there}; hmp computes in float32 on rounded inputs",
+        f"{'model':27} {'dtype':9} {sides_of} {'error':>6} {'bytes':>6}",
     ]
     for title, make in MODELS.items():
         for name, low in LOW.items():

@@ -35,6 +35,7 @@ class Scale:
     recording_rounds: int
     saved_widths: tuple[int, ...]
     saved_rounds: int
+    low_rounds: int
 
 
 SMALLEST = Scale(
@@ -62,6 +63,7 @@ SMALLEST = Scale(
     recording_rounds=1,
     saved_widths=(32,),
     saved_rounds=1,
+    low_rounds=1,
 )
 QUICK = Scale(
     call_rounds=25,
@@ -88,6 +90,7 @@ QUICK = Scale(
     recording_rounds=3,
     saved_widths=(256, 512),
     saved_rounds=3,
+    low_rounds=5,
 )
 FULL = Scale(
     call_rounds=41,
@@ -114,4 +117,5 @@ FULL = Scale(
     recording_rounds=11,
     saved_widths=(256, 512),
     saved_rounds=9,
+    low_rounds=11,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -101,14 +102,22 @@ LEFT_OUT = frozenset(
     linalg.pinv pinverse pca_lowrank svd_lowrank linalg.polar
     """.split()
 )
-_RECURRENT = {"lstm": "LSTM", "gru": "GRU", "rnn_tanh": "RNN", "lstm_cell": "LSTMCell", "gru_cell": "GRUCell", "rnn_tanh_cell": "RNNCell"}
+_RECURRENT: dict[str, Callable[..., nn.Module]] = {
+    "lstm": nn.LSTM,
+    "gru": nn.GRU,
+    "rnn_tanh": nn.RNN,
+    "rnn_relu": partial(nn.RNN, nonlinearity="relu"),
+    "lstm_cell": nn.LSTMCell,
+    "gru_cell": nn.GRUCell,
+    "rnn_tanh_cell": nn.RNNCell,
+    "rnn_relu_cell": partial(nn.RNNCell, nonlinearity="relu"),
+}
 
 
 def listed() -> set[str]:
-    """Return the names on the low-precision lists of hmp's presets, without the entries that hold in some modules only."""
-    return {
-        entry.name for name in hmp.policies() for entry in hmp.Policy.load(name).entries("bf16") if not entry.text.count("@") and entry.name != "*"
-    }
+    """Return the ops on the low-precision lists of hmp's presets, without the entries that hold in some modules only."""
+    names = {name for preset in hmp.policies() for name in hmp.Policy.load(preset).bf16}
+    return {name.removesuffix(".autocast") for name in names if "@" not in name and name != "*"}
 
 
 def calls() -> Iterator[Call]:
@@ -117,10 +126,11 @@ def calls() -> Iterator[Call]:
     for table in (_MATRICES, _OTHERS):
         for op, (function, shapes) in table.items():
             yield Call(op, function, tuple(0.1 * torch.randn(shape) for shape in shapes))
-    yield Call("linear_cross_entropy", *_linear_cross_entropy()) if hasattr(F, "linear_cross_entropy") else next(calls())
+    if hasattr(F, "linear_cross_entropy"):
+        yield Call("linear_cross_entropy", *_linear_cross_entropy())
     yield Call("sparse.mm", *_sparse())
-    for op, kind in _RECURRENT.items():
-        yield Call(op, *_of_module(getattr(nn, kind)(_N, _N), torch.randn(32, _N) if kind.endswith("Cell") else torch.randn(16, 16, _N)))
+    for op, make in _RECURRENT.items():
+        yield Call(op, *_of_module(make(_N, _N), torch.randn(32, _N) if op.endswith("_cell") else torch.randn(16, 16, _N)))
 
 
 def _linear_cross_entropy() -> tuple[Callable[..., Any], tuple[Tensor, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hmp
 
 _GROUPS = {
-    "Cast": "apply remove casts convert revert Handle is_converted disable_casts enable_casts casts_enabled",
+    "Cast": "apply remove casts convert revert Handle is_converted disable_casts enable_casts casts_enabled set_low_kernels",
     "Lists": "Policy policies explain Rule unreachable Unreachable fallbacks",
     "Your own functions": "bf16_function fp32_function promote_function register",
     "See what ran": "record Report summary",

@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..ops import Parameter, Signature, op_facts
-from ..wrapping import OpRule, in_float32
+from ..wrapping import OpRule, float32_products
 
 # "": only the wrapper can tell. "plain": there never is anything to cast. "dtype": every tensor has the rule's dtype. "same": all tensors
 # have one dtype. "number": every argument is a tensor or a number that fits float16. "wide": the first tensor is float32. "written": the
@@ -38,7 +38,7 @@ PLAIN, NO_FAST_PATH = FastPath("plain"), FastPath("")
 def fast_path_of(rule: OpRule) -> FastPath:
     """The fast path for an op under `rule`, NO_FAST_PATH where only the wrapper can tell whether there is something to cast."""
     found = _fast_path_of(rule)
-    return found._replace(off_cpu=True) if found.condition and rule.dtype is not torch.float32 and in_float32.applies(rule) else found
+    return found._replace(off_cpu=True) if found.condition and rule.dtype is not torch.float32 and float32_products.applies(rule) else found
 
 
 def _fast_path_of(rule: OpRule) -> FastPath:

@@ -15,7 +15,7 @@ from .. import fork_safe
 from ..caches import hits_here as casts_saved
 from ..casting import Caster, Tensor, castable, each_castable, each_tensor
 from ..context import CompiledPolicy, Off, state
-from ..diagnostics import fallbacks_of, overriding
+from ..diagnostics import fallbacks_of, overriding, replaces_autocast
 from ..formatting import dtype_name
 from ..lists import EVERY_OP, LISTS, Listed, ListEntry, Policy, spelling
 from ..ops import name_of, sites
@@ -29,7 +29,6 @@ from ..torch_private import (
     pop_function_mode,
     push_function_mode,
 )
-from ..wrapping import in_float32
 from .bounded_places import ELSEWHERE, BoundedPlaces
 from .in_fp8 import Fp8Rows
 from .kept_packed import KeptRows
@@ -203,7 +202,7 @@ class Recorder(Observer):
         result: Any = None
         raised = 1
         region = overriding.over_casts()
-        is_wide = said == _AUTOCASTS and in_float32.replaces_autocast(rule, list(each_castable(given)))
+        is_wide = said == _AUTOCASTS and replaces_autocast(rule, list(each_castable(given)))
         is_autocast = (said == _AUTOCASTS and not is_wide) or (region is not None and said in ("bf16", "fp32", "fp8"))
         began = self._now()
         try:

@@ -1,6 +1,6 @@
 """Wrappers: the functions that cast the inputs of an op by its rule, and call the op."""
 
-from . import autocast_inside, copied_views, in_float32, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
+from . import autocast_inside, copied_views, float32_products, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
 from .autocast_inside import outside
 from .kernel_fallback import GIVEN_UP, fallbacks, fallbacks_of
 from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
@@ -17,7 +17,7 @@ __all__ = [
     "copied_views",
     "fallbacks",
     "fallbacks_of",
-    "in_float32",
+    "float32_products",
     "jit_trace",
     "kernel_fallback",
     "lost_writes",

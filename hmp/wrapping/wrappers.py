@@ -13,7 +13,7 @@ from ..casting import Caster, tensor_casts
 from ..context import without_casts
 from ..ops import op_facts
 from ..saved import keeping, noting
-from . import autocast_inside, in_float32, kernel_fallback, lost_writes, norms_and_lookups, refusals, saturation
+from . import autocast_inside, float32_products, kernel_fallback, lost_writes, norms_and_lookups, refusals, saturation
 from .in_fp8 import fp8_product, fp8_product_wrapper
 from .in_place import in_place_wrapper, no_kernel_in_place_wrapper
 from .one_buffer import with_one_buffer
@@ -46,7 +46,7 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     caster = _caster(rule)
     in_graph = hasattr(op, "inlined")
     own = without_casts(op) if rule.composite else with_one_buffer(op, rule.op)
-    wide = in_float32.in_float32(own, rule) if in_float32.applies(rule) else own
+    wide = float32_products.in_float32(own, rule) if float32_products.applies(rule) else own
     if rule.saved:
         own, wide, caster = _keeping(own, rule, in_graph), _keeping(wide, rule, in_graph), noting(caster)
     if rule.asks_torch_first and not refusals.is_torchs_function(op):
@@ -62,8 +62,8 @@ def op_wrap(op: Op, rule: OpRule, observer: Observer | None = None) -> Op:
     elif rule.kind == "autocast":
         unlisted = inner if rule.unlisted is None else op_wrap(op, rule.unlisted)
         wrapper = autocast_inside.wrapper(inner, unlisted, rule, caster)
-        if in_float32.applies(rule):
-            wrapper = in_float32.under_autocast(wrapper, wide, rule, caster)
+        if float32_products.applies(rule):
+            wrapper = float32_products.under_autocast(wrapper, wide, rule, caster)
     elif rule.op in norms_and_lookups.BUILDERS and rule.kind in _CASTS_INPUTS:
         wrapper = norms_and_lookups.BUILDERS[rule.op](inner, rule, caster)
     else:

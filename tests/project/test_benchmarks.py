@@ -19,8 +19,9 @@ from autocast_kit import needs_autocasts_lstm
 from benchmarks.__main__ import PARTS, chosen_scale, is_whole, parser, said
 from benchmarks.cost import best, calls, depth, floor, in_fp8, interleaved, memory, saved, step_rows, steps
 from benchmarks.harness import alive, opening, results, sides, stats, verify
-from benchmarks.workloads import known, models
+from benchmarks.workloads import by_op, known, models
 from hmp import torch_private
+from hmp.ops import op_facts, sites
 
 ROOT = Path(__file__).parents[2]
 
@@ -337,3 +338,11 @@ def test_fp8_is_timed_where_the_device_has_it_and_else_says_why_not() -> None:
     in_fp8.measure(timed, ["tensorwise"], rounds=1, device="cpu", width=64, sequences=1, tokens=16)
     assert list(timed.samples) == ["autocast", "hmp", "tensorwise"] and len(timed.rows) == 1
     assert not hmp.is_converted()
+
+
+def test_the_table_of_low_precision_kernels_has_every_op_on_a_presets_low_list() -> None:
+    measured = {call.op for call in by_op.calls()}
+    assert by_op.listed() - by_op.LEFT_OUT <= measured
+    assert measured.isdisjoint(by_op.LEFT_OUT)
+    slow = {op for op in measured if not op_facts.SLOW_WITHOUT_INSTRUCTIONS.isdisjoint(sites.ancestry(op))}
+    assert {"linear", "conv2d", "lstm", "gru_cell", "scaled_dot_product_attention"} <= slow

@@ -15,8 +15,8 @@ import hmp
 from hmp.context import state
 
 PACKAGE = Path(hmp.__file__).parent
-CORE = """errors fork_safe torch_private weak_tensors formatting observing uncompiled patching context casting caches ops lists wrapping
-    torch_hooks dispatch torch_compile diagnostics session""".split()
+CORE = """errors fork_safe low_kernels torch_private weak_tensors formatting observing uncompiled patching context casting caches ops
+    lists wrapping torch_hooks dispatch torch_compile diagnostics session""".split()
 
 # Empty (or nothing, or 0) whenever nothing is patched: revert() sees to it.
 EMPTIED = """
@@ -68,6 +68,8 @@ STAYS = {
     "dispatch.user_functions._rules": "weak: decorated functions",
     "fork_safe._held_by": "a thread's own, while it forks",
     "fork_safe._locks": "weak: every lock there is",
+    "low_kernels._HAS": "what the processor has, asked at import",
+    "low_kernels._chosen": "the user's setting",
     "lists.spelling._warned": "a warning is given once",
     "ops.sites._found": "torch's own functions, used again where torch stands as it stood",
     "patching.cache._clears": "filled at import",
@@ -86,8 +88,10 @@ STAYS = {
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
     "torch_hooks.module_calls._numbers": "weak: numbers of policies that are alive",
     "torch_hooks.whole_models._looks_left": "counts down to a limit; revert() begins anew",
+    "torch_private._mkldnn_flags": "filled at import",
     "torch_private._parts": "filled at import",
     "torch_private._written_count_parts": "filled at import",
+    "wrapping.float32_products._logged": "a line is logged once",
     "wrapping.kernel_fallback._counts": "what hmp.fallbacks() shows, which outlives a conversion",
 }
 _CONTAINERS = {
