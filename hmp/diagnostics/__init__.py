@@ -1,7 +1,6 @@
 """Answers about policies, list files, references that hmp cannot replace, and a device's memory. Nothing here patches torch."""
 
-from ..wrapping import fallbacks, fallbacks_of
-from ..wrapping.float32_products import replaces_autocast
+from ..wrapping import fallbacks, fallbacks_of, replaces_autocast
 from . import check_lists, overriding
 from .devices import check_there, device_of
 from .explanation import Rule, explain

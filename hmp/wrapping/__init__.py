@@ -2,6 +2,7 @@
 
 from . import autocast_inside, copied_views, float32_products, jit_trace, kernel_fallback, lost_writes, norms_and_lookups
 from .autocast_inside import outside
+from .float32_products import replaces_autocast
 from .kernel_fallback import GIVEN_UP, fallbacks, fallbacks_of
 from .op_rule import Kind, Observer, Observers, Op, OpRule, user_rule
 from .wrappers import op_wrap
@@ -24,5 +25,6 @@ __all__ = [
     "norms_and_lookups",
     "op_wrap",
     "outside",
+    "replaces_autocast",
     "user_rule",
 ]

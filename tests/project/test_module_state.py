@@ -68,7 +68,6 @@ STAYS = {
     "dispatch.user_functions._rules": "weak: decorated functions",
     "fork_safe._held_by": "a thread's own, while it forks",
     "fork_safe._locks": "weak: every lock there is",
-    "low_kernels._HAS": "what the processor has, asked at import",
     "low_kernels._chosen": "the user's setting",
     "lists.spelling._warned": "a warning is given once",
     "ops.sites._found": "torch's own functions, used again where torch stands as it stood",
