@@ -6,6 +6,7 @@ docs/pages/explain/differences-from-autocast.md.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import warnings
@@ -36,6 +37,11 @@ OTHERS = (
      "becomes -inf; a row that is masked whole has no mean", "saturates; such a row has the mean", "R12: no mask makes NaN"),
     ("a scalar beyond the low dtype in `masked_fill`, `pad`, `clamp` and the like", "raises, or becomes infinite", "saturates", "R12"),
     ("an op that has no kernel in the low dtype, with an input in it", "raises", "runs in float32, and the log says so", "R11"),
+    ("products, convolutions and recurrent ops on a processor without instructions for the low dtype",
+     "run by torch's kernels, which are slow",
+     "compute in float32 on the rounded inputs and round their result; with `HMP_LOW_KERNELS=native` as under torch.autocast",
+     "R11: the last bit of an accumulation differs. `gru`, `gru_cell` and `lstm_cell` round their input and weights, and keep state and "
+     "result in float32, as under torch.autocast; an LSTM or RNN rounds its result alone, not each step's"),
     ("a mixture of dtypes that torch refuses", "raises, but for the ops on its lists", "runs in the first input's dtype", "R7"),
     ("`out=`", "the op runs as without autocast", "runs under its list, and the result arrives in `out`'s dtype", "R6: one op, one rule"),
     ("an op that writes into a low-dtype tensor, with float32 operands", "raises, where torch does", "runs in that tensor's dtype", "R5"),
@@ -156,7 +162,8 @@ def page(counts: Mapping[str, int]) -> str:
         "",
         "`PYTHONPATH=tests/support python tests/lists/autocast_differences.py` writes this page. It calls every op of torch's own table",
         "of operators (op_db), by every name, in float32, in bfloat16 and in two mixtures, under",
-        "`torch.autocast(\"cpu\", dtype=torch.bfloat16)` and under the preset `torch-cpu`, and compares dtypes and bits of the results.",
+        "`torch.autocast(\"cpu\", dtype=torch.bfloat16)` and under the preset `torch-cpu` with `HMP_LOW_KERNELS=native`,",
+        "and compares dtypes and bits of the results.",
         "",
         f"With torch {counts['release'] // 1000}.{counts['release'] % 1000}: {counts['cases']} calls by {counts['spellings']} names, "
         f"and {counts['refused']} more that torch.autocast refuses. hmp raises for none of these calls.",
@@ -214,6 +221,7 @@ def write() -> None:
     """Runs the sweep and writes the page; fails where something differs that the table does not name."""
     from autocast_sweep import Sweep
 
+    os.environ["HMP_LOW_KERNELS"] = "native"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sweep = Sweep().run(OPS)
