@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ _FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
 _CONTAINERS = (list, tuple, dict)
 # Of others torch has few low-precision kernels, and where it has none the result stays float32 (R11).
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
-# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory.
+# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory. A recurrent layer keeps many small
+# ones, a few for each step: there its largest input counts.
 _LARGE = 4096
 
 _logged: set[torch.dtype] = set()
@@ -209,7 +211,7 @@ class _Keeping:
     the low-precision tensors, as from torch's own kernel, and the others as they are.
     """
 
-    __slots__ = ("_again", "_around", "_given", "_low", "_op", "_pairs", "_recomputes", "_rule", "_state")
+    __slots__ = ("_again", "_around", "_given", "_least", "_low", "_op", "_pairs", "_rule", "_state")
 
     def __init__(
         self, rule: OpRule, op: Op, low: torch.dtype, pairs: list[tuple[Tensor, Tensor]], given: tuple[Any, Mapping[str, Any]]
@@ -217,8 +219,9 @@ class _Keeping:
         self._rule, self._op, self._low, self._pairs, self._given = rule, op, low, pairs, given
         self._around = _hooks_around()
         has_no_hooks = self._around is None or counts(self._around[0])
-        self._recomputes = rule.op not in op_facts.CELLS and has_no_hooks and refusals.may_run_again(each_tensor(given))
-        self._state = _random_state() if self._recomputes and rule.op in op_facts.RANDOM else None
+        recomputes = rule.op not in op_facts.CELLS and has_no_hooks and refusals.may_run_again(each_tensor(given))
+        self._least = _least(rule, given) if recomputes else sys.maxsize  # elements of what is computed again in backward
+        self._state = _random_state() if recomputes and rule.op in op_facts.RANDOM else None
         self._again: _Again | None = None
 
     def __enter__(self) -> None:
@@ -233,7 +236,7 @@ class _Keeping:
         """Return what the graph holds in the place of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             low = _in_low(tensor, self._pairs, self._low, self._rule)
-        if low is None and self._recomputes and tensor.numel() >= _LARGE:
+        if low is None and tensor.numel() >= self._least:
             if self._again is None:
                 self._again = _Again(self._rule, self._op, self._low, self._given, self._state)
             return _Packed(self._again.expect(tensor), "again")
@@ -253,6 +256,11 @@ class _Keeping:
             if packed.source is not None:
                 refuse_written(packed.source, packed.version, self._rule.op)
             return tensor_casts.cast(tensor, torch.float32) if packed.how == "low" else tensor
+
+
+def _least(rule: OpRule, given: Any) -> int:
+    is_large = rule.op in op_facts.RECURRENT and any(t.numel() >= _LARGE for t in each_tensor(given))
+    return 1 if is_large else _LARGE
 
 
 class _Packed(NamedTuple):
@@ -287,9 +295,12 @@ def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype
             return given, given
         if base is wide and given.layout is torch.strided:
             return _view_in_low(tensor, wide, given)
-    if rule.op in op_facts.RECURRENT or tensor.layout is not torch.strided or tensor.numel() < _LARGE:
-        return None
-    if not tensor_casts.has_values(tensor):
+    if (
+        rule.op in op_facts.RECURRENT
+        or tensor.layout is not torch.strided
+        or tensor.numel() < _LARGE
+        or not tensor_casts.has_values(tensor)
+    ):
         return None
     exact = _detach(tensor)
     rounded = tensor_casts.cast(exact, low)
@@ -341,6 +352,7 @@ class _Again:
         for tensor, version in self._versions:
             refuse_written(tensor, version, self._rule.op)
         pairs: list[tuple[Tensor, Tensor]] = []
+        least = _least(self._rule, self._given)
 
         def wide(tensor: Tensor) -> Tensor:
             own = tensor_casts.cast(_detach(tensor), torch.float32) if tensor.dtype is self._low else _detach(tensor)
@@ -350,7 +362,7 @@ class _Again:
             return own
 
         def keep(tensor: Tensor) -> Tensor:
-            if tensor.numel() >= _LARGE and _in_low(tensor, pairs, self._low, self._rule) is None:
+            if tensor.numel() >= least and _in_low(tensor, pairs, self._low, self._rule) is None:
                 found.append(_detach(tensor))
             return _detach(tensor)
 
