@@ -212,6 +212,11 @@ def mkldnn_supports(name: str) -> bool | None:
 _mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
 # The processor's flags by name, as cpuinfo has them; empty where this torch does not tell.
 cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)
+# Of each switch by which a program chooses among kernels of the CPU: a function that asks for it, and one that sets it.
+kernel_switches: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = tuple(
+    (_required(f"torch._C._get_{name}_enabled"), _required(f"torch._C._set_{put}"))
+    for name, put in (("mkldnn", "mkldnn_enabled"), ("flash_sdp", "sdp_use_flash"), ("math_sdp", "sdp_use_math"))
+)
 # Dynamo's guards, which compare shape, strides, dtype and more of a tensor in one call; None: each is compared by itself.
 tensor_guards: Any = _optional("torch._C._dynamo.guards.TensorGuards", None)
 

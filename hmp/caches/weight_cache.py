@@ -273,15 +273,22 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
 
 def in_float32(low: Tensor) -> Tensor:
     """Return `low` in float32. Of a weight's copy that inference keeps, that is kept with it: it is rounded once and widened once (R11)."""
-    if not low.requires_grad or not _grad_enabled():
-        kept = getattr(storage_of(low), "_hmp_in_float32", None) if low.layout is torch.strided and type(low) is Tensor else None
-        if kept is not None and not _compiling() and not _dispatch_modes() and in_plain_autograd():
-            if not kept:
-                kept.append(_cast_to_keep(low, torch.float32).requires_grad_(low.requires_grad))
-            wide: Tensor = kept[0]
-            if wide.shape == low.shape:
-                return _detach(wide) if wide.requires_grad and _grad_enabled() else wide
-    return cast(low, torch.float32)
+    if (low.requires_grad and _grad_enabled()) or type(low) is not Tensor or low.layout is not torch.strided or _compiling():
+        return cast(low, torch.float32)
+    try:
+        kept = getattr(storage_of(low), "_hmp_in_float32", None)
+    except (NotImplementedError, RuntimeError):  # inside torch.func a tensor has no storage
+        return cast(low, torch.float32)
+    if kept is None or _dispatch_modes() or not in_plain_autograd():
+        return cast(low, torch.float32)
+    if not kept:
+        kept.append((_cast_to_keep(low, torch.float32).requires_grad_(low.requires_grad), low.storage_offset()))
+    wide: Tensor
+    wide, offset = kept[0]
+    # the copy itself and not a view of it, which hooks and modes of the program's may make
+    if wide.shape != low.shape or wide.stride() != low.stride() or offset != low.storage_offset():
+        return cast(low, torch.float32)
+    return _detach(wide) if wide.requires_grad and _grad_enabled() else wide
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from .. import low_kernels
+from .. import fork_safe, low_kernels
 from ..caches import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors, tensor_casts
+from ..context import without_casts
 from ..observing import log, speaks
 from ..ops import op_facts
 from ..saved import counts, refuse_written
@@ -24,6 +26,7 @@ from ..torch_private import (
     dispatch_modes,
     function_modes,
     in_plain_autograd,
+    kernel_switches,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
@@ -44,10 +47,12 @@ _FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
 _CONTAINERS = (list, tuple, dict)
 # Of others torch has few low-precision kernels, and where it has none the result stays float32 (R11).
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
-# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory.
+# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory. A recurrent layer keeps many small
+# ones, a few for each step: there its largest input counts.
 _LARGE = 4096
 
 _logged: set[torch.dtype] = set()
+_one_at_a_time = fork_safe.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
 
 def applies(rule: OpRule) -> bool:
@@ -60,12 +65,13 @@ def in_float32(op: Op, rule: OpRule) -> Op:
     slow = low_kernels.computed_in_float32()
     writes_first = rule.kind == "in_place"
     # what torch.autocast leaves in float32: a recurrent op's state beside its low-precision weights, and the result
-    is_wide = rule.kind == "autocast" and rule.op in op_facts.WIDE_UNDER_AUTOCAST
-    low_of = functools.partial(_low_of, slow=slow, beside=frozenset({torch.float32}) if is_wide else frozenset())
+    may_be_wide = rule.kind == "autocast" and rule.op in op_facts.WIDE_UNDER_AUTOCAST | {"lstm"}
+    low_of = functools.partial(_low_of, slow=slow, beside=frozenset({torch.float32}) if may_be_wide else frozenset())
 
     def computed(*args: Any, **kwargs: Any) -> Any:
         low = low_of(args, kwargs)
-        if low is None or (rule.view and _is_one_tensor(args, kwargs)):
+        # a region of torch.autocast has the last word (R17), in a dtype of its own
+        if low is None or (rule.view and _is_one_tensor(args, kwargs)) or _is_autocast_enabled("cpu"):
             return op(*args, **kwargs)
         out = kwargs.get("out")
         if out is not None:
@@ -81,7 +87,7 @@ def in_float32(op: Op, rule: OpRule) -> Op:
         result = call.run(rule)
         if writes_first:
             return _copy_(args[0], call.args[0])
-        if not is_wide:
+        if not may_be_wide or not _is_wide_under_autocast(rule, args):
             result = tensor_casts.cast(result, low) if type(result) is Tensor else _rounded(result, low)
         return result if out is None else deliver(result, out)
 
@@ -102,17 +108,22 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     A recurrent op's state and result stay float32 where torch.autocast leaves them so.
     """
     cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
-    keeps_state = rule.op in op_facts.RECURRENT & op_facts.WIDE_UNDER_AUTOCAST
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
         if not replaces_autocast(rule, survey(args, kwargs, rule) or ()):
             return by_autocast(*args, **kwargs)
-        if keeps_state:
+        if rule.op in op_facts.RECURRENT and _is_wide_under_autocast(rule, args):
             weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
             return op(*(cast(a) if i == 0 or i in weights else a for i, a in enumerate(args)), **kwargs)
         return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
 
     return cast_call
+
+
+def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:
+    """Return True if torch.autocast computes a call of the op in the low dtype in part: of an LSTM that of a packed batch, whose weights
+    stand behind sizes and state."""
+    return rule.op in op_facts.WIDE_UNDER_AUTOCAST or (rule.op == "lstm" and len(args) > 3 and type(args[3]) in _CONTAINERS)
 
 
 def _low_of(
@@ -200,16 +211,17 @@ class _Keeping:
     the low-precision tensors, as from torch's own kernel, and the others as they are.
     """
 
-    __slots__ = ("_again", "_around", "_given", "_low", "_op", "_pairs", "_recomputes", "_rule", "_state")
+    __slots__ = ("_again", "_around", "_given", "_least", "_low", "_op", "_pairs", "_rule", "_state")
 
     def __init__(
         self, rule: OpRule, op: Op, low: torch.dtype, pairs: list[tuple[Tensor, Tensor]], given: tuple[Any, Mapping[str, Any]]
     ) -> None:
-        assert saved_tensors_hooks is not None
         self._rule, self._op, self._low, self._pairs, self._given = rule, op, low, pairs, given
-        self._around = saved_tensors_hooks(True)
-        self._recomputes = rule.op not in op_facts.CELLS and (self._around is None or counts(self._around[0]))
-        self._state = _random_state() if self._recomputes and rule.op in op_facts.RANDOM else None
+        self._around = _hooks_around()
+        has_no_hooks = self._around is None or counts(self._around[0])
+        recomputes = rule.op not in op_facts.CELLS and has_no_hooks and refusals.may_run_again(each_tensor(given))
+        self._least = _least(rule, given) if recomputes else sys.maxsize  # elements of what is computed again in backward
+        self._state = _random_state() if recomputes and rule.op in op_facts.RANDOM else None
         self._again: _Again | None = None
 
     def __enter__(self) -> None:
@@ -224,15 +236,16 @@ class _Keeping:
         """Return what the graph holds in the place of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             low = _in_low(tensor, self._pairs, self._low, self._rule)
-        if low is None and self._recomputes and tensor.numel() >= _LARGE:
+        if low is None and tensor.numel() >= self._least:
             if self._again is None:
                 self._again = _Again(self._rule, self._op, self._low, self._given, self._state)
-            return _Packed(self._again.expect(), "again")
-        kept, how = (tensor, "as it is") if low is None else (low, "low")
+            return _Packed(self._again.expect(tensor), "again")
+        kept, source, how = (tensor, tensor, "as it is") if low is None else (*low, "low")
         if self._around is not None:
             return _Packed(self._around[0](kept), how)
         # an op's result would hold the op's node; a leaf's memory may be exchanged until backward
-        return _Packed(kept if kept.is_leaf and kept._base is None else _detach(kept), how, kept._version)
+        held = kept if kept.is_leaf and kept._base is None else _detach(kept)
+        return _Packed(held, how, held if source is kept else _detach(source), source._version)
 
     def _unpack(self, packed: _Packed) -> Tensor:
         with without_torch_function() if function_modes() else contextlib.nullcontext():
@@ -240,69 +253,106 @@ class _Keeping:
                 assert self._again is not None
                 return self._again.tensor(packed.kept)
             tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
-            if packed.version >= 0:
-                refuse_written(tensor, packed.version, self._rule.op)
+            if packed.source is not None:
+                refuse_written(packed.source, packed.version, self._rule.op)
             return tensor_casts.cast(tensor, torch.float32) if packed.how == "low" else tensor
 
 
+def _least(rule: OpRule, given: Any) -> int:
+    is_large = rule.op in op_facts.RECURRENT and any(t.numel() >= _LARGE for t in each_tensor(given))
+    return 1 if is_large else _LARGE
+
+
 class _Packed(NamedTuple):
-    """What the graph holds in the place of a tensor, how the tensor is made of it, and its version where hmp has to look at that."""
+    """What the graph holds in the place of a tensor, how the tensor is made of it, and the tensor whose version hmp has to look at."""
 
     kept: Any
     how: str  # "low", "as it is" or "again"
+    source: Tensor | None = None
     version: int = -1
 
 
-def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype, rule: OpRule) -> Tensor | None:
-    """Return the tensor in the low dtype: the input that it is, or a view of one; a rounded copy, or None if rounding changes it."""
+def _hooks_around() -> Any:
+    """Return the pack and unpack hooks in force around an op, None where there are none.
+
+    Where a function mode or a tensor's class hands a call on, its op is decided a second time: those of the first time are passed over.
+    """
+    assert saved_tensors_hooks is not None
+    found = saved_tensors_hooks(True)
+    while found is not None and isinstance(first := getattr(found[0], "__self__", None), _Keeping):
+        found = first._around
+    return found
+
+
+def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype, rule: OpRule) -> tuple[Tensor, Tensor] | None:
+    """Return the tensor in the low dtype, with the tensor whose writes are to be noticed: the input that it is, a view of one, or a rounded
+    copy. None if rounding changes it."""
     if tensor.dtype is not torch.float32:
         return None
     base = tensor._base
     for wide, given in pairs:
         if tensor is wide:
-            return given
-        if base is wide and given.layout is torch.strided and given.stride() == wide.stride():
-            offset = int(tensor.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
-            with torch.no_grad():
-                return _as_strided(given, tensor.shape, tensor.stride(), offset)
-    if rule.op in op_facts.RECURRENT or tensor.layout is not torch.strided or tensor.numel() < _LARGE:
+            return given, given
+        if base is wide and given.layout is torch.strided:
+            return _view_in_low(tensor, wide, given)
+    if (
+        rule.op in op_facts.RECURRENT
+        or tensor.layout is not torch.strided
+        or tensor.numel() < _LARGE
+        or not tensor_casts.has_values(tensor)
+    ):
         return None
     exact = _detach(tensor)
     rounded = tensor_casts.cast(exact, low)
-    return rounded if _equal(tensor_casts.cast(rounded, torch.float32), exact) else None
+    return (rounded, rounded) if _equal(tensor_casts.cast(rounded, torch.float32), exact) else None
+
+
+def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Return what `_in_low` does for a view of `wide`, which is `given` in float32."""
+    with torch.no_grad():
+        if given.stride() == wide.stride() and tensor_casts.has_values(given):
+            offset = int(view.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
+            low = _as_strided(given, view.shape, view.stride(), offset)
+            return low, low
+        # a class may know no as_strided; an expanded view would be made larger
+        return (tensor_casts.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
 
 
 class _Again:
     """What an op keeps besides its inputs, computed again in backward when the first of it is asked for."""
 
-    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_state", "_versions", "count")
+    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_shapes", "_state", "_switches", "_versions")
 
     def __init__(self, rule: OpRule, op: Op, low: torch.dtype, given: tuple[Any, Mapping[str, Any]], state: Tensor | None) -> None:
         self._rule, self._op, self._low, self._given, self._state = rule, op, low, given, state
-        self.count = self._left = 0
+        self._left = 0
         self._found: list[Tensor] = []
-        self._versions = [(t, t._version) for t in each_tensor(given)]
+        self._shapes: list[torch.Size] = []
+        self._versions = [(t, t._version) for t in each_tensor(given) if not t.is_inference()]
+        self._switches = [is_on() for is_on, _ in kernel_switches]
 
-    def expect(self) -> int:
+    def expect(self, tensor: Tensor) -> int:
         """Return the number of one more tensor that is computed again."""
-        self.count += 1
-        return self.count - 1
+        self._shapes.append(tensor.shape)
+        return len(self._shapes) - 1
 
     def tensor(self, number: int) -> Tensor:
         """Return the tensor with that number. RuntimeError where an input was written since."""
-        if not self._found:
-            self._found, self._left = self._computed(), self.count
-        found = self._found[number]
-        self._left -= 1
-        if not self._left:
-            self._found = []
-        return found
+        with _one_at_a_time:
+            if not self._found:
+                self._found, self._left = self._computed(), len(self._shapes)
+            found = self._found[number]
+            self._left -= 1
+            if not self._left:
+                self._found = []
+            return found
 
     def _computed(self) -> list[Tensor]:
         found: list[Tensor] = []
         for tensor, version in self._versions:
             refuse_written(tensor, version, self._rule.op)
         pairs: list[tuple[Tensor, Tensor]] = []
+        least = _least(self._rule, self._given)
 
         def wide(tensor: Tensor) -> Tensor:
             own = tensor_casts.cast(_detach(tensor), torch.float32) if tensor.dtype is self._low else _detach(tensor)
@@ -312,24 +362,35 @@ class _Again:
             return own
 
         def keep(tensor: Tensor) -> Tensor:
-            if tensor.numel() >= _LARGE and _in_low(tensor, pairs, self._low, self._rule) is None:
+            if tensor.numel() >= least and _in_low(tensor, pairs, self._low, self._rule) is None:
                 found.append(_detach(tensor))
             return _detach(tensor)
 
         args, kwargs = map_tensors(self._given, wide)
-        before = _random_state()
+        before, switches = _random_state(), [is_on() for is_on, _ in kernel_switches]
         try:
             if self._state is not None:
                 _set_random_state(self._state)
+            _switch(switches, self._switches)
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 push_saved_tensors_hooks(keep, lambda tensor: tensor)
                 try:
-                    self._op(*args, **kwargs)
+                    without_casts(self._op)(*args, **kwargs)
                 finally:
                     pop_saved_tensors_hooks()
         finally:
+            _switch(self._switches, switches)
             _set_random_state(before)
+        if [t.shape for t in found] != self._shapes:
+            raise RuntimeError(f"{self._rule.op} keeps other tensors when it is computed again for backward than it did in forward (R11)")
         return found
+
+
+def _switch(before: list[bool], wanted: list[bool]) -> None:
+    """Have torch choose among kernels by these switches: sdpa_kernel() and the like may have been in force in forward alone."""
+    for was, is_on, (_, put) in zip(before, wanted, kernel_switches, strict=True):
+        if was != is_on:
+            put(is_on)
 
 
 def _log(low: torch.dtype) -> None:
