@@ -38,7 +38,7 @@ from .write_marks import cache_entry, is_marked, is_unwritten, mark, same_view_c
 _grad_enabled = torch.is_grad_enabled
 _inference_mode = torch.is_inference_mode_enabled
 _compiling = torch.compiler.is_dynamo_compiling
-_detach = Tensor.detach
+_as_strided, _detach = torch.as_strided, Tensor.detach
 
 # By id(): weights that were used once, with a gradient, between two writes, as most are that train. The dispatchers cast the small ones
 # without asking here. In each period of so many backwards this is learnt anew. An id leaves with its weight's entry, as another weight may
@@ -261,7 +261,7 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
         return None
     # as the weight's: linear chooses the algorithm for a batch by requires_grad, under no_grad too
     low.requires_grad_(weight.requires_grad)
-    if not trains and device.type == "cpu" and dtype in computed_in_float32():
+    if device.type == "cpu" and dtype in computed_in_float32():
         storage_of(low)._hmp_in_float32 = []  # see in_float32()
         nbytes += weight.numel() * torch.float32.itemsize
     key = id(new)
@@ -271,24 +271,36 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
     return new
 
 
+# Elements of a weight that trains from which its copy in float32 is found again: that makes a node of the graph, which takes longer than
+# a small cast.
+_WORTH_A_NODE = 2**14
+
+
 def in_float32(low: Tensor) -> Tensor:
-    """Return `low` in float32. Of a weight's copy that inference keeps, that is kept with it: it is rounded once and widened once (R11)."""
-    if (low.requires_grad and _grad_enabled()) or type(low) is not Tensor or low.layout is not torch.strided or _compiling():
+    """Return `low` in float32 (R11, "No instructions"). Of a weight's copy that is kept, that is kept with it: it is widened once.
+
+    The copy in float32 has the copy's layout of memory, so a view of the one is the same view of the other.
+    """
+    trains = low.requires_grad and _grad_enabled()
+    if type(low) is not Tensor or low.layout is not torch.strided or _compiling() or (trains and low.numel() < _WORTH_A_NODE):
         return cast(low, torch.float32)
     try:
-        kept = getattr(storage_of(low), "_hmp_in_float32", None)
+        storage = storage_of(low)
+        kept = getattr(storage, "_hmp_in_float32", None)
     except (NotImplementedError, RuntimeError):  # inside torch.func a tensor has no storage
         return cast(low, torch.float32)
     if kept is None or _dispatch_modes() or not in_plain_autograd():
         return cast(low, torch.float32)
     if not kept:
-        kept.append((_cast_to_keep(low, torch.float32).requires_grad_(low.requires_grad), low.storage_offset()))
-    wide: Tensor
-    wide, offset = kept[0]
-    # the copy itself and not a view of it, which hooks and modes of the program's may make
-    if wide.shape != low.shape or wide.stride() != low.stride() or offset != low.storage_offset():
-        return cast(low, torch.float32)
-    return _detach(wide) if wide.requires_grad and _grad_enabled() else wide
+        if low.nbytes != storage.nbytes():
+            return cast(low, torch.float32)
+        kept.append(_cast_to_keep(low, torch.float32).requires_grad_(low.requires_grad))
+    wide: Tensor = kept[0]
+    if wide.shape == low.shape and wide.stride() == low.stride():
+        if trains:
+            return node_of(low, wide)
+        return _detach(wide) if wide.requires_grad and _grad_enabled() else wide
+    return cast(low, torch.float32) if trains else _as_strided(_detach(wide), low.shape, low.stride(), low.storage_offset())
 
 
 def _cast_to_keep(weight: Tensor, dtype: torch.dtype) -> Tensor:

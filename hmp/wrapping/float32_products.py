@@ -243,9 +243,10 @@ class _Keeping:
         kept, source, how = (tensor, tensor, "as it is") if low is None else (*low, "low")
         if self._around is not None:
             return _Packed(self._around[0](kept), how)
-        # an op's result would hold the op's node; a leaf's memory may be exchanged until backward
-        held = kept if kept.is_leaf and kept._base is None else _detach(kept)
-        return _Packed(held, how, held if source is kept else _detach(source), source._version)
+        if low is None:
+            kept = source = _detach(tensor)  # an op's result would hold the op's node
+        # an input as it is: while the graph holds it, other products find it again
+        return _Packed(kept, how, source, source._version)
 
     def _unpack(self, packed: _Packed) -> Tensor:
         with without_torch_function() if function_modes() else contextlib.nullcontext():
@@ -255,7 +256,7 @@ class _Keeping:
             tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
             if packed.source is not None:
                 refuse_written(packed.source, packed.version, self._rule.op)
-            return tensor_casts.cast(tensor, torch.float32) if packed.how == "low" else tensor
+            return weight_cache.in_float32(_detach(tensor)) if packed.how == "low" else tensor
 
 
 def _least(rule: OpRule, given: Any) -> int:
@@ -309,13 +310,11 @@ def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype
 
 def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return what `_in_low` does for a view of `wide`, which is `given` in float32."""
-    with torch.no_grad():
-        if given.stride() == wide.stride() and tensor_casts.has_values(given):
-            offset = int(view.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
-            low = _as_strided(given, view.shape, view.stride(), offset)
-            return low, low
-        # a class may know no as_strided; an expanded view would be made larger
-        return (tensor_casts.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
+    if given.stride() == wide.stride() and tensor_casts.has_values(given):
+        offset = int(view.storage_offset()) - int(wide.storage_offset()) + int(given.storage_offset())
+        return _as_strided(_detach(given), view.shape, view.stride(), offset), given
+    # a class may know no as_strided; an expanded view would be made larger
+    return (tensor_casts.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
 
 
 class _Again:
