@@ -51,6 +51,8 @@ _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
 # ones, a few for each step: there its largest input counts.
 _LARGE = 4096
 
+Pairs = dict[int, tuple[Tensor, Tensor]]  # by the id of an input in float32: it, and as it was given
+
 _logged: set[torch.dtype] = set()
 _one_at_a_time = fork_safe.RLock()  # what is computed again draws the random numbers of its forward from the process's one generator
 
@@ -174,7 +176,7 @@ class _Call:
         if low not in _logged and not _compiling():
             _log(low)
         self._op, self._low, self._given = op, low, (args, kwargs)
-        self._pairs: list[tuple[Tensor, Tensor]] = []  # each tensor in float32, and as it was given
+        self._pairs: Pairs = {}
         self.args = [self._widened(value) for value in args]
         self.kwargs = {name: self._widened(value) for name, value in kwargs.items()} if kwargs else kwargs
 
@@ -185,7 +187,7 @@ class _Call:
         if tensor.dtype is not self._low:
             return tensor
         wide = weight_cache.in_float32(tensor)
-        self._pairs.append((wide, tensor))
+        self._pairs[id(wide)] = wide, tensor
         return wide
 
     def run(self, rule: OpRule) -> Any:
@@ -196,7 +198,7 @@ class _Call:
             return self._op(*self.args, **self.kwargs)
 
     def _keeps_for_backward(self) -> bool:
-        if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs):
+        if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs.values()):
             return False
         # without the function that names the hooks in force (torch 2.7) those of a checkpoint would be passed over
         allowed = saved_tensors_hooks is not None and are_saved_tensors_hooks_allowed()
@@ -213,9 +215,7 @@ class _Keeping:
 
     __slots__ = ("_again", "_around", "_given", "_least", "_low", "_op", "_pairs", "_rule", "_state")
 
-    def __init__(
-        self, rule: OpRule, op: Op, low: torch.dtype, pairs: list[tuple[Tensor, Tensor]], given: tuple[Any, Mapping[str, Any]]
-    ) -> None:
+    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, pairs: Pairs, given: tuple[Any, Mapping[str, Any]]) -> None:
         self._rule, self._op, self._low, self._pairs, self._given = rule, op, low, pairs, given
         self._around = _hooks_around()
         has_no_hooks = self._around is None or counts(self._around[0])
@@ -234,7 +234,10 @@ class _Keeping:
 
     def _pack(self, tensor: Tensor) -> _Packed:
         """Return what the graph holds in the place of the tensor."""
-        with without_torch_function() if function_modes() else contextlib.nullcontext():
+        if function_modes():
+            with without_torch_function():
+                low = _in_low(tensor, self._pairs, self._low, self._rule)
+        else:
             low = _in_low(tensor, self._pairs, self._low, self._rule)
         if low is None and tensor.numel() >= self._least:
             if self._again is None:
@@ -285,17 +288,15 @@ def _hooks_around() -> Any:
     return found
 
 
-def _in_low(tensor: Tensor, pairs: list[tuple[Tensor, Tensor]], low: torch.dtype, rule: OpRule) -> tuple[Tensor, Tensor] | None:
+def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype, rule: OpRule) -> tuple[Tensor, Tensor] | None:
     """Return the tensor in the low dtype, with the tensor whose writes are to be noticed: the input that it is, a view of one, or a rounded
     copy. None if rounding changes it."""
     if tensor.dtype is not torch.float32:
         return None
-    base = tensor._base
-    for wide, given in pairs:
-        if tensor is wide:
-            return given, given
-        if base is wide and given.layout is torch.strided:
-            return _view_in_low(tensor, wide, given)
+    if (pair := pairs.get(id(tensor))) is not None:
+        return pair[1], pair[1]
+    if (pair := pairs.get(id(tensor._base))) is not None and pair[1].layout is torch.strided:
+        return _view_in_low(tensor, *pair)
     if (
         rule.op in op_facts.RECURRENT
         or tensor.layout is not torch.strided
@@ -350,14 +351,14 @@ class _Again:
         found: list[Tensor] = []
         for tensor, version in self._versions:
             refuse_written(tensor, version, self._rule.op)
-        pairs: list[tuple[Tensor, Tensor]] = []
+        pairs: Pairs = {}
         least = _least(self._rule, self._given)
 
         def wide(tensor: Tensor) -> Tensor:
             own = tensor_casts.cast(_detach(tensor), torch.float32) if tensor.dtype is self._low else _detach(tensor)
             own.requires_grad_(tensor.requires_grad)
             if tensor.dtype is self._low:
-                pairs.append((own, tensor))
+                pairs[id(own)] = own, tensor
             return own
 
         def keep(tensor: Tensor) -> Tensor:
