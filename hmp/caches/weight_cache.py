@@ -242,7 +242,9 @@ def _cast_and_maybe_keep(weight: Tensor, dtype: torch.dtype, trains: bool, entry
 def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) -> _Entry | None:
     """An entry with a new copy of `weight`, which replaces `entry`; None, counted in `refused`, where no copy may be kept."""
     global _kept_by_graph
-    nbytes, device = weight.numel() * dtype.itemsize, weight.device
+    device = weight.device
+    is_widened = device.type == "cpu" and dtype in computed_in_float32()  # see in_float32()
+    nbytes = weight.numel() * (dtype.itemsize + (torch.float32.itemsize if is_widened else 0))
     if not _has_room(device, nbytes):
         refused[str(device), "limit"] += 1
         return None
@@ -261,9 +263,8 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
         return None
     # as the weight's: linear chooses the algorithm for a batch by requires_grad, under no_grad too
     low.requires_grad_(weight.requires_grad)
-    if device.type == "cpu" and dtype in computed_in_float32():
-        storage_of(low)._hmp_in_float32 = []  # see in_float32()
-        nbytes += weight.numel() * torch.float32.itemsize
+    if is_widened:
+        storage_of(low)._hmp_in_float32 = []
     key = id(new)
     _alive[key] = weakref.ref(new, functools.partial(_alive.pop, key))
     _nbytes[key] = device, nbytes, weakref.ref(new, functools.partial(_nbytes.pop, key))

@@ -98,7 +98,7 @@ def condition_of(signature: Signature, fast_path: FastPath) -> str:
 
 def on_device(signature: Signature) -> str:
     """Python source that is true for a call whose first tensor is not on the CPU."""
-    return f"not {signature.usual[0].name}.is_cpu"
+    return f"{signature.usual[0].name}.is_cpu is False"  # not `not`: of what torch.fx traces no truth is known
 
 
 def _name(dtype: torch.dtype | None) -> str:

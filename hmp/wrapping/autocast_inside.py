@@ -123,8 +123,7 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
             # where no node that sums in float32 can be made, torch.autocast casts the weights for each step
             cached = is_cell or shared_cast.can_make_nodes()
             given = _with_low_weights(args, rule, caster) if cached else args
-        elif is_sparse_product and len(args) + len(kwargs) == 2 and any(each.layout is torch.strided for each in tensors):
-            # the form that torch.autocast reaches, not `reduce=` nor two sparse matrices
+        elif is_sparse_product and reaches_sparse(args, kwargs, tensors):
             given, named = tuple(_cast(each, rule.low, caster) for each in args), {k: _cast(v, rule.low, caster) for k, v in kwargs.items()}
         try:
             with make(device, rule.low) if cached else Region(device, rule.low, cached=False):
@@ -136,6 +135,11 @@ def wrapper(op: Op, unlisted: Op, rule: OpRule, caster: Caster) -> Op:
         return unlisted(*args, **kwargs)
 
     return with_autocast
+
+
+def reaches_sparse(args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[torch.Tensor]) -> bool:
+    """Whether torch.autocast reaches a call of sparse.mm: not one with `reduce=` nor of two sparse matrices."""
+    return len(args) + len(kwargs) == 2 and any(each.layout is torch.strided for each in tensors)
 
 
 def _with_low_weights(args: tuple[Any, ...], rule: OpRule, caster: Caster) -> tuple[Any, ...]:

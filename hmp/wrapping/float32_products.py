@@ -34,6 +34,7 @@ from ..torch_private import (
 )
 from . import refusals
 from .autocast_inside import is_enabled as _is_autocast_enabled
+from .autocast_inside import reaches_sparse
 from .op_rule import Op, OpRule, survey
 
 _Parameter = torch.nn.Parameter
@@ -112,7 +113,8 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     cast = functools.partial(tensor_casts.cast_within, dtype=rule.low, caster=caster)
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
-        if not replaces_autocast(rule, survey(args, kwargs, rule) or ()):
+        tensors = survey(args, kwargs, rule) or []
+        if not replaces_autocast(rule, tensors) or (rule.op == "sparse.mm" and not reaches_sparse(args, kwargs, tensors)):
             return by_autocast(*args, **kwargs)
         if rule.op in op_facts.RECURRENT and _is_wide_under_autocast(rule, args):
             weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
@@ -192,10 +194,11 @@ class _Call:
 
     def run(self, rule: OpRule) -> Any:
         """Return the op's result; what it keeps for backward is kept in the low dtype where that loses nothing."""
+        op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
-            return self._op(*self.args, **self.kwargs)
-        with _Keeping(rule, self._op, self._low, self._pairs, self._given):
-            return self._op(*self.args, **self.kwargs)
+            return op(*args, **kwargs)
+        with _Keeping(rule, op, self._low, self._pairs, self._given):
+            return op(*args, **kwargs)
 
     def _keeps_for_backward(self) -> bool:
         if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs.values()):
@@ -230,7 +233,9 @@ class _Keeping:
     def __exit__(self, *exc_info: object) -> None:
         pop_saved_tensors_hooks()
         self._pairs.clear()  # the graph holds the hooks
-        self._given = (), {}
+        self._given, state, self._state = ((), {}), self._state, None
+        if self._again is not None and state is not None and not _equal(state, _random_state()):
+            self._again.state = state  # numbers were drawn
 
     def _pack(self, tensor: Tensor) -> _Packed:
         """Return what the graph holds in the place of the tensor."""
@@ -241,7 +246,7 @@ class _Keeping:
             low = _in_low(tensor, self._pairs, self._low, self._rule)
         if low is None and tensor.numel() >= self._least:
             if self._again is None:
-                self._again = _Again(self._rule, self._op, self._low, self._given, self._state)
+                self._again = _Again(self._rule, self._op, self._low, self._given)
             return _Packed(self._again.expect(tensor), "again")
         kept, source, how = (tensor, tensor, "as it is") if low is None else (*low, "low")
         if self._around is not None:
@@ -321,10 +326,11 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
 class _Again:
     """What an op keeps besides its inputs, computed again in backward when the first of it is asked for."""
 
-    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_shapes", "_state", "_switches", "_versions")
+    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_shapes", "_switches", "_versions", "state")
 
-    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, given: tuple[Any, Mapping[str, Any]], state: Tensor | None) -> None:
-        self._rule, self._op, self._low, self._given, self._state = rule, op, low, given, state
+    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, given: tuple[Any, Mapping[str, Any]]) -> None:
+        self._rule, self._op, self._low, self._given = rule, op, low, given
+        self.state: Tensor | None = None  # of the generator, where the op draws from it
         self._left = 0
         self._found: list[Tensor] = []
         self._shapes: list[torch.Size] = []
@@ -369,8 +375,8 @@ class _Again:
         args, kwargs = map_tensors(self._given, wide)
         before, switches = _random_state(), [is_on() for is_on, _ in kernel_switches]
         try:
-            if self._state is not None:
-                _set_random_state(self._state)
+            if self.state is not None:
+                _set_random_state(self.state)
             _switch(switches, self._switches)
             with torch.enable_grad(), torch.autocast("cpu", enabled=False):
                 push_saved_tensors_hooks(keep, lambda tensor: tensor)
