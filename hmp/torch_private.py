@@ -147,6 +147,8 @@ device_mode: types.ModuleType = _required("torch.utils._device")
 store_of_group: Callable[[], Any] | None = _optional("torch.distributed.distributed_c10d._get_default_store", None)
 # Nested lists, tuples and dicts as one flat list.
 tree_leaves: Callable[[Any], list[Any]] = _required("torch.utils._pytree.tree_leaves")
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = _required("torch.utils._pytree.tree_flatten")
+tree_unflatten: Callable[[list[Any], Any], Any] = _required("torch.utils._pytree.tree_unflatten")
 
 # --- tensors and their memory ----------------------------------------------------------------------------------------------
 

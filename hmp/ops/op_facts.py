@@ -340,7 +340,11 @@ SLOW_WITHOUT_INSTRUCTIONS = _names(
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     """
 )
-# Of those, the ones that torch.autocast computes in the low dtype in part, so that their result, and a recurrent op's state, is float32.
+# Of those, the ones that keep more for backward than their inputs: attention its result, recurrent layers what every step computes.
+KEEPS_MORE_THAN_INPUTS = _names(
+    "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu chain_matmul linalg.multi_dot linear_cross_entropy"
+)
+# Of the slow ones those that torch.autocast computes in the low dtype in part: their result, and a recurrent op's state, is float32.
 WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
 # And the one whose products torch.autocast leaves in float32.
 FLOAT32_UNDER_AUTOCAST = _names("bilinear")

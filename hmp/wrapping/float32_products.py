@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,10 +16,9 @@ import torch
 from .. import fork_safe, low_kernels
 from ..caches import weight_cache
 from ..casting import Caster, Tensor, deliver, each_tensor, map_tensors, tensor_casts
-from ..context import without_casts
 from ..observing import log, speaks
 from ..ops import op_facts
-from ..saved import counts, refuse_written
+from ..saved import refuse_written
 from ..torch_private import (
     are_saved_tensors_hooks_allowed,
     dispatch_modes,
@@ -30,6 +28,8 @@ from ..torch_private import (
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
+    tree_flatten,
+    tree_unflatten,
     without_torch_function,
 )
 from . import refusals
@@ -40,7 +40,7 @@ from .op_rule import Op, OpRule, survey
 _Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
 _as_strided, _copy_, _equal, _detach = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach
-_grad_enabled = torch.is_grad_enabled
+_grad_enabled, _grad = torch.is_grad_enabled, torch.autograd.grad
 _random_state, _set_random_state = torch.get_rng_state, torch.set_rng_state
 _compiling = torch.compiler.is_dynamo_compiling
 
@@ -48,8 +48,7 @@ _FLOATING = tensor_casts.CASTABLE | tensor_casts.LEFT_TO_TORCH
 _CONTAINERS = (list, tuple, dict)
 # Of others torch has few low-precision kernels, and where it has none the result stays float32 (R11).
 _LAYOUTS = frozenset({torch.strided, torch.sparse_coo, torch.jagged})
-# Elements of a tensor that an op keeps besides its inputs, from which it pays to keep it in less memory. A recurrent layer keeps many small
-# ones, a few for each step: there its largest input counts.
+# Elements of a tensor from which it pays to keep less than it for backward.
 _LARGE = 4096
 
 Pairs = dict[int, tuple[Tensor, Tensor]]  # by the id of an input in float32: it, and as it was given
@@ -81,15 +80,21 @@ def in_float32(op: Op, rule: OpRule) -> Op:
             if not isinstance(out, Tensor) or out.dtype is not low or (_grad_enabled() and _any_needs_grad((args, kwargs))):
                 return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd, and has the inputs' dtype
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
-        try:
-            call = _Call(op, args, kwargs, low)
-        except (TypeError, NotImplementedError) as error:
-            if not refusals.is_cast_refusal(error, (args, kwargs)):
-                raise
-            return op(*args, **kwargs)
-        result = call.run(rule)
-        if writes_first:
-            return _copy_(args[0], call.args[0])
+        if low not in _logged and not _compiling():
+            _log(low)
+        if out is None and _recomputes(rule, args, kwargs, low):
+            tensors = each_tensor((args, kwargs))
+            result = _Recomputed.apply(_Plan(rule, op, args, kwargs, low), *tensors)  # type: ignore[no-untyped-call]
+        else:
+            try:
+                call = _Call(op, args, kwargs, low)
+            except (TypeError, NotImplementedError) as error:
+                if not refusals.is_cast_refusal(error, (args, kwargs)):
+                    raise
+                return op(*args, **kwargs)
+            result = call.run(rule)
+            if writes_first:
+                return _copy_(args[0], call.args[0])
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
             result = tensor_casts.cast(result, low) if type(result) is Tensor else _rounded(result, low)
         return result if out is None else deliver(result, out)
@@ -172,12 +177,10 @@ def _rounded(result: Any, low: torch.dtype) -> Any:
 class _Call:
     """A call of an op whose tensors of the dtype `low` are widened to float32."""
 
-    __slots__ = ("_given", "_low", "_op", "_pairs", "args", "kwargs")
+    __slots__ = ("_low", "_op", "_pairs", "args", "kwargs")
 
     def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
-        if low not in _logged and not _compiling():
-            _log(low)
-        self._op, self._low, self._given = op, low, (args, kwargs)
+        self._op, self._low = op, low
         self._pairs: Pairs = {}
         self.args = [self._widened(value) for value in args]
         self.kwargs = {name: self._widened(value) for name, value in kwargs.items()} if kwargs else kwargs
@@ -197,7 +200,7 @@ class _Call:
         op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
             return op(*args, **kwargs)
-        with _Keeping(rule, op, self._low, self._pairs, self._given):
+        with _Keeping(rule, self._low, self._pairs):
             return op(*args, **kwargs)
 
     def _keeps_for_backward(self) -> bool:
@@ -211,21 +214,15 @@ class _Call:
 class _Keeping:
     """Context manager for one call: the hooks for saved tensors by which float32 tensors are kept in the low dtype.
 
-    An input, a view of one, and any tensor that rounding does not change are kept so. What else an op keeps (attention's result, the gates
-    of a recurrent layer) is computed again in backward, from the inputs. Hooks that were in force before (a checkpoint's, the user's) get
-    the low-precision tensors, as from torch's own kernel, and the others as they are.
+    An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were in force before (a checkpoint's, the
+    user's) get the low-precision tensors, as from torch's own kernel, and the others as they are.
     """
 
-    __slots__ = ("_again", "_around", "_given", "_least", "_low", "_op", "_pairs", "_rule", "_state")
+    __slots__ = ("_around", "_low", "_pairs", "_rule")
 
-    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, pairs: Pairs, given: tuple[Any, Mapping[str, Any]]) -> None:
-        self._rule, self._op, self._low, self._pairs, self._given = rule, op, low, pairs, given
+    def __init__(self, rule: OpRule, low: torch.dtype, pairs: Pairs) -> None:
+        self._rule, self._low, self._pairs = rule, low, pairs
         self._around = _hooks_around()
-        has_no_hooks = self._around is None or counts(self._around[0])
-        recomputes = rule.op not in op_facts.CELLS and has_no_hooks and refusals.may_run_again(each_tensor(given))
-        self._least = _least(rule, given) if recomputes else sys.maxsize  # elements of what is computed again in backward
-        self._state = _random_state() if recomputes and rule.op in op_facts.RANDOM else None
-        self._again: _Again | None = None
 
     def __enter__(self) -> None:
         push_saved_tensors_hooks(self._pack, self._unpack)
@@ -233,50 +230,32 @@ class _Keeping:
     def __exit__(self, *exc_info: object) -> None:
         pop_saved_tensors_hooks()
         self._pairs.clear()  # the graph holds the hooks
-        self._given, state, self._state = ((), {}), self._state, None
-        if self._again is not None and state is not None and not _equal(state, _random_state()):
-            self._again.state = state  # numbers were drawn
 
     def _pack(self, tensor: Tensor) -> _Packed:
         """Return what the graph holds in the place of the tensor."""
-        if function_modes():
-            with without_torch_function():
-                low = _in_low(tensor, self._pairs, self._low, self._rule)
-        else:
-            low = _in_low(tensor, self._pairs, self._low, self._rule)
-        if low is None and tensor.numel() >= self._least:
-            if self._again is None:
-                self._again = _Again(self._rule, self._op, self._low, self._given)
-            return _Packed(self._again.expect(tensor), "again")
-        kept, source, how = (tensor, tensor, "as it is") if low is None else (*low, "low")
+        with without_torch_function() if function_modes() else contextlib.nullcontext():
+            low = _in_low(tensor, self._pairs, self._low)
+        kept, source = (tensor, tensor) if low is None else low
         if self._around is not None:
-            return _Packed(self._around[0](kept), how)
+            return _Packed(self._around[0](kept), low is not None)
         if low is None:
             kept = source = _detach(tensor)  # an op's result would hold the op's node
         # an input as it is: while the graph holds it, other products find it again
-        return _Packed(kept, how, source, source._version)
+        return _Packed(kept, low is not None, source, source._version)
 
     def _unpack(self, packed: _Packed) -> Tensor:
         with without_torch_function() if function_modes() else contextlib.nullcontext():
-            if packed.how == "again":
-                assert self._again is not None
-                return self._again.tensor(packed.kept)
             tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
             if packed.source is not None:
                 refuse_written(packed.source, packed.version, self._rule.op)
-            return weight_cache.in_float32(_detach(tensor)) if packed.how == "low" else tensor
-
-
-def _least(rule: OpRule, given: Any) -> int:
-    is_large = rule.op in op_facts.RECURRENT and any(t.numel() >= _LARGE for t in each_tensor(given))
-    return 1 if is_large else _LARGE
+            return weight_cache.in_float32(_detach(tensor)) if packed.is_low else tensor
 
 
 class _Packed(NamedTuple):
-    """What the graph holds in the place of a tensor, how the tensor is made of it, and the tensor whose version hmp has to look at."""
+    """What the graph holds in the place of a tensor, whether that is to be widened, and the tensor whose version hmp has to look at."""
 
     kept: Any
-    how: str  # "low", "as it is" or "again"
+    is_low: bool
     source: Tensor | None = None
     version: int = -1
 
@@ -293,7 +272,7 @@ def _hooks_around() -> Any:
     return found
 
 
-def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype, rule: OpRule) -> tuple[Tensor, Tensor] | None:
+def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype) -> tuple[Tensor, Tensor] | None:
     """Return the tensor in the low dtype, with the tensor whose writes are to be noticed: the input that it is, a view of one, or a rounded
     copy. None if rounding changes it."""
     if tensor.dtype is not torch.float32:
@@ -302,12 +281,7 @@ def _in_low(tensor: Tensor, pairs: Pairs, low: torch.dtype, rule: OpRule) -> tup
         return pair[1], pair[1]
     if (pair := pairs.get(id(tensor._base))) is not None and pair[1].layout is torch.strided:
         return _view_in_low(tensor, *pair)
-    if (
-        rule.op in op_facts.RECURRENT
-        or tensor.layout is not torch.strided
-        or tensor.numel() < _LARGE
-        or not tensor_casts.has_values(tensor)
-    ):
+    if tensor.layout is not torch.strided or tensor.numel() < _LARGE or not tensor_casts.has_values(tensor):
         return None
     exact = _detach(tensor)
     rounded = tensor_casts.cast(exact, low)
@@ -323,73 +297,100 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
     return (tensor_casts.cast(_detach(view), given.dtype), given) if view.numel() <= wide.numel() else None
 
 
-class _Again:
-    """What an op keeps besides its inputs, computed again in backward when the first of it is asked for."""
+# --- ops that keep more than their inputs ---------------------------------------------------------------------------------
 
-    __slots__ = ("_found", "_given", "_left", "_low", "_op", "_rule", "_shapes", "_switches", "_versions", "state")
 
-    def __init__(self, rule: OpRule, op: Op, low: torch.dtype, given: tuple[Any, Mapping[str, Any]]) -> None:
-        self._rule, self._op, self._low, self._given = rule, op, low, given
-        self.state: Tensor | None = None  # of the generator, where the op draws from it
-        self._left = 0
-        self._found: list[Tensor] = []
-        self._shapes: list[torch.Size] = []
-        self._versions = [(t, t._version) for t in each_tensor(given) if not t.is_inference()]
+def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> bool:
+    """Return True if the op is to be computed again in backward: it keeps more than its inputs, and they are large enough to pay."""
+    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling():
+        return False
+    tensors = list(each_tensor((args, kwargs)))
+    if not any(t.requires_grad for t in tensors if t.dtype is low) or all(t.numel() < _LARGE for t in tensors):
+        return False
+    return not dispatch_modes() and in_plain_autograd() and refusals.may_run_again(tensors)
+
+
+class _Plan:
+    """A call that is made in forward and again in backward, without its tensors, which autograd keeps.
+
+    Random numbers and torch's choice of kernels (torch.nn.attention.sdpa_kernel) are those of forward both times.
+    """
+
+    __slots__ = ("_leaves", "_low", "_op", "_places", "_spec", "_state", "_switches")
+
+    def __init__(self, rule: OpRule, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
+        leaves, self._spec = tree_flatten((args, dict(kwargs)))
+        self._op, self._low = op, low
+        self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+        self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._state = _random_state() if rule.op in op_facts.RANDOM else None
         self._switches = [is_on() for is_on, _ in kernel_switches]
 
-    def expect(self, tensor: Tensor) -> int:
-        """Return the number of one more tensor that is computed again."""
-        self._shapes.append(tensor.shape)
-        return len(self._shapes) - 1
+    def forward(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the op's result in float32."""
+        result = self._called(tensors)
+        if self._state is not None and _equal(self._state, _random_state()):
+            self._state = None  # no numbers were drawn
+        return result
 
-    def tensor(self, number: int) -> Tensor:
-        """Return the tensor with that number. RuntimeError where an input was written since."""
-        with _one_at_a_time:
-            if not self._found:
-                self._found, self._left = self._computed(), len(self._shapes)
-            found = self._found[number]
-            self._left -= 1
-            if not self._left:
-                self._found = []
-            return found
+    def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
+        """Return the gradients of those of the tensors that are needed; differentiable where the caller makes a graph."""
+        makes_graph = _grad_enabled()
+        own = list(tensors) if makes_graph else [_detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        with torch.enable_grad(), torch.autocast("cpu", enabled=False), self._as_in_forward():
+            results = self._called(own)
+        pairs = [
+            (result, gradient)
+            for result, gradient in zip(results if isinstance(results, tuple) else (results,), of_results, strict=True)
+            if gradient is not None and result.requires_grad
+        ]
+        wanted = [i for i, is_needed in enumerate(needed) if is_needed]
+        found = _grad(
+            [result for result, _ in pairs],
+            [own[i] for i in wanted],
+            [gradient for _, gradient in pairs],
+            create_graph=makes_graph,
+            allow_unused=True,
+        )
+        by_place = dict(zip(wanted, found, strict=True))
+        return [by_place.get(i) for i in range(len(own))]
 
-    def _computed(self) -> list[Tensor]:
-        found: list[Tensor] = []
-        for tensor, version in self._versions:
-            refuse_written(tensor, version, self._rule.op)
-        pairs: Pairs = {}
-        least = _least(self._rule, self._given)
+    def _called(self, tensors: Sequence[Tensor]) -> Any:
+        leaves = list(self._leaves)
+        for place, tensor in zip(self._places, tensors, strict=True):
+            leaves[place] = weight_cache.in_float32(tensor) if tensor.dtype is self._low else tensor
+        args, kwargs = tree_unflatten(leaves, self._spec)
+        return self._op(*args, **kwargs)
 
-        def wide(tensor: Tensor) -> Tensor:
-            own = tensor_casts.cast(_detach(tensor), torch.float32) if tensor.dtype is self._low else _detach(tensor)
-            own.requires_grad_(tensor.requires_grad)
-            if tensor.dtype is self._low:
-                pairs[id(own)] = own, tensor
-            return own
+    @contextlib.contextmanager
+    def _as_in_forward(self) -> Iterator[None]:
+        switches = [is_on() for is_on, _ in kernel_switches]
+        with _one_at_a_time if self._state is not None else contextlib.nullcontext():
+            before = None if self._state is None else _random_state()
+            try:
+                if self._state is not None:
+                    _set_random_state(self._state)
+                _switch(switches, self._switches)
+                yield
+            finally:
+                _switch(self._switches, switches)
+                if before is not None:
+                    _set_random_state(before)
 
-        def keep(tensor: Tensor) -> Tensor:
-            if tensor.numel() >= least and _in_low(tensor, pairs, self._low, self._rule) is None:
-                found.append(_detach(tensor))
-            return _detach(tensor)
 
-        args, kwargs = map_tensors(self._given, wide)
-        before, switches = _random_state(), [is_on() for is_on, _ in kernel_switches]
-        try:
-            if self.state is not None:
-                _set_random_state(self.state)
-            _switch(switches, self._switches)
-            with torch.enable_grad(), torch.autocast("cpu", enabled=False):
-                push_saved_tensors_hooks(keep, lambda tensor: tensor)
-                try:
-                    without_casts(self._op)(*args, **kwargs)
-                finally:
-                    pop_saved_tensors_hooks()
-        finally:
-            _switch(self._switches, switches)
-            _set_random_state(before)
-        if [t.shape for t in found] != self._shapes:
-            raise RuntimeError(f"{self._rule.op} keeps other tensors when it is computed again for backward than it did in forward (R11)")
-        return found
+class _Recomputed(torch.autograd.Function):
+    """A call that keeps its inputs for backward, in the low dtype, and makes the rest again."""
+
+    @staticmethod
+    def forward(ctx: Any, plan: _Plan, *tensors: Tensor) -> Any:
+        ctx.plan = plan
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        return plan.forward(tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, *ctx.plan.gradients(ctx.saved_tensors, gradients, ctx.needs_input_grad[1:])
 
 
 def _switch(before: list[bool], wanted: list[bool]) -> None:
