@@ -43,7 +43,8 @@ def _convolutions() -> list[Product]:
     grouped = {"groups": lambda x, w: F.conv2d(x, w, None, 1, "same", 1, 2), "keyword": lambda x, w: F.conv2d(input=x, weight=w, groups=2)}
     found.append(Product("conv2d", last, (((2, 2, 5, 5), (3, 2, 3, 3), (3,)),)))
     found.append(Product("conv2d", grouped, (((2, 4, 5, 5), (4, 2, 3, 3)),)))
-    found.append(Product("conv_tbc", _calls("conv_tbc"), (((5, 2, 3), (3, 3, 4), (4,)),)))
+    # torch itself takes a bias of another dtype
+    found.append(Product("conv_tbc", _calls("conv_tbc"), (((5, 2, 3), (3, 3, 4), (4,)),), by_first=False))
     whole = {"torch": lambda x, w, b: torch.convolution(x, w, b, [1], [0], [1], False, [0], 1)}
     found.append(Product("convolution", whole, (((2, 2, 5), (3, 2, 3), (3,)),)))
     return found
