@@ -1,4 +1,4 @@
-"""How this processor computes products in a low dtype under hmp, for oracles: by torch's kernel, or in float32 on the rounded inputs (R11)."""
+"""How this processor computes low-precision products under hmp, for oracles: by torch's kernel, or in float32 and rounded (R11)."""
 
 from __future__ import annotations
 
