@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import hmp
+from low_kernels_kit import products_as_computed
 
 STEPS, WIDTH = 12, 128
 CELLS = {
@@ -35,7 +36,11 @@ def run(cell: nn.Module, xs: torch.Tensor, cast: Any = lambda tensor: tensor) ->
     for x in xs:
         used = {name: cast(weight) for name, weight in cell.named_parameters()}
         given = tuple(map(cast, state)) if isinstance(state, tuple) else cast(state)
-        state = torch.func.functional_call(cell, used, (cast(x), given)) if cast(x) is not x else cell(x, state)
+        if cast(x) is x:
+            state = cell(x, state)
+            continue
+        with products_as_computed():
+            state = torch.func.functional_call(cell, used, (cast(x), given))
     return (state[0] if isinstance(state, tuple) else state).float().sum()
 
 
@@ -56,6 +61,7 @@ def gradients(cell: nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(cell.parameters()), retain_graph=True))
 
 
+@pytest.mark.native_kernels
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("whole", [False, True], ids=["region", "process"])
 @pytest.mark.parametrize("name", CELLS)
@@ -116,6 +122,7 @@ def test_r21_an_op_of_many_steps_sums_their_gradients_in_float32(make, policy):
     assert errors["hmp"] <= (1.1 if policy == "torch-cpu" else 2) * errors["each"]  # listed, the gates are bfloat16 too
 
 
+@pytest.mark.native_kernels
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "watch", [hmp.record, hmp.detect_nonfinite, lambda: FlopCounterMode(display=False)], ids=["record", "nan", "flops"]

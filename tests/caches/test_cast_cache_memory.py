@@ -18,6 +18,7 @@ import hmp
 from cast_cache_kit import LOW, X, Y, caches, look, loss, net
 from hmp.benchmark.saved_bytes import SavedBytes
 from hmp.caches import activation_cache, weight_cache
+from low_kernels_kit import computes_in_float32
 
 
 @pytest.fixture(autouse=True)
@@ -26,13 +27,19 @@ def sharing_everything():
         yield
 
 
-def _bytes(model, itemsize=2):
-    return sum(p.numel() for p in model.parameters()) * itemsize
+def _bytes(model):
+    """Of the low-precision copies; where products compute in float32, a copy is there in float32 too."""
+    return sum(p.numel() for p in model.parameters()) * (6 if computes_in_float32(LOW) else 2)
 
 
 def _held():
     copies = [entry().low for entry in weight_cache._alive.values()]
     return [copy for copy in copies if copy is not None]  # an entry of another test's weight that is not collected yet
+
+
+def _bytes_held():
+    wide = [each for copy in _held() for each in getattr(copy.untyped_storage(), "_hmp_in_float32", [])]
+    return sum(copy.untyped_storage().nbytes() for copy in [*_held(), *wide])
 
 
 def _copies_of(model):
@@ -51,7 +58,7 @@ def test_the_bytes_are_those_of_the_copies():
     with torch.no_grad():
         conv(torch.ones(1, 3, 4, 4))
     assert hmp.cache_info().bytes == _bytes(model) + _bytes(conv)
-    assert hmp.cache_info().bytes == sum(c.untyped_storage().nbytes() for c in _held())
+    assert hmp.cache_info().bytes == _bytes_held()
     with torch.no_grad():
         model[0].weight.zero_()  # a copy that is not right any more is replaced, and counted once
     look(model)

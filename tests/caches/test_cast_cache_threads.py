@@ -7,10 +7,11 @@ import threading
 import torch
 
 import hmp
-from cast_cache_kit import X, assert_caches_change_nothing, caches, grads, look, loss, net, params
+from cast_cache_kit import LOW, X, assert_caches_change_nothing, assert_same_bits, caches, grads, look, loss, net, params, run
 from hmp import weak_tensors
 from hmp.caches import weight_cache
 from hmp.torch_releases import TORCH
+from low_kernels_kit import computes_in_float32
 from thread_kit import in_threads
 
 
@@ -38,7 +39,13 @@ def test_threads_that_cast_one_activation_agree():
         _at_once(*(lambda i=i: infer(i) for i in range(3)))
         return seen, [grads(m) for m in models]
 
-    assert_caches_change_nothing(scenario)
+    want, none = run(scenario, cached=False)
+    saved = 0
+    for _ in range(3):  # on a busy machine threads may disturb each other at next to every cast
+        got, hits = run(scenario, cached=True)
+        assert_same_bits(got, want)
+        saved += hits
+    assert none == 0 < saved
 
 
 def test_a_copy_that_is_found_outlives_the_graph_that_held_it():
@@ -103,7 +110,8 @@ def test_a_count_of_bytes_is_right_after_threads_raced():
         _at_once(race, race, race)
         for _ in range(weight_cache._MOST_SKIPPED + 2):  # the last try may have met another thread in a call
             look(model)
-        assert hmp.cache_info()[:2] == (4, 2 * sum(p.numel() for p in model.parameters()))
+        each = 6 if computes_in_float32(LOW) else 2  # a copy is there in float32 too
+        assert hmp.cache_info()[:2] == (4, each * sum(p.numel() for p in model.parameters()))
         hmp.clear_cache()
         assert hmp.cache_info()[:2] == (0, 0)
 

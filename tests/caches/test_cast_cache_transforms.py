@@ -146,6 +146,7 @@ def test_weights_without_data_are_cast_too():
         assert torch.equal(layer(torch.ones(4, 16)).float(), torch.full((4, 5), 16.0))
 
 
+@pytest.mark.native_kernels
 def test_a_dispatch_mode_sees_every_cast():
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -19,6 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 import hmp
+from low_kernels_kit import products_as_computed
 from thread_kit import in_threads
 
 LOW = torch.bfloat16
@@ -47,7 +48,8 @@ class Loop(nn.Module):
         if not self.by_hand:
             return self.layer(*given)
         low = {name: weight.to(LOW) for name, weight in self.layer.named_parameters()}
-        return torch.func.functional_call(self.layer, low, tuple(each.to(LOW) for each in given))
+        with products_as_computed():
+            return torch.func.functional_call(self.layer, low, tuple(each.to(LOW) for each in given))
 
     def forward(self, x: Tensor) -> Tensor:
         for _ in range(USES):

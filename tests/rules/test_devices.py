@@ -14,6 +14,7 @@ import torch.nn.functional as F
 import hmp
 from fake_devices import DEVICES, Trace, fake_tensors
 from hmp.torch_private import TORCH
+from low_kernels_kit import computes_in_float32
 from op_table import BF16_LIST, FP32_LIST, Op
 from oracle import BF16, F16, F32, castable, flat
 from strategies import Leaf
@@ -140,7 +141,7 @@ def test_r6_a_result_arrives_in_out_in_its_dtype(device: str) -> None:
         assert torch.matmul(a, a, out=out) is out
         assert torch.softmax(on(device, 2, 2, dtype=BF16), -1, out=empty) is empty
     assert out.dtype is empty.dtype is F32 and empty.shape == (2, 2)
-    assert [seen[0] for name, seen in trace.calls if name == "mm"] == [BF16]
+    assert [seen[0] for name, seen in trace.calls if name == "mm"] == [F32 if device == "cpu" and computes_in_float32(BF16) else BF16]
 
 
 AFFINE = {

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 import hmp
+from low_kernels_kit import as_computed
 from memory_writers import COLLECTIVES, WRITERS
 
 SIZE = 96  # a square of float32 that is large enough to be shared: 36,864 bytes
@@ -32,7 +33,7 @@ def fresh(seed: int) -> torch.Tensor:
 def explicit(x: torch.Tensor, weight: torch.Tensor, low: torch.dtype) -> torch.Tensor:
     """The product with the casts written out, of memory that is read now."""
     with hmp.disable_casts(), torch.no_grad():
-        return F.linear(x.detach().clone().to(low), weight.detach().clone().to(low))
+        return as_computed(F.linear)(x.detach().clone().to(low), weight.detach().clone().to(low))
 
 
 def same(got: torch.Tensor, want: torch.Tensor) -> bool:
@@ -58,7 +59,7 @@ def check(x: torch.Tensor, weight: torch.Tensor, mode: str, low: torch.dtype, ti
             got.float().sum().backward()
             ones = torch.ones(SIZE, SIZE, dtype=low)
             with hmp.disable_casts():
-                grad = (ones.t() @ x.detach().clone().to(low)).float()
+                grad = as_computed(torch.mm)(ones.t(), x.detach().clone().to(low)).float()
             assert same(weight.grad, grad)
             if mode == "training":
                 weight.grad = None

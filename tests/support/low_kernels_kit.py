@@ -1,12 +1,25 @@
-"""How this processor computes low-precision products under hmp, for oracles: by torch's kernel, or in float32 and rounded (R11)."""
+"""How this processor computes products in a low dtype under hmp, for oracles: by torch's kernel, or in float32 and rounded (R11)."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import types as types_
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+
+# What computes so: products, convolutions, recurrent layers, and what follows one of them, by torch's names without underscores.
+_OPS = frozenset(
+    """
+    linear matmul rmatmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul matrix_power cov corrcoef addmm_activation
+    linalg_matmul linalg_multi_dot linalg_matrix_power sparse_mm sparse_addmm linear_cross_entropy bilinear scaled_dot_product_attention
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution
+    lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
+    """.split()
+)
 
 
 def computes_in_float32(dtype: torch.dtype) -> bool:
@@ -37,6 +50,34 @@ def as_computed(op: Callable[..., Any]) -> Callable[..., Any]:
         return (in_float32(op) if is_slow else op)(*args, **kwargs)
 
     return computed
+
+
+class _AsComputed(TorchFunctionMode):
+    """Each such op that torch's functions, methods and modules call computes in float32 if its tensors have one low dtype."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        tensors = list(_tensors((args, kwargs)))
+        is_one = name.strip("_") in _OPS and len(tensors) > (name == "einsum") and len({t.dtype for t in tensors}) == 1
+        if not is_one or not tensors[0].is_cpu or not computes_in_float32(tensors[0].dtype) or tensors[0].dtype is torch.float32:
+            if func is not torch.nn.functional.multi_head_attention_forward:
+                return func(*args, **kwargs)
+            with self:  # what it calls computes so, and it does not ask again whether somebody takes it over
+                names = {**func.__globals__, "has_torch_function": lambda tensors: False}
+                return types_.FunctionType(func.__code__, names, None, func.__defaults__)(*args, **kwargs)
+        out = kwargs.pop("out", None)
+        if name.endswith("_") and not name.startswith("_"):
+            out, args = args[0], (args[0].clone(), *args[1:])
+        found = in_float32(func)(*args, **kwargs)
+        return found if out is None else out.copy_(found)
+
+
+@contextlib.contextmanager
+def products_as_computed() -> Iterator[None]:
+    """Plain torch in here computes as hmp has the CPU compute, whatever it is that calls the ops: a module or a whole model."""
+    with _AsComputed() if any(map(computes_in_float32, (torch.bfloat16, torch.float16))) else contextlib.nullcontext():
+        yield
 
 
 def _tensors(value: Any) -> Any:

@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from hypothesis import strategies as st
 
+from low_kernels_kit import products_as_computed
 from oracle import F32, Outcome, cast, left_to_torch, outcome, target
 from strategies import Leaf, any_dtypes, leaves
 
@@ -35,7 +36,8 @@ class Op:
         dtype = None if left_to_torch(args) else target(rule, [a for i, a in enumerate(args) if i not in self.keep])
 
         def cast_by_hand(*args: Any) -> Any:
-            return call(*[a if i in self.keep else cast(a, dtype) for i, a in enumerate(args)])
+            with products_as_computed():
+                return call(*[a if i in self.keep else cast(a, dtype) for i, a in enumerate(args)])
 
         return outcome(cast_by_hand, args)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from low_kernels_kit import products_as_computed
+
 F32, BF16, F16, F64 = torch.float32, torch.bfloat16, torch.float16, torch.float64
 CASTABLE = (F32, BF16, F16)
 MAX = {dtype: torch.finfo(dtype).max for dtype in CASTABLE}
@@ -135,7 +137,8 @@ def by_explicit_casts(
     """The outcome of plain torch when the caller wrote the casts out by hand; gradients are those of the uncast leaves."""
 
     def cast_first(*args: Any, **kwargs: Any) -> Any:
-        return call(*cast(args, dtype), **cast(kwargs, dtype))
+        with products_as_computed():
+            return call(*cast(args, dtype), **cast(kwargs, dtype))
 
     return outcome(cast_first, args, kwargs, seed=seed)
 
