@@ -54,7 +54,11 @@ FOUND: dict[str, tuple[hmp.Policy, Callable[[], Any]]] = {
 
 
 @pytest.mark.sampled(2)
-@pytest.mark.parametrize("op", FOUND)
+@pytest.mark.parametrize(
+    # an LSTM that computes in float32 overflows nowhere: its result is within 1
+    "op",
+    [pytest.param(op, marks=pytest.mark.native_kernels) if op == "lstm" else op for op in FOUND],
+)
 def test_the_line_of_a_finding_can_be_pasted_and_mends_it(op: str) -> None:
     policy, call = FOUND[op]
     # oneDNN has an LSTM in float16 for some processors alone: on the others it runs in float32 (R11), and nothing overflows

@@ -69,6 +69,7 @@ INSIDE = {
 }
 
 
+@pytest.mark.native_kernels
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("op", INSIDE)
 def test_what_autocast_does_inside_an_op_is_told(op: str) -> None:
@@ -156,6 +157,7 @@ def test_reports_of_two_policies_together_say_what_was_called_in_neither() -> No
     assert report("tanh").merge(called).never_called == []
 
 
+@pytest.mark.native_kernels
 def test_a_recomputation_that_ends_early_is_no_exception() -> None:
     linear = nn.Linear(8, 8)
     with hmp.casts("torch-cpu"), hmp.record() as report:
@@ -181,6 +183,7 @@ def slices(path: Path) -> list[dict[str, Any]]:
     return events
 
 
+@pytest.mark.native_kernels
 def test_ops_and_casts_are_slices_and_casts_stand_inside_their_ops(tmp_path: Path) -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Softmax(-1))
     x = torch.randn(2, 4)

@@ -87,6 +87,7 @@ def step(model: Bert, x: torch.Tensor, ops: Any) -> list[torch.Tensor]:
     return [result.detach(), *(parameter.grad for parameter in model.parameters() if parameter.grad is not None)]
 
 
+@pytest.mark.native_kernels
 @oracle.packs
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -64,6 +64,7 @@ def test_nothing_stays_in_dynamo_after_revert(torch_differences):
     assert torch_differences() == []
 
 
+@pytest.mark.native_kernels
 @BRIDGED
 def test_weights_that_a_cache_holds_are_cast_in_the_graph():
     weight = torch.nn.Parameter(torch.randn(3, 3))

@@ -124,6 +124,7 @@ def test_regions_in_compiled_code_do_nothing_without_hmp(function):
     assert BF16 not in dtypes(compiled(X))
 
 
+@pytest.mark.native_kernels
 @BRIDGED
 def test_regions_leave_nothing_in_the_graph():
     def products(x):

@@ -19,6 +19,8 @@ from oracle import BF16, F16, F32
 from thread_kit import in_thread
 
 A, B = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 3, 16).reshape(4, 4)
+pytestmark = pytest.mark.native_kernels  # torch.autocast decides inside an op where its kernels do
+
 POLICY = hmp.Policy("inside", bf16={"einsum.autocast", "gru_cell.autocast", "interpolate.autocast", "pad.autocast"})
 
 

@@ -19,6 +19,7 @@ LAYERS = {
 }
 
 
+@pytest.mark.native_kernels
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", LAYERS)
 def test_cudnn_is_asked_as_the_module_asks_it(name: str, packed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
