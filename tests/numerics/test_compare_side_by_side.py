@@ -15,12 +15,15 @@ import torch.nn.functional as F
 import hmp
 from hmp.numerics.side_by_side import SideBySide
 from hmp.numerics.values import OF_RESULTS, Values
-from low_kernels_kit import as_computed
 from page_kit import said
 from trap_kit import policy
 
 LOW = policy(bf16={"linear"}, name="brain")
 HALF = policy(bf16={"linear"}, dtype=torch.float16, name="half")
+
+
+# a product of backward that computes in float32 is compared before it is rounded
+pytestmark = pytest.mark.native_kernels
 
 
 def norm(tensor: torch.Tensor) -> float:
@@ -43,8 +46,8 @@ def squares(output: torch.Tensor) -> torch.Tensor:
 def run(net: Net, x: torch.Tensor, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """What each layer returns, the loss and the gradients, with the products in `dtype`: plain torch."""
     weights = [layer.weight.detach().clone().requires_grad_() for layer in (net.first, net.second)]
-    hidden = as_computed(F.linear)(x.to(dtype), weights[0].to(dtype))
-    output = as_computed(F.linear)(torch.tanh(hidden).to(dtype), weights[1].to(dtype))
+    hidden = F.linear(x.to(dtype), weights[0].to(dtype))
+    output = F.linear(torch.tanh(hidden).to(dtype), weights[1].to(dtype))
     loss = squares(output)
     gradients = torch.autograd.grad(loss, weights)
     whole = torch.cat([g.flatten() for g in gradients])
@@ -61,7 +64,6 @@ def found() -> tuple[SideBySide, list[dict[str, torch.Tensor]]]:
     ]
 
 
-@pytest.mark.native_kernels  # a product of backward that computes in float32 is compared before it is rounded
 def test_both_stand_beside_float32_and_beside_each_other(found: Any) -> None:
     both, (low, half, exact) = found
     for end in ("output", "loss", "gradient"):
