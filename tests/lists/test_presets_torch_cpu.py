@@ -22,15 +22,30 @@ def _check(sweep: Sweep) -> None:
     assert not unnamed, "\n".join(unnamed)
 
 
-def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autocasts_dtypes_and_bits() -> None:
+def _listed(*kinds: str) -> set[str]:
     policy = hmp.Policy.load("torch-cpu")
-    listed = {name.removesuffix(".autocast") for name in policy.bf16 | policy.fp32 | policy.promote}
-    sweep = Sweep().run((info for i, info in enumerate(OPS) if i % 4 == 0 or info.name.removeprefix("nn.functional.") in listed), first=1)
+    return {"nn.functional." * is_nn + name.removesuffix(".autocast") for kind in kinds for name in getattr(policy, kind) for is_nn in (0, 1)}
+
+
+@pytest.mark.native_kernels
+def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autocasts_dtypes_and_bits() -> None:
+    listed = _listed("bf16", "fp32", "promote")
+    sweep = Sweep().run((info for i, info in enumerate(OPS) if i % 4 == 0 or info.name in listed), first=1)
     _check(sweep)
     assert sweep.spellings > 350
     assert sweep.cases > 800
 
 
+def test_where_products_compute_in_float32_they_have_autocasts_dtypes_and_values_but_for_their_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
+    sweep = Sweep(rounded=True).run((info for info in OPS if info.name in _listed("bf16")), first=4)
+    _check(sweep)
+    assert sweep.cases > 200
+
+
+@pytest.mark.native_kernels
 @pytest.mark.slow
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("number", range(SHARDS))
@@ -47,6 +62,7 @@ def test_op_db_has_autocasts_dtypes_and_bits(number: int, capsys: pytest.Capture
         )
 
 
+@pytest.mark.native_kernels
 def test_chain_matmul_has_autocasts_bits() -> None:
     matrices = [torch.randn(3, 5), torch.randn(5, 2), torch.randn(2, 4)]
     with torch.autocast("cpu", dtype=BF16):
@@ -62,6 +78,7 @@ def test_the_page_of_differences_has_the_rows_of_the_tables() -> None:
     assert text == page(counts_in(text)), "PYTHONPATH=tests/support python tests/lists/autocast_differences.py writes the page"
 
 
+@pytest.mark.native_kernels
 @pytest.mark.nightly
 @pytest.mark.skipif(f"torch {RELEASE}" not in PAGE.read_text(encoding="utf-8"), reason="the page was written with another torch")
 def test_the_page_of_differences_is_what_the_sweep_writes() -> None:
@@ -89,6 +106,7 @@ def test_what_torch_binds_under_two_names_is_one_op(binding: str) -> None:
     assert apart == []
 
 
+@pytest.mark.native_kernels
 def test_the_private_names_of_products_are_cast() -> None:
     x = torch.randn(4, 4)
     with torch.autocast("cpu", dtype=BF16):

@@ -15,6 +15,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 import hmp
 from oracle import BF16, F32, tensors
 
+pytestmark = pytest.mark.native_kernels
+
 LENGTHS = torch.tensor([5, 3, 2])
 BATCH, INPUT, HIDDEN = 3, 4, 6
 EVERY = 23  # of the default run, one in so many; it divides no number of choices
