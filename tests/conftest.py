@@ -210,6 +210,9 @@ def _note_changes_of(backend: str) -> None:
 def fresh_compiler(torch_has_compiled: None) -> Iterator[None]:
     """Nothing is compiled when the test begins, and nothing is left when it ends."""
     torch._dynamo.reset()
+    bridge = sys.modules.get("hmp.torch_compile.bridge")
+    if bridge is not None:
+        bridge.forget_wrappers()  # the last test may have had other kernels
     yield
     sys.modules["hmp"].revert()
     torch._dynamo.reset()

@@ -11,6 +11,7 @@ pytest.importorskip("transformers", reason="the models are those of transformers
 import torch
 import transformers
 
+from low_kernels_kit import computes_in_float32
 from model_zoo import MODELS, shrunk
 from model_zoo.checks import Reference, assert_gradients_follow
 from model_zoo.deviations import POLICIES
@@ -27,8 +28,8 @@ def cases() -> list[object]:
 
 @pytest.mark.native_kernels
 @pytest.mark.parametrize("cls", cases())
-def test_an_architecture_trains_under_the_policies(cls: str) -> None:
-    """Every gradient is there and finite; with torch.autocast's lists loss and gradients are torch.autocast's bit for bit."""
+def test_an_architecture_trains_under_the_policies(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every gradient is there and finite; with torch.autocast's lists and kernels loss and gradients are torch.autocast's bit for bit."""
     if not is_there(cls):
         pytest.skip(f"this transformers has no {cls}")
     model = shrunk.shrunk(cls)
@@ -37,14 +38,18 @@ def test_an_architecture_trains_under_the_policies(cls: str) -> None:
     for name, run in runs.items():
         assert_gradients_follow(run, Reference(exact, steady=frozenset()))
         assert math.isfinite(run.losses[0]), name
+    native = runs["torch-cpu"]
+    if computes_in_float32(torch.bfloat16):
+        monkeypatch.setenv("HMP_LOW_KERNELS", "native")
+        native = train(model, POLICIES["torch-cpu"], steps=1)
     built = build(model)
     # autocast's cache sums the gradients of a weight's uses in bfloat16; hmp sums them in float32
     with torch.autocast("cpu", cache_enabled=False):
         loss = loss_of(forward(built, feed(model, built)))
     loss.backward()
-    assert runs["torch-cpu"].losses == [loss.item()]
+    assert native.losses == [loss.item()]
     for name, theirs in gradients(built).items():
-        ours = runs["torch-cpu"].gradients[name]
+        ours = native.gradients[name]
         assert ours is theirs is None or torch.equal(ours, theirs), name
 
 

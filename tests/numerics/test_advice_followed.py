@@ -32,7 +32,7 @@ def finding(policy: hmp.Policy, call: Callable[[], Any]) -> Any:
 
 
 def of_ones(module: nn.Module) -> nn.Module:
-    """Weights by which every gate is 8 x 100 x 300, beyond float16 in whatever order it is added up."""
+    """Weights by which every gate is 8 x 100 x 300, beyond float16 in whatever order it is added up; in float32 none is Inf."""
     for parameter in module.parameters():
         parameter.fill_(100.0)
     return module

@@ -56,6 +56,7 @@ def test_the_code_of_a_dispatcher_is_what_is_written_for_linear() -> None:
     assert number.sub("SIGNATURES[0]", written) == shown
 
 
+@pytest.mark.native_kernels
 def test_the_code_of_a_dispatcher_is_found_by_inspect_and_in_tracebacks() -> None:
     hmp.convert(policy="torch-cpu")
     F.linear(torch.randn(2, 3), torch.randn(4, 3))

@@ -152,6 +152,7 @@ def test_what_is_alive_is_the_graphs_and_pythons_each_memory_once() -> None:
     assert saved._between([(1.0, 1.0), (0.6, 1.1), (0.2, 1.5)], 0.4) == pytest.approx(1.3)
 
 
+@pytest.mark.native_kernels
 def test_a_side_that_runs_an_op_in_another_dtype_is_refused() -> None:
     needs_autocasts_lstm()
     case = models.build("lstm", "tiny")

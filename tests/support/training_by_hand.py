@@ -10,6 +10,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from low_kernels_kit import products_as_computed
+
 
 def net() -> nn.Sequential:
     torch.manual_seed(0)
@@ -25,6 +27,7 @@ def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0, momentum=0.5)
 
 
+@products_as_computed()
 def forward_by_hand(
     network: nn.Sequential, x: torch.Tensor, low: torch.dtype = torch.bfloat16, tanh: torch.dtype = torch.bfloat16
 ) -> torch.Tensor:

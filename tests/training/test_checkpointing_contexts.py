@@ -19,6 +19,7 @@ from torch.utils.checkpoint import (
 )
 
 import hmp
+from low_kernels_kit import products_as_computed
 from oracle import BF16, F32
 from thread_kit import in_thread
 from trap_kit import policy, same
@@ -84,7 +85,7 @@ def cast_explicitly(block, x):
 
 
 def assert_as_by_hand(block, run, around="here", thread=False):
-    want = gradients(block, X, lambda x: cast_explicitly(block, x))
+    want = gradients(block, X, products_as_computed()(lambda x: cast_explicitly(block, x)))
     block.runs.clear()
     got = gradients(block, X, run, AROUND[around], thread)
     assert len(block.runs) >= 2 and set(block.runs) == {(BF16, F32)}, block.runs
@@ -139,6 +140,7 @@ def test_selective_checkpointing(scope, name):
         assert_as_by_hand(block, in_scope(scope, lambda x: checkpoint(block, x, use_reentrant=False, context_fn=contexts)), around)
 
 
+@pytest.mark.native_kernels
 def test_selective_checkpointing_saves_low_copies_and_not_their_originals():
     """The policy is asked about the ops that run, casts among them."""
     asked = []
@@ -200,7 +202,7 @@ def test_a_region_inside_a_checkpoint_is_recomputed_as_such(reentrant):
         wide = F.linear(x, block.one.weight, block.one.bias)
         return torch.sin(F.linear(wide.to(BF16), block.other.weight.to(BF16), block.other.bias.to(BF16)))
 
-    want = gradients(block, X, by_hand)
+    want = gradients(block, X, products_as_computed()(by_hand))
     for around in AROUND.values():
         got = gradients(block, X, in_scope("casts", lambda x: checkpoint(mixed, x, use_reentrant=reentrant)), around)
         for one, other in zip(got, want, strict=True):
