@@ -26,7 +26,6 @@ def cases() -> list[object]:
     return [pytest.param(cls, marks=() if cls == "OlmoForCausalLM" else tier) for cls, tier in zip(CLASSES, tiers, strict=True)]
 
 
-@pytest.mark.native_kernels
 @pytest.mark.parametrize("cls", cases())
 def test_an_architecture_trains_under_the_policies(cls: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every gradient is there and finite; with torch.autocast's lists and kernels loss and gradients are torch.autocast's bit for bit."""

@@ -207,7 +207,6 @@ def _profiled(run: Callable[[], Any], **options: Any) -> Counter[str]:
     return Counter({key: count for key, count in events.items() if key.startswith("aten::")})
 
 
-@pytest.mark.native_kernels
 def test_the_profiler_counts_what_explicit_casts_call() -> None:
     model, x = net(), torch.randn(3, 4)
     with products_as_computed():

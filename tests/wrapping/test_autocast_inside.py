@@ -18,8 +18,6 @@ from compile_kit import EACH_BACKEND
 from oracle import BF16, F16, F32
 from thread_kit import in_thread
 
-pytestmark = pytest.mark.native_kernels
-
 A, B = torch.linspace(-1, 1, 16).reshape(4, 4), torch.linspace(0, 3, 16).reshape(4, 4)
 pytestmark = pytest.mark.native_kernels  # torch.autocast decides inside an op where its kernels do
 

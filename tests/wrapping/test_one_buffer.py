@@ -11,8 +11,6 @@ import hmp
 from hmp.wrapping import one_buffer
 from trap_kit import policy
 
-pytestmark = pytest.mark.native_kernels
-
 LAYERS = {
     "LSTM": lambda: torch.nn.LSTM(3, 4, num_layers=2, bidirectional=True),
     "LSTM, projected": lambda: torch.nn.LSTM(3, 4, proj_size=2, batch_first=True),
