@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -154,9 +155,12 @@ def test_the_text_of_a_package_index_is_the_readme_with_links_that_work_there() 
 def test_demo_output_is_what_the_demo_prints() -> None:
     pytest.importorskip("rich")
     pytest.importorskip("sklearn")
-    done = subprocess.run([sys.executable, "-m", "hmp", "demo", "--epochs", "1"], cwd=ROOT, capture_output=True, text=True)
+    # what is shown is of a processor without bfloat16 instructions
+    environment = {**os.environ, "HMP_LOW_KERNELS": "float32"}
+    command = [sys.executable, "-m", "hmp", "demo", "--epochs", "1"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
     page = (PAGES / "start" / "first-steps.md").read_text(encoding="utf-8")
-    (shown,) = [text for text in doc_blocks.blocks(page, "text") if text.startswith("hmp demo:")]
+    (shown,) = [text for text in doc_blocks.blocks(page, "text") if text.startswith("hmp demo,")]
     assert table_of(done.stdout) == table_of(shown), "run python -m hmp demo again and paste what it prints"
     assert "check passed" in shown
     # plain where it is piped, and one screen, which ends in the verdict
@@ -168,7 +172,8 @@ def test_demo_output_is_what_the_demo_prints() -> None:
 def table_of(output: str) -> list[str]:
     """The table's words without what differs between two runs: accuracy, time, what is said of the processor, and where lines break."""
     body = TABLE_START.split(output, maxsplit=1)[1].partition("check ")[0]
-    body = re.sub(r"Low precision saves memory.*?instructions\)\.", "", body, flags=re.DOTALL)
+    body = re.sub(r"Low precision saves memory.*?says\s+more\)\.", "", body, flags=re.DOTALL)
+    body = re.sub(r"-(?=\s+[\d.]+ ms)", "0 %", body)  # torch.autocast is cut short where it is slow
     return re.sub(r"[\d.]+ (%|ms)", r"N \1", body).split()
 
 
