@@ -38,7 +38,8 @@ def _times(run: Callable[[tuple[Tensor, ...]], Tensor], tensors: tuple[Tensor, .
 
     def step() -> None:
         if trains:
-            run(given).sum().backward()
+            result = run(given)
+            result.backward(torch.ones_like(result))  # of sum() the gradient would be an expanded number
         else:
             with torch.no_grad():
                 run(given)
@@ -53,7 +54,10 @@ def _rounded(call: by_op.Call, low: torch.dtype, tensors: tuple[Tensor, ...]) ->
 def ratios(call: by_op.Call, low: torch.dtype, rounds: int) -> dict[str, float]:
     """Return, to float32's time, that of the kernel and that of float32 with rounded inputs: forward alone, and with backward."""
     found = {}
-    for name, trains in (("forward", False), ("training", True)):
+    for name, trains in (("forward", False), ("training", call.op not in by_op.WITHOUT_DERIVATIVE)):
+        if name == "training" and not trains:
+            found |= {"kernel, training": math.nan, "rounded, training": math.nan}
+            continue
         base = min(_times(call.run, call.tensors, trains, rounds))
         in_low = tuple(t.to(low) for t in call.tensors)
         found[f"kernel, {name}"] = min(_times(call.run, in_low, trains, rounds)) / base

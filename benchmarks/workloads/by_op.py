@@ -102,6 +102,7 @@ LEFT_OUT = frozenset(
     linalg.pinv pinverse pca_lowrank svd_lowrank linalg.polar
     """.split()
 )
+WITHOUT_DERIVATIVE = frozenset({"_addmm_activation"})
 _RECURRENT: dict[str, Callable[..., nn.Module]] = {
     "lstm": nn.LSTM,
     "gru": nn.GRU,

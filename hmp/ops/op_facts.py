@@ -331,7 +331,7 @@ KERNEL_BY_ARGUMENTS = _names(
 )
 # Ops whose CPU kernel in a low dtype is slow where the processor has no instructions for that dtype: they compute in float32 there (R11),
 # and so does what follows one of them (addmm_, linalg.matmul, sparse.mm). benchmarks/results/LOW_KERNELS.md has the times of all ops on the
-# presets' low lists. Those that are not here take less time by their own kernel than by casts around the float32 one.
+# presets' low lists. Those that are not here, but for pow in float16, take less time by their own kernel than by casts around float32's.
 SLOW_WITHOUT_INSTRUCTIONS = _names(
     """
     linear matmul mm bmm addmm addbmm baddbmm inner einsum tensordot chain_matmul linalg.multi_dot matrix_power cov corrcoef
