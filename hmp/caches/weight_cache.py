@@ -277,13 +277,16 @@ def _make_copy(weight: Tensor, dtype: torch.dtype, trains: bool, entry: _Entry) 
 _WORTH_A_NODE = 2**14
 
 
-def in_float32(low: Tensor) -> Tensor:
+def in_float32(low: Tensor, is_used_once: bool = True) -> Tensor:
     """Return `low` in float32 (R11, "No instructions"). Of a weight's copy that is kept, that is kept with it: it is widened once.
 
-    The copy in float32 has the copy's layout of memory, so a view of the one is the same view of the other.
+    The copy in float32 has the copy's layout of memory, so a view of the one is the same view of the other. Where it trains, the node that
+    is made for it rounds the gradient of each use: for an op that uses it several times it is widened anew, and their sum is rounded.
     """
     trains = low.requires_grad and _grad_enabled()
-    if type(low) is not Tensor or low.layout is not torch.strided or _compiling() or (trains and low.numel() < _WORTH_A_NODE):
+    if type(low) is not Tensor or low.layout is not torch.strided or _compiling() or _tracing() is not None:
+        return cast(low, torch.float32)
+    if trains and (low.numel() < _WORTH_A_NODE or not is_used_once):
         return cast(low, torch.float32)
     try:
         storage = storage_of(low)

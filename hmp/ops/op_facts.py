@@ -344,6 +344,8 @@ SLOW_WITHOUT_INSTRUCTIONS = _names(
 KEEPS_MORE_THAN_INPUTS = _names(
     "scaled_dot_product_attention lstm gru rnn_tanh rnn_relu chain_matmul linalg.multi_dot linear_cross_entropy"
 )
+# Those that use an input several times, such as a recurrent layer its weights at each step.
+USES_INPUTS_AGAIN = (RECURRENT - CELLS) | _names("matrix_power cov corrcoef linear_cross_entropy")
 # Of the slow ones those that torch.autocast computes in the low dtype in part: their result, and a recurrent op's state, is float32.
 WIDE_UNDER_AUTOCAST = _names("gru gru_cell lstm_cell linear_cross_entropy")
 # And the one whose products torch.autocast leaves in float32.

@@ -39,7 +39,7 @@ from .op_rule import Op, OpRule, survey
 
 _Parameter = torch.nn.Parameter
 # torch's own, taken before anything is patched
-_as_strided, _copy_, _equal, _detach = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach
+_as_strided, _copy_, _equal, _detach, _view_as = torch.as_strided, Tensor.copy_, torch.equal, Tensor.detach, Tensor.view_as
 _grad_enabled, _grad = torch.is_grad_enabled, torch.autograd.grad
 _random_state, _set_random_state = torch.get_rng_state, torch.set_rng_state
 _compiling = torch.compiler.is_dynamo_compiling
@@ -87,12 +87,12 @@ def in_float32(op: Op, rule: OpRule) -> Op:
             result = _Recomputed.apply(_Plan(rule, op, args, kwargs, low), *tensors)  # type: ignore[no-untyped-call]
         else:
             try:
-                call = _Call(op, args, kwargs, low)
+                call = _Call(op, args, kwargs, low, rule)
             except (TypeError, NotImplementedError) as error:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
                 return op(*args, **kwargs)
-            result = call.run(rule)
+            result = call.run()
             if writes_first:
                 return _copy_(args[0], call.args[0])
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
@@ -177,10 +177,10 @@ def _rounded(result: Any, low: torch.dtype) -> Any:
 class _Call:
     """A call of an op whose tensors of the dtype `low` are widened to float32."""
 
-    __slots__ = ("_low", "_op", "_pairs", "args", "kwargs")
+    __slots__ = ("_low", "_op", "_pairs", "_rule", "args", "kwargs")
 
-    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
-        self._op, self._low = op, low
+    def __init__(self, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype, rule: OpRule) -> None:
+        self._op, self._low, self._rule = op, low, rule
         self._pairs: Pairs = {}
         self.args = [self._widened(value) for value in args]
         self.kwargs = {name: self._widened(value) for name, value in kwargs.items()} if kwargs else kwargs
@@ -191,17 +191,23 @@ class _Call:
     def _wide(self, tensor: Tensor) -> Tensor:
         if tensor.dtype is not self._low:
             return tensor
-        wide = weight_cache.in_float32(tensor)
+        wide = weight_cache.in_float32(tensor, self._rule.op not in op_facts.USES_INPUTS_AGAIN)
         self._pairs[id(wide)] = wide, tensor
         return wide
 
-    def run(self, rule: OpRule) -> Any:
+    def run(self) -> Any:
         """Return the op's result; what it keeps for backward is kept in the low dtype where that loses nothing."""
         op, args, kwargs = self._op, self.args, self.kwargs  # local variables: by them it is known whose handler C code is about to call
         if not self._keeps_for_backward():
             return op(*args, **kwargs)
-        with _Keeping(rule, self._low, self._pairs):
+        keeping = _Keeping(self._rule, self._low, self._pairs)
+        pack, unpack = keeping.pack, keeping.unpack
+        try:  # an interrupt may come behind any call
+            push_saved_tensors_hooks(pack, unpack)
             return op(*args, **kwargs)
+        finally:
+            pop_saved_tensors_hooks()
+            self._pairs.clear()  # the graph holds the hooks
 
     def _keeps_for_backward(self) -> bool:
         if not _grad_enabled() or _compiling() or not any(given.requires_grad for _, given in self._pairs.values()):
@@ -212,7 +218,7 @@ class _Call:
 
 
 class _Keeping:
-    """Context manager for one call: the hooks for saved tensors by which float32 tensors are kept in the low dtype.
+    """The hooks for saved tensors of one call, by which float32 tensors are kept in the low dtype.
 
     An input, a view of one, and any tensor that rounding does not change are kept so. Hooks that were in force before (a checkpoint's, the
     user's) get the low-precision tensors, as from torch's own kernel, and the others as they are.
@@ -224,14 +230,7 @@ class _Keeping:
         self._rule, self._low, self._pairs = rule, low, pairs
         self._around = _hooks_around()
 
-    def __enter__(self) -> None:
-        push_saved_tensors_hooks(self._pack, self._unpack)
-
-    def __exit__(self, *exc_info: object) -> None:
-        pop_saved_tensors_hooks()
-        self._pairs.clear()  # the graph holds the hooks
-
-    def _pack(self, tensor: Tensor) -> _Packed:
+    def pack(self, tensor: Tensor) -> _Packed:
         """Return what the graph holds in the place of the tensor."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             low = _in_low(tensor, self._pairs, self._low)
@@ -243,7 +242,8 @@ class _Keeping:
         # an input as it is: while the graph holds it, other products find it again
         return _Packed(kept, low is not None, source, source._version)
 
-    def _unpack(self, packed: _Packed) -> Tensor:
+    def unpack(self, packed: _Packed) -> Tensor:
+        """Return the tensor that `pack` was given."""
         with without_torch_function() if function_modes() else contextlib.nullcontext():
             tensor: Tensor = packed.kept if self._around is None else self._around[1](packed.kept)
             if packed.source is not None:
@@ -307,6 +307,8 @@ def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], 
     tensors = list(each_tensor((args, kwargs)))
     if not any(t.requires_grad for t in tensors if t.dtype is low) or all(t.numel() < _LARGE for t in tensors):
         return False
+    if any(t.is_inference() for t in tensors):  # such as a mask: autograd keeps none
+        return False
     return not dispatch_modes() and in_plain_autograd() and refusals.may_run_again(tensors)
 
 
@@ -316,28 +318,39 @@ class _Plan:
     Random numbers and torch's choice of kernels (torch.nn.attention.sdpa_kernel) are those of forward both times.
     """
 
-    __slots__ = ("_leaves", "_low", "_op", "_places", "_spec", "_state", "_switches")
+    __slots__ = ("_is_used_once", "_leaves", "_low", "_op", "_places", "_spec", "_state", "_switches")
 
     def __init__(self, rule: OpRule, op: Op, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> None:
         leaves, self._spec = tree_flatten((args, dict(kwargs)))
-        self._op, self._low = op, low
+        self._op, self._low, self._is_used_once = op, low, rule.op not in op_facts.USES_INPUTS_AGAIN
         self._places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
         self._leaves = [None if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self._state = _random_state() if rule.op in op_facts.RANDOM else None
         self._switches = [is_on() for is_on, _ in kernel_switches]
 
-    def forward(self, tensors: Sequence[Tensor]) -> Any:
-        """Return the op's result in float32."""
-        result = self._called(tensors)
+    def forward(self, tensors: Sequence[Tensor], needed: Sequence[bool]) -> Any:
+        """Return the op's result in float32: the one that is computed for training, which of an LSTM has other bits than inference's."""
+        own = [_detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        hides_hooks = saved_tensors_hooks is not None and saved_tensors_hooks(True) is not None
+        try:
+            if hides_hooks:  # what the op itself keeps is not kept
+                push_saved_tensors_hooks(_as_it_is, _as_it_is)
+            with torch.enable_grad():
+                result = self._called(own)
+        finally:
+            if hides_hooks:
+                pop_saved_tensors_hooks()
         if self._state is not None and _equal(self._state, _random_state()):
             self._state = None  # no numbers were drawn
-        return result
+        return map_tensors(result, _detach)
 
     def gradients(self, tensors: Sequence[Tensor], of_results: Sequence[Tensor | None], needed: Sequence[bool]) -> list[Tensor | None]:
         """Return the gradients of those of the tensors that are needed; differentiable where the caller makes a graph."""
         makes_graph = _grad_enabled()
-        own = list(tensors) if makes_graph else [_detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
-        with torch.enable_grad(), torch.autocast("cpu", enabled=False), self._as_in_forward():
+        # where a graph is made, nodes of their own: one tensor may stand in the call twice, or be computed from another
+        own = [(_view_as(t, t) if n else t) if makes_graph else _detach(t).requires_grad_(n) for t, n in zip(tensors, needed, strict=True)]
+        no_region = torch.autocast("cpu", enabled=False) if _is_autocast_enabled("cpu") else contextlib.nullcontext()
+        with torch.enable_grad(), no_region, self._as_in_forward():
             results = self._called(own)
         pairs = [
             (result, gradient)
@@ -358,7 +371,7 @@ class _Plan:
     def _called(self, tensors: Sequence[Tensor]) -> Any:
         leaves = list(self._leaves)
         for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = weight_cache.in_float32(tensor) if tensor.dtype is self._low else tensor
+            leaves[place] = weight_cache.in_float32(tensor, self._is_used_once) if tensor.dtype is self._low else tensor
         args, kwargs = tree_unflatten(leaves, self._spec)
         return self._op(*args, **kwargs)
 
@@ -386,11 +399,15 @@ class _Recomputed(torch.autograd.Function):
         ctx.plan = plan
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
-        return plan.forward(tensors)
+        return plan.forward(tensors, ctx.needs_input_grad[1:])
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         return None, *ctx.plan.gradients(ctx.saved_tensors, gradients, ctx.needs_input_grad[1:])
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _switch(before: list[bool], wanted: list[bool]) -> None:

@@ -10,6 +10,7 @@ import copy
 import functools
 import gc
 import pickle
+import signal
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -297,14 +298,14 @@ def test_r11_second_derivatives_are_those_of_the_casts_written_out(data: st.Data
 
     def twice(call: Call) -> Any:
         of = [a for a in args if a.requires_grad]
-        ends = [r for r in flat(call(*args)) if r.requires_grad]
-        if not ends:
-            return []
-        first = torch.autograd.grad([e.float().square().sum() for e in ends], of, create_graph=True, allow_unused=True)
-        left = [g for g in first if g is not None and g.requires_grad]
         try:
+            ends = [r for r in flat(call(*args)) if r.requires_grad]
+            if not ends:
+                return []
+            first = torch.autograd.grad([e.float().square().sum() for e in ends], of, create_graph=True, allow_unused=True)
+            left = [g for g in first if g is not None and g.requires_grad]
             second = torch.autograd.grad([g.float().square().sum() for g in left], of, allow_unused=True) if left else ()
-        except (RuntimeError, NotImplementedError) as error:
+        except (RuntimeError, NotImplementedError) as error:  # torch has no derivative, or takes no such strides
             return type(error)
         return [*first, *second]
 
@@ -390,13 +391,17 @@ BY_HAND: dict[str, Call] = {
 
 
 def expected_of(name: str, args: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    end = (BY_HAND.get(name) or by_hand(AGAIN[name][0]))(*args)
+    end = end_of(name, args)
     return end, gradients(end, [a for a in args if a.requires_grad])
+
+
+def end_of(name: str, args: list[torch.Tensor]) -> torch.Tensor:
+    return (BY_HAND.get(name) or by_hand(AGAIN[name][0]))(*args)
 
 
 @pytest.mark.parametrize("dtype", [F32, BF16], ids=str)
 def test_r11_what_is_large_has_the_same_gradients_each_time(dtype: torch.dtype) -> None:
-    """retain_graph, a second backward, and gradients of one input at a time: what is computed again is the same each time."""
+    """retain_graph, create_graph, a second backward, and gradients of one input at a time: what is computed again is the same each time."""
     for name, (call, make) in AGAIN.items():
         args = make(dtype)
         end, wanted = expected_of(name, args)
@@ -407,9 +412,70 @@ def test_r11_what_is_large_has_the_same_gradients_each_time(dtype: torch.dtype) 
             all_same(gradients(found, args, retain_graph=True), wanted)
         for arg, each in zip(args, wanted, strict=True):
             all_same(gradients(found, [arg], retain_graph=True), [each])
+        # not without: torch's LSTM has other last bits there. Of its kernel for attention without dropout it has no second derivative
+        graph = {"retain_graph": True, "create_graph": name != "attention"}
+        all_same(gradients(found, args, **graph), gradients(end_of(name, args), args, **graph))
         all_same(gradients(found, args), wanted)
         with pytest.raises(RuntimeError, match="second time"):
             gradients(found, args)
+
+
+def test_r11_derivatives_of_inputs_that_depend_on_one_another() -> None:
+    """With create_graph too each input has its own gradient, though one is computed from another, or stands in the call twice."""
+    for call, wide in (
+        (lambda q, k: attention(q, k, k), lambda q, k: by_hand(attention)(q, k, k)),
+        (lambda a, b: torch.linalg.multi_dot([a, b, b]), lambda a, b: by_hand(lambda *m: torch.linalg.multi_dot(m))(a, b, b)),
+    ):
+        x = random(1, 2, 80, 32, dtype=BF16) if call.__code__.co_varnames[0] == "q" else random(72, 72, dtype=BF16, scale=0.1)
+        derivatives = []
+        for each in (call, wide):
+            other = x * 0.5
+            with sdpa_kernel(SDPBackend.MATH):
+                if each is call:
+                    with hmp.casts(listed()):
+                        end = each(x, other)
+                else:
+                    end = each(x, other)
+                first = gradients(end, [x, other], create_graph=True)
+                derivatives.append([*first, *gradients(first[0] + first[1], [x])])
+        for one, other in zip(*derivatives, strict=True):
+            torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-2 * float(other.abs().max()))  # in what order they are added up
+
+
+def test_r11_a_forward_that_trains_has_the_bits_of_one_that_trains() -> None:
+    """oneDNN has another LSTM for inference, whose last bits differ."""
+    args = [random(16, 8, 64), *weights_of(4, 64, 1, F32)]
+    call = recurrent("lstm")
+    for of_no_grad in (False, True):
+        with torch.set_grad_enabled(not of_no_grad):
+            expected = by_hand(call)(*args)
+            with hmp.casts(listed()):
+                same(call(*args), expected)
+
+
+def test_r11_weights_of_many_steps_used_again_have_the_gradients_of_one_sum() -> None:
+    """The gradients of the steps are added up in float32 and rounded once, also of a large weight whose copy in float32 is shared."""
+    layer, x = torch.nn.GRU(96, 96), random(20, 4, 96)
+    of = [x, *layer.parameters()]
+    rounded = {n: p.to(BF16).float() for n, p in layer.named_parameters()}
+    expected = torch.func.functional_call(layer, rounded, (x.to(BF16).float(),))[0].to(BF16)
+    wanted = gradients(expected, of)
+    for _ in range(3):
+        with hmp.casts(listed()):
+            found = layer(x)[0]
+        same(found, expected)
+        all_same(gradients(found, of), wanted)
+
+
+def test_r11_a_mask_that_was_made_in_inference_mode() -> None:
+    with torch.inference_mode():
+        mask = torch.ones(80, 80, dtype=torch.bool).tril()
+    q = random(1, 2, 80, 32)
+    with hmp.casts(listed()):
+        found = F.scaled_dot_product_attention(q, q, q, mask)
+    expected = by_hand(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, mask))(q, q, q)
+    same(found, expected)
+    all_same(gradients(found, [q]), gradients(expected, [q]))
 
 
 @pytest.mark.parametrize("frozen", ["all but the first", "all but the last"])
@@ -555,6 +621,39 @@ def test_r11_an_error_in_the_middle_leaves_nothing_behind() -> None:
         found = F.linear(x, w)
     assert not saved and kept.grad_fn is not None
     all_same(gradients(found, [x, w]), gradients(by_hand(F.linear)(x, w), [x, w]))
+
+
+class Interrupt(BaseException):
+    """What the alarm below raises between two bytecodes, as Ctrl-C does."""
+
+
+def _interrupt(*_: object) -> None:
+    raise Interrupt
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # one that comes while memory is freed
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="a system without interval timers")
+def test_r11_an_interrupt_leaves_no_hook_in_force_and_no_random_number_drawn() -> None:
+    q, w = random(1, 2, 80, 32), random(64, 64)
+    unseen = torch.autograd.graph.disable_saved_tensors_hooks  # raises while hooks are in force
+    before, state = signal.signal(signal.SIGALRM, _interrupt), torch.get_rng_state()
+    interrupted = 0
+    try:
+        for turn in range(150):
+            try:
+                with hmp.casts(listed()):
+                    signal.setitimer(signal.ITIMER_REAL, 1e-5 + turn * 2e-5)
+                    for _ in range(3):
+                        (attention(q, q, q).float().sum() + F.linear(q.view(2, 40, 64), w).float().sum()).backward()
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            except Interrupt:
+                interrupted += 1
+            with unseen("none is in force"):
+                assert torch.equal(torch.get_rng_state(), state) and torch.is_grad_enabled()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted
 
 
 def _stop(tensor: torch.Tensor) -> torch.Tensor:
@@ -1333,23 +1432,30 @@ def test_r11_cells_and_convolutions_compile(fresh_compiler: None) -> None:
             all_same(compiled(), forward())
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*jit:DeprecationWarning", "ignore:.*trace:DeprecationWarning")
-def test_r11_traced_and_exported_models_compute_in_float32(fresh_compiler: None) -> None:
-    model, x = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), random(8, 24, grad=False)
-    with hmp.casts(listed()):
-        expected = model(x)
-        with torch.no_grad():
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("width", [24, 136])
+def test_r11_a_traced_model_computes_in_float32_and_follows_its_weights(width: int) -> None:
+    """Small weights, and those whose copy in float32 is shared; with a gradient and without: no copy that is kept gets into a trace."""
+    model, x = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 4)), random(8, width, grad=False)
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode(), hmp.casts(listed()):
             for _ in range(3):
-                model(x)  # no copy that is kept gets into a trace
+                expected = model(x)
             traced = torch.jit.trace(model, (x,))
-        exported = [torch.export.export(model, (x,), strict=strict).module() for strict in (False, True)]
-    for each in (traced, *exported):
-        same(each(x), expected)
-    with torch.no_grad():
-        model[0].weight.mul_(2)
+        same(traced(x), expected)
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+            with hmp.casts(listed()):
+                same(traced(x), model(x))
+
+
+@pytest.mark.slow
+def test_r11_an_exported_model_computes_in_float32(fresh_compiler: None) -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), random(8, 24, grad=False)
+    for strict in (False, True):
         with hmp.casts(listed()):
-            same(traced(x), model(x))
+            exported = torch.export.export(model, (x,), strict=strict).module()
+            same(exported(x), model(x))
 
 
 # --- memory
