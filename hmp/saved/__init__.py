@@ -2,7 +2,7 @@
 
 from .copies import noting
 from .formats import FORMATS
-from .hooks import check_torch, counting, counts, keeping
+from .hooks import check_torch, counting, keeping
 from .kept import is_pending, refuse_written
 from .packable import KEEPS, why_never
 from .watching import watchers
@@ -12,7 +12,6 @@ __all__ = [
     "KEEPS",
     "check_torch",
     "counting",
-    "counts",
     "is_pending",
     "keeping",
     "noting",
