@@ -123,7 +123,8 @@ def test_r11_a_weight_used_several_times_in_training_has_the_gradients_of_a_cast
 
 def test_r11_an_activation_of_three_products_is_kept_once() -> None:
     """R21: the second and third product find the copy of the first."""
-    model, x = [torch.nn.Linear(96, 96) for _ in range(3)], random(2, 96, 96)
+    # large enough that its memory is marked though the process has other threads
+    model, x = [torch.nn.Linear(128, 8) for _ in range(3)], random(1025, 128)
     hidden = x * 1
     hmp.clear_cache()  # which also forgets that activations of that kind were used once
     with hmp.casts(listed()):
