@@ -61,7 +61,7 @@ def check_listed(product: Product, call: Call, args: list[Any], low: torch.dtype
     assert_same(got, outcome(by_hand(call, low), build(args)))
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(st.data())
 def test_r11_a_product_on_the_bf16_list_is_the_rounded_float32_product_of_rounded_inputs(data: st.DataObject) -> None:
     """Any product, spelling, shape, stride, subclass, dtypes of the inputs, and any of them with a gradient."""
@@ -80,7 +80,7 @@ def test_r11_each_product_by_each_of_its_names(product: Product, data: st.DataOb
         check_listed(product, product.calls[name], args, data.draw(LOW))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_r11_an_unlisted_product_with_a_low_first_input_computes_in_float32(data: st.DataObject) -> None:
     """R7 gives the other inputs the dtype of the first one."""
@@ -94,7 +94,7 @@ def test_r11_an_unlisted_product_with_a_low_first_input_computes_in_float32(data
     assert_same(got, outcome(by_hand(call, low), build(args)))
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_r11_a_product_on_the_promote_list_computes_in_float32_anyway(data: st.DataObject) -> None:
     """All inputs low: in float32, rounded. One of them float32: the float32 product."""
@@ -148,7 +148,7 @@ def test_r11_no_product_is_further_from_float64_than_torchs_kernel(
 # --- in place, and out=
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_r11_in_place_products_write_into_the_tensor_itself(data: st.DataObject) -> None:
     """Plain, a view into a larger tensor, or transposed; with a gradient and without: the same object, memory and version count."""
@@ -189,7 +189,7 @@ def test_r11_in_place_on_a_leaf_that_trains_is_torchs_error() -> None:
         assert leaf.addmm_(torch.ones(3, 4), torch.ones(4, 5)) is leaf
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(st.data())
 def test_r11_out_gets_the_result_as_from_torchs_kernel(data: st.DataObject) -> None:
     """Of the right shape, empty, transposed, a view, or an input itself; an `out` that trains is torch's error."""
