@@ -119,6 +119,13 @@ def torch_knows_its_default_device() -> Iterator[None]:
 
 
 @pytest.fixture
+def no_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor that has none for bfloat16 and float16; what a test sets by hmp.set_low_kernels() ends with it."""
+    monkeypatch.setattr("hmp.low_kernels._chosen", None)
+    monkeypatch.setenv("HMP_LOW_KERNELS", "float32")
+
+
+@pytest.fixture
 def hpu_on_cpu() -> Iterator[Any]:
     """Habana's names, with the CPU for "hpu"."""
     from hmp.compat import habana

@@ -1,4 +1,4 @@
-"""What the tests of products without instructions (R11) share: casts written out, calls of every kind, gradients."""
+"""What tests of products that compute in float32 (R11, "No instructions") share: the casts written out, and calls that keep much."""
 
 from __future__ import annotations
 
@@ -60,6 +60,9 @@ class Kernels(TorchDispatchMode):
         if func._schema.name.removeprefix("aten::") in ("mm", "addmm", "bmm", "convolution"):
             self.dtypes.add(next(a.dtype for a in args if isinstance(a, torch.Tensor)))
         return func(*args, **(kwargs or {}))
+
+
+# --- calls that keep something for backward besides their inputs, or views of them, and are large enough that it matters
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, drop: float = 0.0) -> torch.Tensor:
