@@ -24,6 +24,7 @@ def lists(tmp_path: Path) -> tuple[str, str]:
     return str(bf16), str(fp32)
 
 
+@pytest.mark.native_kernels
 def test_check_tells_every_name_and_every_problem_at_once(lists: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", *lists]) == 1
     lines = capsys.readouterr().out.splitlines()
@@ -79,6 +80,7 @@ def test_check_refuses_what_convert_refuses(files: dict[str, str], error: str, t
         hmp.convert(policy=str(tmp_path))
 
 
+@pytest.mark.native_kernels
 def test_check_knows_what_the_base_adds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = checked(tmp_path, capsys, base="autocast\n", promote="linear\nmm\n")
     assert status == 0

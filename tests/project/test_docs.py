@@ -112,6 +112,7 @@ def test_every_other_python_block_runs_as_it_stands(tmp_path: Path) -> None:
     doc_blocks.run(code, tmp_path)
 
 
+@pytest.mark.native_kernels
 def test_the_first_success_prints_what_is_shown(tmp_path: Path) -> None:
     (code,) = [code for code in blocks("python") if "hmp.record()" in code]
     (shown,) = [text for text in blocks("text") if text.startswith("hmp record:")]
