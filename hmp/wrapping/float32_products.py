@@ -28,6 +28,7 @@ from ..torch_private import (
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
+    trace_here,
     tree_flatten,
     tree_unflatten,
     without_torch_function,
@@ -302,7 +303,7 @@ def _view_in_low(view: Tensor, wide: Tensor, given: Tensor) -> tuple[Tensor, Ten
 
 def _recomputes(rule: OpRule, args: tuple[Any, ...], kwargs: Mapping[str, Any], low: torch.dtype) -> bool:
     """Return True if the op is to be computed again in backward: it keeps more than its inputs, and they are large enough to pay."""
-    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling():
+    if rule.op not in op_facts.KEEPS_MORE_THAN_INPUTS or rule.saved or not _grad_enabled() or _compiling() or trace_here() is not None:
         return False
     tensors = list(each_tensor((args, kwargs)))
     if not any(t.requires_grad for t in tensors if t.dtype is low) or all(t.numel() < _LARGE for t in tensors):

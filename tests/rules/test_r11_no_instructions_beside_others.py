@@ -312,6 +312,31 @@ def test_r11_a_traced_model_computes_in_float32_and_follows_its_weights(width: i
                 same(traced(x), model(x))
 
 
+class Attends(torch.nn.Module):
+    """What it keeps for backward is computed again there, outside of a trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.recurrent = torch.nn.Linear(64, 64), torch.nn.GRU(64, 64, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q = self.linear(x)[:, None]
+        return self.recurrent(attention(q, q, q)[:, 0])[0]
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_r11_a_traced_model_holds_ops_alone() -> None:
+    model, x = Attends(), random(2, 40, 64)
+    with hmp.casts(listed()):
+        expected = model(x)
+        traced = torch.jit.trace(model, (x,))
+    assert "Python" not in str(traced.inlined_graph)  # a PythonOp cannot be saved
+    found = traced(x)
+    same(found, expected)
+    # a tensor that stands in a call three times has three low-precision gradients, which a trace adds up in another order
+    torch.testing.assert_close(gradients(found, [x])[0], gradients(expected, [x])[0], rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.slow
 def test_r11_an_exported_model_computes_in_float32(fresh_compiler: None) -> None:
     model, x = torch.nn.Sequential(torch.nn.Linear(24, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)), random(8, 24, grad=False)
