@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from low_kernels_kit import products_as_computed
 from oracle import BF16, CASTABLE, F32, castable, left_to_torch, widest
 from sweep_attempt import Attempt, Outcome, Plan, distinct
 from sweep_cases import OP_DB, Call, Sample, given, list_name
@@ -220,7 +221,11 @@ def _plain(
     call: Call, sample: Sample, dtypes: tuple[torch.dtype, ...], plan: Plan, grad: bool, out: tuple[Any, ...] | None = None
 ) -> Outcome:
     attempt = Attempt(call, sample, dtypes, grad=grad, plan=plan, out=out)
-    attempt.run()
+    if call.reachable:
+        with products_as_computed():
+            attempt.run()
+    else:
+        attempt.run()
     found = attempt.outcome()
     found.plan = plan
     return found
