@@ -81,7 +81,6 @@ def test_a_table_says_how_many_rows_it_leaves_out_and_cuts_no_line() -> None:
     assert not [line for line in text.splitlines() if line != line.rstrip()]
 
 
-@pytest.mark.native_kernels
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_golden(form: str, tmp_path: Path) -> None:
     report = by_hand()
