@@ -93,17 +93,26 @@ def in_float32(op: Op, rule: OpRule) -> Op:
                 if not refusals.is_cast_refusal(error, (args, kwargs)):
                     raise
                 return op(*args, **kwargs)
-            result = call.run()
-            if writes_first and call.args[0].shape != args[0].shape:
-                return op(*args, **kwargs)  # torch's addbmm_ gives the tensor that it writes into another shape
             if writes_first:
-                return _copy_(args[0], call.args[0])
+                return _written(call, op, args, kwargs)
+            result = call.run()
         if not may_be_wide or not _is_wide_under_autocast(rule, args):
             result = tensor_casts.cast(result, low) if type(result) is Tensor else _rounded(result, low)
         return result if out is None else deliver(result, out)
 
     computed.computes_in_float32 = low_of  # type: ignore[attr-defined]  # for reports
     return computed
+
+
+def _written(call: _Call, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the first argument with the result of the in-place `op` in it."""
+    try:
+        call.run()
+    except RuntimeError as error:
+        if not refusals.is_torchs_own(error):
+            raise
+        return op(*args, **kwargs)  # torch's own error, or a shape that its low-precision addbmm_ takes and the float32 one does not
+    return op(*args, **kwargs) if call.args[0].shape != args[0].shape else _copy_(args[0], call.args[0])
 
 
 def replaces_autocast(rule: OpRule, tensors: Sequence[Tensor]) -> bool:
