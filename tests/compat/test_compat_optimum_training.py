@@ -54,6 +54,7 @@ def outputs_of(trainer: Any, place: str = "bert.encoder.layer.0.attention.self.q
     return seen
 
 
+@pytest.mark.native_kernels
 @pytest.mark.slow
 def test_under_torchs_own_lists_training_is_what_trainers_bf16_gives_bit_for_bit(tmp_path: Path) -> None:
     exact = plain(tmp_path)  # first: what bf16=True writes into the environment stays there
@@ -202,6 +203,7 @@ def test_verbose_logs_the_policy_and_each_cast_once(tmp_path: Path, caplog: pyte
     assert len(casts) == len(set(casts)) >= 6  # query, key, value, the attention's output and the two of the feed-forward net
 
 
+@pytest.mark.native_kernels
 @pytest.mark.slow
 def test_checkpoints_are_plain_transformers_and_go_both_ways(tmp_path: Path) -> None:
     from transformers import AutoModelForSequenceClassification

@@ -37,6 +37,7 @@ def dtypes_of(model: torch.nn.Module) -> list[torch.dtype]:
     return seen
 
 
+@pytest.mark.native_kernels
 @pytest.mark.slow
 def test_training_is_what_trainers_own_bf16_gives_under_torch_autocasts_lists(tmp_path: Path) -> None:
     plain = trainer(tmp_path)  # first: what bf16=True writes into the environment stays there

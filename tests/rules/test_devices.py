@@ -244,6 +244,7 @@ def transformer_block(device: str) -> list[torch.dtype]:
     return [t.dtype for t in (*seen, x)]
 
 
+@pytest.mark.native_kernels  # a CPU that computes in float32 has casts to it besides
 @pytest.mark.slow
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", hmp.policies())

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import hmp
+from autocast_kit import needs_autocasts_lstm
 from no_instructions_kit import (
     AGAIN,
     LOW,
@@ -585,6 +586,8 @@ BYTES: dict[str, tuple[Callable[[Call], int], Call, Callable[[torch.dtype], list
     "name", [n if how is kept_by_hooks else pytest.param(n, marks=pytest.mark.slow) for n, (how, _, _) in BYTES.items()]
 )
 def test_r11_no_more_bytes_are_kept_for_backward_than_by_torch_autocast(name: str) -> None:
+    if name == "lstm":
+        needs_autocasts_lstm()
     count, call, make = BYTES[name]
     args = make(F32)
     with torch.autocast("cpu", cache_enabled=False):

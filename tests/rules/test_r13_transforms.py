@@ -18,8 +18,8 @@ import hmp
 from oracle import BF16, F16, F32, saturated
 from trap_kit import policy, same
 
-# more than the default command has time for
-pytestmark = pytest.mark.slow
+# more than the default command has time for; second derivatives are compared bit for bit
+pytestmark = [pytest.mark.slow, pytest.mark.native_kernels]
 
 
 # --- torch.func and torch.autograd.functional

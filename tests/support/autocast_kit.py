@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 
@@ -37,11 +39,22 @@ def is_real() -> bool:
 
 
 def needs_autocasts_lstm() -> None:
-    """Skips where torch.autocast itself has no LSTM: it asks oneDNN by what the processor can, whatever ONEDNN_MAX_CPU_ISA says."""
+    """Skips where torch.autocast itself has no LSTM."""
+    with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
+        _needs("LSTM in bfloat16", lambda: torch.nn.LSTM(8, 8)(torch.ones(1, 2, 8)))
+
+
+def needs_scaled_product() -> None:
+    """Skips where torch itself has no product of scaled float8 tensors."""
+    one, eights = torch.ones(()), torch.ones(16, 16).to(torch.float8_e4m3fn)
+    _needs("product in float8", lambda: torch._scaled_mm(eights, eights.t(), scale_a=one, scale_b=one, out_dtype=BF16))
+
+
+def _needs(what: str, call: Callable[[], object]) -> None:
+    """torch asks oneDNN by what the processor can, which refuses where ONEDNN_MAX_CPU_ISA says less."""
     try:
-        with torch.no_grad(), torch.autocast("cpu", dtype=BF16):
-            torch.nn.LSTM(8, 8)(torch.ones(1, 2, 8))
+        call()
     except RuntimeError as error:
-        if "primitive descriptor" not in str(error):
+        if "primitive" not in str(error):
             raise
-        pytest.skip(f"torch.autocast runs no LSTM with these kernels: {error}")
+        pytest.skip(f"torch runs no {what} with these kernels: {error}")

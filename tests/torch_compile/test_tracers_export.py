@@ -115,6 +115,7 @@ def test_a_graph_made_without_casts_has_none(name):
         assert [t.dtype for t in model(X)] == [BF16, F32, F32, BF16, BF16, BF16]
 
 
+@pytest.mark.native_kernels
 @pytest.mark.slow
 def test_an_exported_graph_with_a_dynamic_size_takes_any_size():
     model = Model()

@@ -17,7 +17,10 @@ import torch.distributed as dist
 
 import hmp
 
-pytestmark = pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo")
+pytestmark = [
+    pytest.mark.skipif(not (dist.is_available() and dist.is_gloo_available()), reason="this torch has no gloo"),
+    pytest.mark.native_kernels,  # losses and weights are those of explicit casts bit for bit
+]
 
 KIT = Path(__file__).parent / "distributed_kit"
 STEPS = 20
