@@ -11,6 +11,7 @@ tensors and modules (`_version`, `_base`) are read where they are needed; the en
 from __future__ import annotations
 
 import importlib
+import platform
 import sys
 import types
 from collections.abc import Callable
@@ -211,6 +212,14 @@ def mkldnn_supports(name: str) -> bool | None:
     return None if ask is None else bool(ask())
 
 
+def x86_multiplies_bfloat16() -> bool | None:
+    """Whether this processor has avx512_bf16 or AMX; None: it is no x86 processor, or this torch does not tell."""
+    if platform.machine() not in ("x86_64", "AMD64") or None in _x86_flags:
+        return None
+    return any(ask() for ask in _x86_flags)
+
+
+_x86_flags: tuple[Any, ...] = tuple(_optional(f"torch.cpu._is_{name}_supported", None) for name in ("avx512_bf16", "amx_tile"))
 _mkldnn_flags: dict[str, Any] = {name: _optional(f"torch.ops.mkldnn._is_mkldnn_{name}_supported", None) for name in ("bf16", "fp16")}
 # The processor's flags by name, as cpuinfo has them; empty where this torch does not tell.
 cpu_capabilities: Callable[[], dict[str, Any]] = _optional("torch._C._cpu._get_cpu_capability", dict)

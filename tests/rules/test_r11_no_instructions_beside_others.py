@@ -89,6 +89,7 @@ def test_r11_a_wrong_value_names_the_three_and_patches_nothing() -> None:
 def test_r11_auto_is_float32_for_a_dtype_without_instructions_and_native_for_others() -> None:
     """As torch's own flags say: in processes that see this processor whole, and without AVX512."""
     code = """
+        import platform
         from torch.utils._python_dispatch import TorchDispatchMode
         class Kernels(TorchDispatchMode):
             def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -97,6 +98,8 @@ def test_r11_auto_is_float32_for_a_dtype_without_instructions_and_native_for_oth
                 return func(*args, **(kwargs or {}))
         for low in (torch.bfloat16, torch.float16):
             has = getattr(torch.ops.mkldnn, f"_is_mkldnn_{'bf16' if low is torch.bfloat16 else 'fp16'}_supported")()
+            if low is torch.bfloat16 and platform.machine() == "x86_64":
+                has = has and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
             with hmp.casts(hmp.Policy("mine", bf16={"mm"}, dtype=low)), Kernels():
                 print(low if has else torch.float32)
                 torch.mm(torch.ones(4, 4), torch.ones(4, 4))

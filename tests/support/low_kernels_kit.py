@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import types as types_
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -27,8 +28,11 @@ def computes_in_float32(dtype: torch.dtype) -> bool:
     choice = os.environ.get("HMP_LOW_KERNELS", "auto")
     if choice != "auto" or dtype not in (torch.bfloat16, torch.float16):
         return choice == "float32"
-    name = "bf16" if dtype is torch.bfloat16 else "fp16"
-    return not getattr(torch.ops.mkldnn, f"_is_mkldnn_{name}_supported")()
+    if dtype is torch.float16:
+        return not torch.ops.mkldnn._is_mkldnn_fp16_supported()
+    # true for any AVX512, which alone multiplies no bfloat16
+    multiplies = platform.machine() != "x86_64" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return not (torch.ops.mkldnn._is_mkldnn_bf16_supported() and multiplies)
 
 
 def in_float32(op: Callable[..., Any]) -> Callable[..., Any]:
