@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -133,12 +134,33 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
         tensors = survey(args, kwargs, rule) or []
         if not replaces_autocast(rule, tensors) or (rule.op == "sparse.mm" and not reaches_sparse(args, kwargs, tensors)):
             return by_autocast(*args, **kwargs)
+        if not _has_a_product(rule.op, args, kwargs, tensors):
+            return by_autocast(*args, **kwargs)
         if rule.op in op_facts.RECURRENT and _is_wide_under_autocast(rule, args):
             weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
             return op(*(cast(a) if i == 0 or i in weights else a for i, a in enumerate(args)), **kwargs)
         return op(*map(cast, args), **{name: cast(value) for name, value in kwargs.items()})
 
     return cast_call
+
+
+def _has_a_product(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> bool:
+    """Return False for a call that torch.autocast computes without a product in the low dtype, or in chunks whose dtypes it mixes."""
+    if op == "linear_cross_entropy":
+        return kwargs.get("options") is None
+    if op == "tensordot":  # to one element: a sum of products, which torch writes so
+        dims = kwargs.get("dims", args[2] if len(args) > 2 else 2)
+        if type(dims) is int:
+            dims = range(-dims, 0), range(dims)
+        if type(dims) not in (list, tuple):
+            return True
+        return any(tensor.numel() != math.prod(tensor.shape[i] for i in summed) for tensor, summed in zip(tensors, dims, strict=False))
+    if op != "einsum" or not args or not isinstance(args[0], str):
+        return True
+    given, arrow, result = args[0].replace(" ", "").partition("->")
+    operands = [set(operand) for operand in given.split(",")]
+    several = {label for i, operand in enumerate(operands) for label in operand if any(label in other for other in operands[i + 1 :])}
+    return bool(several - {"."} - set(result if arrow else ""))
 
 
 def _is_wide_under_autocast(rule: OpRule, args: Sequence[Any]) -> bool:

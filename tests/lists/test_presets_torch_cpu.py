@@ -37,7 +37,6 @@ def test_the_first_sample_of_the_listed_ops_and_of_every_fourth_other_has_autoca
     assert sweep.cases > 800
 
 
-@pytest.mark.xfail(reason="linear_cross_entropy of low inputs, and einsum without a product, have another dtype than under torch.autocast")
 def test_where_products_compute_in_float32_they_have_autocasts_dtypes_and_values_but_for_their_rounding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
