@@ -38,6 +38,7 @@ for t in range(500):
 """
 
 
+@pytest.mark.native_kernels
 @pytest.mark.slow
 def test_the_published_example_runs_verbatim_with_linear_in_bfloat16_and_a_falling_loss(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(EXAMPLE)

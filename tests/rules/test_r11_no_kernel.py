@@ -250,7 +250,7 @@ def test_r11_the_table_holds_every_op_of_torchs_own_tests_without_a_kernel(dtype
         synonyms = op_facts.SYNONYMS.get(name, ())
         if torch.float32 not in info.dtypes or name.startswith("jiterator") or known.intersection({name, *synonyms}) or name in TRIED:
             continue
-        for sample, _ in zip(info.sample_inputs("cpu", torch.float32), range(4), strict=False):
+        for sample, _ in zip(info.sample_inputs_func(info, "cpu", torch.float32, False), range(4), strict=False):
             if _runs(info.op, sample, torch.float32) and not _runs(info.op, sample, dtype):
                 missing.append(name)
                 break

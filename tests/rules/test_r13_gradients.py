@@ -54,6 +54,7 @@ EACH_OP = [
 ]
 
 
+@pytest.mark.native_kernels  # test_r11_no_instructions.py has the derivatives of what computes in float32
 @pytest.mark.slow
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(("dtype", "op"), EACH_OP)
