@@ -19,8 +19,8 @@ _WHY = {
         weight_norm local_response_norm xlogy""",
     "its backward compares what it keeps, and equal numbers would differ": """
         amax amin aminmax cdist clamp clamp_max clamp_min clip copysign dist fmax fmin hardshrink hardsigmoid hardtanh index_reduce
-        hardswish lp_pool1d lp_pool2d lp_pool3d masked.amax masked.amin max maximum median min minimum mode nanmedian pdist relu6
-        scatter_reduce softshrink threshold""",
+        hardswish lp_pool1d lp_pool2d lp_pool3d masked.amax masked.amin max maximum median min minimum mode nanmedian nextafter pdist relu6
+        scatter_reduce segment_reduce softshrink threshold""",
     "its backward solves with the factors that it keeps, which multiplies their error": """
         cholesky cholesky_inverse cholesky_solve cov det geqrf inverse lobpcg logdet lstsq lu lu_solve matrix_exp matrix_power orgqr ormqr
         pca_lowrank pinverse qr slogdet svd svd_lowrank triangular_solve""",
@@ -75,7 +75,7 @@ def why_not(op: str, args: tuple[Any, ...]) -> str:
     return "an exponent that is no number from 1 on, whose backward may divide by what it keeps"
 
 
-_POWERS = frozenset({"pow", "float_power", "pow_", "ipow", "float_power_"})
+_POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_"})
 
 
 # --- how what an op keeps may be packed -----------------------------------------------------------------------------------------------------
@@ -89,7 +89,7 @@ _FOR_ITS_SHAPE = frozenset(
     f"{kind}{d}d" for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool") for d in (1, 2, 3)
 )  # fmt: skip
 # The backward of these takes the numbers, and does another thing on each side of zero: signs and zeros come back exactly.
-ASKS_FOR_SIGNS = frozenset("celu elu prelu selu softsign".split())
+ASKS_FOR_SIGNS = frozenset("celu elu float_power pow prelu rnn_relu rnn_relu_cell selu softsign".split())
 # Where each number's share in backward grows with the numbers of its own row, at most, the even steps of int8 are near enough. The others
 # sum over a row, or over several that differ by orders of magnitude: float8 tells apart what is small.
 _EVEN_STEPS = frozenset(
