@@ -23,9 +23,9 @@ from ..torch_private import (
 )
 from . import watching
 from .copies import is_of_weight, weight_of
-from .formats import BF16, LEAST, Tensor
+from .formats import LEAST, Tensor
 from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of
-from .packable import How, how_of, is_statistic, why_not
+from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -67,9 +67,10 @@ class _Keeping:
             return Exact(tensor, self._op)
         if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
             return self._exact(tensor)
-        if self._how.takes_numbers and self._how.form is not BF16 and not row_of(tensor, self._how.by_memory):
+        how = NOISE_INSIDE if is_noise(self._op, tensor, self.args) else self._how
+        if how.form.scaled and not row_of(tensor, how.by_memory):
             return self._exact(tensor)
-        return keep(tensor, self._how, self._op)
+        return keep(tensor, how, self._op)
 
     def _exact(self, tensor: Tensor) -> Exact:
         watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
@@ -133,7 +134,7 @@ def check_torch() -> None:
         )
 
 
-def _refusal(op: str, args: tuple[Any, ...]) -> str:
+def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
@@ -143,7 +144,7 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
         return "hooks for saved tensors are disabled"
     if dispatch_modes() or not in_plain_autograd():
         return "a dispatch mode, torch.func, forward-mode differentiation or torch.jit.trace"
-    return why_not(op, args)
+    return why_not(op, args, kwargs)
 
 
 def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
@@ -165,7 +166,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             result = op(*args, **kwargs)
             _pack_unheld()
             return result
-        refusal = _refusal(name, args)
+        refusal = _refusal(name, args, kwargs)
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)

@@ -27,7 +27,8 @@ Parameter = torch.nn.Parameter
 _MOST_HELD = 8  # memories that are found held at one call: what a caller holds for long costs each call little
 
 # torch's own, taken before anything is patched
-_as_strided, _contiguous, _detach, _to = Tensor.as_strided, Tensor.contiguous, Tensor.detach, Tensor.to
+_as_strided, _clone, _contiguous, _copy_ = Tensor.as_strided, Tensor.clone, Tensor.contiguous, Tensor.copy_
+_detach, _empty_strided, _to = Tensor.detach, torch.empty_strided, Tensor.to
 _element_size, _is_inference, _numel, _offset = Tensor.element_size, Tensor.is_inference, Tensor.numel, Tensor.storage_offset
 _size, _stride = Tensor.size, Tensor.stride
 
@@ -100,10 +101,11 @@ class Recast:
 class _Source:
     """Packed memory, and its numbers while several uses of it wait for them."""
 
-    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared")
+    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared", "strides")
 
     def __init__(self, packed: Packed, about: watching.About) -> None:
         self.packed = packed
+        self.strides: tuple[int, ...] | None = None  # that backward's kernels count on, where the pack has another order
         self.shared = False
         self._about = about
         self._flat: Tensor | None = None
@@ -160,8 +162,9 @@ class Kept:
         if self._written >= 0:
             raise _written(self.look.dtype, self.look.size, self._written, self.version, self._op)
         assert self.source is not None
-        look = self.packed_look
-        return _as_strided(self.source.flat(), look.size, look.stride, look.offset)
+        look, strides = self.packed_look, self.source.strides
+        found = _as_strided(self.source.flat(), look.size, look.stride, look.offset)
+        return found if strides is None else _copy_(_empty_strided(look.size, strides, dtype=look.dtype, device=found.device), found)
 
     def let_go(self) -> None:
         """Drops the tensor, which is packed; a write until now stays an error."""
@@ -248,14 +251,14 @@ def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
 def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source, Look]:
     """The tensor, which several ops keep, in a pack of its own."""
     form, signs = for_all(ways)
-    takers = [way for way in ways if way.takes_numbers]
-    by_memory = all(way.by_memory for way in takers)
-    row = rows_in_memory(alias, by_memory, 0) if form.scaled else BLOCK
-    dense = alias if row and _is_dense(alias) else _contiguous(alias)
-    if form.scaled and dense is not alias:
-        row = _size(alias)[-1]
-    flat = _as_strided(dense, (_numel(alias),), (1,), _offset(dense))
-    return _source(flat, form, row, signs, memory), Look(alias.dtype, 0, tuple(_size(alias)), tuple(_stride(dense)))
+    by_memory = all(way.by_memory for way in ways if way.takes_numbers)
+    dense = alias if _is_dense(alias) else _clone(alias)
+    row = rows_in_memory(dense, by_memory, 0) if form.scaled else BLOCK
+    in_rows = dense if row else _contiguous(dense)
+    flat = _as_strided(in_rows, (_numel(alias),), (1,), _offset(in_rows))
+    source = _source(flat, form, row or int(_size(alias)[-1]), signs, memory)
+    source.strides = None if row else tuple(_stride(dense))
+    return source, Look(alias.dtype, 0, tuple(_size(alias)), tuple(_stride(in_rows)))
 
 
 def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -> _Source:

@@ -65,11 +65,16 @@ def why_never(line: Iterable[str]) -> str:
     return ""
 
 
-def why_not(op: str, args: tuple[Any, ...]) -> str:
+def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why this call of an op that may be listed can't have packed what it keeps, "" where it can."""
+    if op == "softmax":
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        given = args[0] if args else kwargs.get("input")
+        if isinstance(given, Tensor) and dim not in (-1, given.dim() - 1):
+            return "a softmax over another than the last dimension, whose sums are not those of rows"
     if op not in _POWERS:
         return ""
-    exponent = args[1] if len(args) > 1 else None
+    exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, (int, float)) and exponent >= 1:
         return ""
     return "an exponent that is no number from 1 on, whose backward may divide by what it keeps"
@@ -93,7 +98,7 @@ ASKS_FOR_SIGNS = frozenset("celu elu float_power pow prelu rnn_relu rnn_relu_cel
 # Where each number's share in backward grows with the numbers of its own row, at most, the even steps of int8 are near enough. The others
 # sum over a row, or over several that differ by orders of magnitude: float8 tells apart what is small.
 _EVEN_STEPS = frozenset(
-    "gelu glu layer_norm linear mish mul multiply native_layer_norm rms_norm scaled_dot_product_attention sigmoid silu tanh".split()
+    "gelu glu layer_norm linear mish mul multiply native_layer_norm rms_norm scaled_dot_product_attention sigmoid silu softmax tanh".split()
 )
 # Products and convolutions reduce over a row as it is in memory, or sum over it in backward, whatever view of it they are given.
 _BY_MEMORY = frozenset(
@@ -118,6 +123,9 @@ class How(NamedTuple):
         return not self.form.is_bits
 
 
+NOISE_INSIDE = How(NOISE, True, False)
+
+
 def how_of(op: str, recipe: str) -> How:
     """How what the op keeps is packed under the recipe."""
     name = op.rstrip("_")
@@ -137,6 +145,21 @@ def for_all(ways: Iterable[How]) -> tuple[Format, bool]:
         bits = {way.form for way in ways}
         return (bits.pop() if len(bits) == 1 else FP8 if NOISE in bits else SIGN), True
     return (forms.pop() if len(forms) == 1 else BF16 if BF16 in forms else FP8), signs
+
+
+_DROP_INSIDE = frozenset("gru lstm rnn_relu rnn_tanh scaled_dot_product_attention".split())
+_LOOKED_AT = 64
+
+
+def is_noise(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether what the op keeps is the mask of a dropout inside it, whose numbers are 0 or one other, which has to come back exactly."""
+    if op not in _DROP_INSIDE:
+        return False
+    given = [1 / (1 - each) for each in args if type(each) is float and 0 < each < 1]
+    if not given or not tensor.is_cpu or not tensor.is_contiguous():
+        return False
+    first = set(tensor.detach().view(-1)[:_LOOKED_AT].tolist()) - {0.0}
+    return len(first) == 1 and any(abs(first.copy().pop() - each) < 0.01 * each for each in given)
 
 
 def is_statistic(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:

@@ -74,7 +74,7 @@ def jumps(op: Any) -> bool:
         with torch.no_grad():
             for leaf in leaves:
                 leaf.copy_(CORNERS[torch.randint(len(CORNERS), leaf.shape, generator=generator)])
-        if not leaves or why_not(op.name, args):
+        if not leaves or why_not(op.name, args, sample.kwargs):
             continue
         for twice in (False, True):
             try:

@@ -81,7 +81,7 @@ class Softmax(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, recipe: str) -> Tensor:
         result = aten._softmax(x, -1, False)
-        ctx.save_for_backward(quantised(result, "fp8" if recipe == "int8" else recipe))  # which tells small probabilities apart
+        ctx.save_for_backward(quantised(result, recipe))
         return result
 
     @staticmethod
