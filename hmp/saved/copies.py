@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import torch
 
 from ..caches import write_marks
-from ..torch_private import has_storage, storage_of
+from ..torch_private import dispatch_modes, has_storage, in_plain_autograd, storage_of
 from ..weak_tensors import WeakTensor
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
+_grad_enabled = torch.is_grad_enabled  # torch's own, taken before anything is patched
 _CASTS_AND_VIEWS = frozenset(f"{name}Backward0" for name in "ToCopy LazyClone Expand UnsafeView T Transpose Permute View".split())
 
 
@@ -35,7 +36,9 @@ def noting(cast: Callable[[Tensor, torch.dtype], Tensor]) -> Callable[[Tensor, t
         low = cast(tensor, dtype)
         if low is tensor or type(low) is not Tensor or not (type(tensor) is Parameter or (tensor.is_leaf and tensor.requires_grad)):
             return low
-        if tensor.layout is torch.strided and has_storage(tensor) and has_storage(low):  # inside torch.func a tensor has none
+        if not _grad_enabled() or dispatch_modes() or not in_plain_autograd() or tensor.layout is not torch.strided:
+            return low
+        if has_storage(tensor) and has_storage(low):
             period = write_marks.watched(tensor)
             if period is not None:
                 storage_of(low)._hmp_copy_of = WeakTensor(tensor), tensor._version, period

@@ -90,9 +90,10 @@ class Recast:
         weight = self._weight.tensor
         refuse_written(weight, self._weight.version, self._op)
         if not self._weight.holds():
+            what = f"{str(weight.dtype).removeprefix('torch.')} {list(_size(weight))}"
             raise RuntimeError(
-                f"a weight that {self._op} kept for backward, {str(weight.dtype).removeprefix('torch.')} {list(_size(weight))}, was written "
-                "since, through .data, numpy, a fused optimizer or its address. Hint: write it after backward, or leave the op out of saved.txt"
+                f"the weight {what} may have been written since {self._op} kept it for backward: through .data, numpy, a fused optimizer, "
+                "or by its address, which was asked for. Hint: do so after backward, or leave the op out of saved.txt"
             )
         low = _to(_detach(weight), self._look.dtype)
         return _as_strided(low, self._look.size, self._look.stride, self._look.offset)
@@ -214,7 +215,7 @@ class Memory:
                 source.shared = self._uses > 1
                 kept.source, kept.packed_look = source, look
             # somebody may write the memory, and not every write is seen: what is kept later is packed anew
-            self._packed += self._kept.values()
+            self._packed = [known for known in (*self._packed, *self._kept.values()) if known() is not None]
             self._kept.clear()
         if self.is_unheld():
             if self.about:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+from ..torch_private import memory_of, storage_of
 from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIDED, SIGN, Format, Tensor
 
 _WHY = {
@@ -83,7 +84,7 @@ def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
 _POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_"})
 
 
-# --- how what an op keeps may be packed -----------------------------------------------------------------------------------------------------
+# --- how what an op keeps may be packed ---------------------------------------------------------------------------------------------------
 
 # Of what these keep backward asks for a sign or a mask alone, and of what the pools keep for its shape: bits are enough, and exact.
 _BITS = {
@@ -105,9 +106,8 @@ _BY_MEMORY = frozenset(
     """addbmm addmm addmv addr baddbmm bilinear bmm conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d dot
     einsum inner kron linalg.matmul linalg.multi_dot matmul mm mv outer tensordot""".split()
 )
-_NORMS = frozenset(
-    "batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm rms_norm".split()
-)
+_NORMS = frozenset("batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm rms_norm".split())
+_OF_GROUPS = frozenset({"group_norm", "native_group_norm"})
 
 
 class How(NamedTuple):
@@ -129,9 +129,10 @@ NOISE_INSIDE = How(NOISE, True, False)
 def how_of(op: str, recipe: str) -> How:
     """How what the op keeps is packed under the recipe."""
     name = op.rstrip("_")
-    bits = POSITIVE if name in _FOR_ITS_SHAPE else _BITS.get(name)
-    if bits is not None:
-        return How(bits, True, False)
+    if name in _FOR_ITS_SHAPE:
+        return How(POSITIVE, False, False)
+    if name in _BITS:
+        return How(_BITS[name], True, False)
     form = FP8 if recipe == INT8.name and name not in _EVEN_STEPS else FORMATS[recipe]
     return How(form, name in ASKS_FOR_SIGNS, name in _BY_MEMORY)
 
@@ -166,7 +167,10 @@ def is_statistic(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
     """Whether what the op keeps are its statistics, whatever their number: means and deviations, the logarithms of an attention's sums."""
     if op in _NORMS:
         given = next((a for a in args if isinstance(a, Tensor)), None)
-        return given is None or tensor.numel() != given.numel() or tensor.shape[-1] == 1
+        if given is None or tensor.numel() != given.numel() or tensor.shape[-1] == 1:
+            return True
+        # of groups of one channel there are as many as numbers
+        return op in _OF_GROUPS and tensor.dim() == 2 and memory_of(storage_of(tensor)) != memory_of(storage_of(given))
     if op == "scaled_dot_product_attention":
         dims = next((a.dim() for a in args if isinstance(a, Tensor)), 4)
         return tensor.dim() < dims or tensor.shape[-1] == 1

@@ -59,9 +59,7 @@ def expanded(x: Tensor) -> Any:
         (expanded, 64 * WIDTH, 64),  # once what stands there four times
     ],
 )
-def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once(
-    forward: Callable[[Tensor], Any], numbers: int, blocks: int
-) -> None:
+def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once(forward: Callable[[Tensor], Any], numbers: int, blocks: int) -> None:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     with hmp.casts(PACKED):
         warm = F.gelu(x + 1)  # a thread's first packing gets memory that is used again
