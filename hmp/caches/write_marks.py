@@ -87,6 +87,7 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     """
     storage = storage_of(tensor)
     storage._hmp_cache_entry = entry
+    storage._hmp_period = storage._hmp_period if hasattr(storage, "_hmp_period") and is_marked(tensor) else object()
     if not tensor.is_cpu and tensor.device.type == "xla":
         return _refusal_of_xla(tensor)  # it has no memory to mark, but counts
     if _copy_on_write is None or not _has_gil():
@@ -108,6 +109,23 @@ def mark(tensor: Tensor, entry: object = None, *, beside_others: bool = True) ->
     except RuntimeError:  # the memory does not come from torch's allocator: a file's, another process's
         return "foreign memory"
     return ""
+
+
+def period_of(tensor: Tensor) -> object:
+    """What is the same object for as long as nobody asks for write access to the memory of `tensor`; None where nobody watches it."""
+    storage = storage_of(tensor)
+    return getattr(storage, "_hmp_period", None) if is_marked(tensor) else None
+
+
+def watched(tensor: Tensor) -> object:
+    """`period_of(tensor)`, whose memory is marked where it was not; None where it cannot be. An entry of a cache stays as it is."""
+    period = period_of(tensor)
+    if period is not None:
+        return period
+    entry = cache_entry(tensor)
+    # an entry with a copy of numbers from before would be valid again
+    mark(tensor, entry if getattr(entry, "low", None) is None else None)
+    return period_of(tensor)
 
 
 def writes_to(tensor: Tensor) -> tuple[int, int] | None:

@@ -16,6 +16,7 @@ from ..formatting import dtype_name, in_notebook
 from ..fp8 import PRODUCTS
 from ..lists import DEFAULT, EVERY_OP, Listed, ListEntry, Policy, as_policy, spelling
 from ..ops import Site, op_facts, op_of, sites
+from ..saved import how_of
 from ..wrapping import kernel_fallback
 
 _MEANING = {
@@ -167,7 +168,10 @@ def _saved(op: str, entry: ListEntry | None, recipe: str) -> str:
     if entry is None or op in op_facts.DTYPE_OPS:
         return ""
     place = f" ({entry.place})" if entry.path else ""
-    return f"what it keeps for backward is packed as {recipe} (R22), by {entry.text!r} on the saved list{place}"
+    form = how_of(op, recipe).form
+    return (
+        f"what it keeps for backward is packed as {'bits' if form.is_bits else form.name} (R22), by {entry.text!r} on the saved list{place}"
+    )
 
 
 def _without_instructions(op: str, *dtypes: torch.dtype) -> str:

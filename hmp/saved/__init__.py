@@ -4,7 +4,7 @@ from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, counting, keeping
 from .kept import is_pending, refuse_written
-from .packable import KEEPS, why_never
+from .packable import KEEPS, how_of, why_never, why_not
 from .watching import watchers
 
 __all__ = [
@@ -12,10 +12,12 @@ __all__ = [
     "KEEPS",
     "check_torch",
     "counting",
+    "how_of",
     "is_pending",
     "keeping",
     "noting",
     "refuse_written",
     "watchers",
     "why_never",
+    "why_not",
 ]

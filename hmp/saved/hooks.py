@@ -23,9 +23,9 @@ from ..torch_private import (
 )
 from . import watching
 from .copies import is_of_weight, weight_of
-from .formats import FORMATS, LEAST, Format, Tensor
-from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld
-from .packable import is_statistic, why_not
+from .formats import LEAST, Tensor
+from .kept import Exact, Kept, Recast, any_pending, keep, look_of, pack_unheld, row_of
+from .packable import NOISE_INSIDE, How, how_of, is_noise, is_statistic, why_not
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -41,10 +41,10 @@ _OF_STATISTICS = 16
 class _Keeping:
     """The pack hook for one call."""
 
-    __slots__ = ("_form", "_least", "_op", "args")
+    __slots__ = ("_how", "_least", "_op", "args")
 
-    def __init__(self, op: str, form: Format, args: tuple[Any, ...]) -> None:
-        self._op, self._form, self.args = op, form, args
+    def __init__(self, op: str, how: How, args: tuple[Any, ...]) -> None:
+        self._op, self._how, self.args = op, how, args
         self._least = 0
 
     def keep(self, tensor: Tensor) -> Exact | Kept | Recast:
@@ -57,17 +57,20 @@ class _Keeping:
     def _kept(self, tensor: Tensor) -> Exact | Kept | Recast:
         if type(tensor) is not Tensor or not _is_plain(tensor) or _is_leafs(tensor):
             return Exact(tensor, self._op)
-        if tensor.dtype not in self._form.takes or is_statistic(self._op, tensor.shape):
+        if tensor.dtype not in self._how.form.takes or is_statistic(self._op, tensor, self.args):
             return self._exact(tensor)
         copied = weight_of(tensor)
         if copied is not None:
             watching.kept(self._op, tensor, tensor.nbytes, 0)
-            return Recast(*copied, look_of(tensor), self._op)
+            return Recast(copied, look_of(tensor), self._op)
         if is_of_weight(tensor):
             return Exact(tensor, self._op)
         if _numel(tensor) < self._smallest() and storage_of(tensor).nbytes() < 2 * tensor.nbytes:
             return self._exact(tensor)
-        return keep(tensor, self._form, self._op)
+        how = NOISE_INSIDE if is_noise(self._op, tensor, self.args) else self._how
+        if how.form.scaled and not row_of(tensor, how.by_memory):
+            return self._exact(tensor)
+        return keep(tensor, how, self._op)
 
     def _exact(self, tensor: Tensor) -> Exact:
         watching.kept(self._op, tensor, tensor.nbytes, tensor.nbytes)
@@ -81,8 +84,8 @@ class _Keeping:
 
 
 def _is_plain(tensor: Tensor) -> bool:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or _is_inference(tensor):
-        return False
+    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_nested or _is_inference(tensor) or tensor.is_neg():
+        return False  # a negated view's memory has other numbers
     return tensor.device.type != "meta"
 
 
@@ -131,7 +134,7 @@ def check_torch() -> None:
         )
 
 
-def _refusal(op: str, args: tuple[Any, ...]) -> str:
+def _refusal(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why nothing can be packed here; "" where it can."""
     assert saved_tensors_hooks is not None  # see check_torch()
     hooks = saved_tensors_hooks(True)
@@ -141,7 +144,7 @@ def _refusal(op: str, args: tuple[Any, ...]) -> str:
         return "hooks for saved tensors are disabled"
     if dispatch_modes() or not in_plain_autograd():
         return "a dispatch mode, torch.func, forward-mode differentiation or torch.jit.trace"
-    return why_not(op, args)
+    return why_not(op, args, kwargs)
 
 
 def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], in_graph: bool) -> Op:
@@ -149,7 +152,7 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
 
     `in_graph` says that `op` adds the call to the graph of a compiler, which decides itself what it keeps.
     """
-    form = FORMATS[recipe]
+    how = how_of(name, recipe)
 
     def in_compiled_code(*args: Any, **kwargs: Any) -> Any:
         if _grad_enabled():
@@ -163,11 +166,11 @@ def keeping(op: Op, name: str, recipe: str, count: Callable[[str, str], None], i
             result = op(*args, **kwargs)
             _pack_unheld()
             return result
-        refusal = _refusal(name, args)
+        refusal = _refusal(name, args, kwargs)
         if refusal:
             count(name, refusal)
             return op(*args, **kwargs)
-        hook = _Keeping(name, form, (*args, *kwargs.values()) if kwargs else args)
+        hook = _Keeping(name, how, (*args, *kwargs.values()) if kwargs else args)
         try:  # an interrupt may come behind any call
             push_saved_tensors_hooks(hook.keep, _tensor_of)
             result = op(*args, **kwargs)

@@ -7,6 +7,7 @@ its memory is known: it is packed once. Backward gets rounded numbers in either 
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -17,14 +18,17 @@ import torch
 from .. import fork_safe
 from ..torch_private import memory_of, owners_of_storage, storage_of
 from . import watching
-from .formats import Format, Packed, pack, unpack
+from .copies import Unwritten
+from .formats import BLOCK, SHORTEST, Format, Packed, pack, unpack
+from .packable import How, for_all
 
 Tensor = torch.Tensor
 Parameter = torch.nn.Parameter
 _MOST_HELD = 8  # memories that are found held at one call: what a caller holds for long costs each call little
 
 # torch's own, taken before anything is patched
-_as_strided, _contiguous, _detach, _to = Tensor.as_strided, Tensor.contiguous, Tensor.detach, Tensor.to
+_as_strided, _clone, _contiguous, _copy_ = Tensor.as_strided, Tensor.clone, Tensor.contiguous, Tensor.copy_
+_detach, _empty_strided, _to = Tensor.detach, torch.empty_strided, Tensor.to
 _element_size, _is_inference, _numel, _offset = Tensor.element_size, Tensor.is_inference, Tensor.numel, Tensor.storage_offset
 _size, _stride = Tensor.size, Tensor.stride
 
@@ -74,27 +78,35 @@ def look_of(tensor: Tensor) -> Look:
 
 
 class Recast:
-    """A low-precision copy of a weight, which is not kept: backward casts the weight again."""
+    """A low-precision copy of a weight, which is not kept: backward casts the weight again, whose memory is watched."""
 
-    __slots__ = ("_look", "_op", "_version", "_weight")
+    __slots__ = ("_look", "_op", "_weight")
 
-    def __init__(self, weight: Tensor, version: int, look: Look, op: str) -> None:
-        self._weight, self._version, self._look, self._op = weight, version, look, op
+    def __init__(self, weight: Unwritten, look: Look, op: str) -> None:
+        self._weight, self._look, self._op = weight, look, op
 
     def tensor(self) -> Tensor:
         """The copy, made again; RuntimeError where the weight was written since."""
-        refuse_written(self._weight, self._version, self._op)
-        low = _to(_detach(self._weight), self._look.dtype)
+        weight = self._weight.tensor
+        refuse_written(weight, self._weight.version, self._op)
+        if not self._weight.holds():
+            what = f"{str(weight.dtype).removeprefix('torch.')} {list(_size(weight))}"
+            raise RuntimeError(
+                f"the weight {what} may have been written since {self._op} kept it for backward: through .data, numpy, a fused optimizer, "
+                "or by its address, which was asked for. Hint: do so after backward, or leave the op out of saved.txt"
+            )
+        low = _to(_detach(weight), self._look.dtype)
         return _as_strided(low, self._look.size, self._look.stride, self._look.offset)
 
 
 class _Source:
     """Packed memory, and its numbers while several uses of it wait for them."""
 
-    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared")
+    __slots__ = ("__weakref__", "_about", "_flat", "packed", "shared", "strides")
 
     def __init__(self, packed: Packed, about: watching.About) -> None:
         self.packed = packed
+        self.strides: tuple[int, ...] | None = None  # that backward's kernels count on, where the pack has another order
         self.shared = False
         self._about = about
         self._flat: Tensor | None = None
@@ -125,10 +137,11 @@ _unpacked_last: Callable[[], _Source | None] = _nothing
 class Kept:
     """One tensor that is kept: as it is while its memory is pending, then packed."""
 
-    __slots__ = ("__weakref__", "_memory", "_op", "_written", "alias", "is_leaf", "look", "packed_look", "source", "version")
+    __slots__ = ("__weakref__", "_memory", "_op", "_written", "alias", "how", "is_leaf", "look", "packed_look", "source", "version")
 
-    def __init__(self, memory: Memory, tensor: Tensor, look: Look, op: str) -> None:
+    def __init__(self, memory: Memory, tensor: Tensor, look: Look, how: How, op: str) -> None:
         self._memory = memory
+        self.how = how
         self._op = op
         self.alias: Tensor | None = _detach(tensor)
         self.version = tensor._version
@@ -150,8 +163,9 @@ class Kept:
         if self._written >= 0:
             raise _written(self.look.dtype, self.look.size, self._written, self.version, self._op)
         assert self.source is not None
-        look = self.packed_look
-        return _as_strided(self.source.flat(), look.size, look.stride, look.offset)
+        look, strides = self.packed_look, self.source.strides
+        found = _as_strided(self.source.flat(), look.size, look.stride, look.offset)
+        return found if strides is None else _copy_(_empty_strided(look.size, strides, dtype=look.dtype, device=found.device), found)
 
     def let_go(self) -> None:
         """Drops the tensor, which is packed; a write until now stays an error."""
@@ -164,23 +178,23 @@ class Kept:
 class Memory:
     """The memory of tensors that are kept, until it is packed."""
 
-    __slots__ = ("__weakref__", "_address", "_form", "_kept", "_uses", "about")
+    __slots__ = ("__weakref__", "_address", "_kept", "_packed", "_uses", "about")
 
-    def __init__(self, address: int, form: Format, about: watching.About) -> None:
+    def __init__(self, address: int, about: watching.About) -> None:
         self._address = address
-        self._form = form
-        self._kept: dict[tuple[Look, int], weakref.ref[Kept]] = {}
+        self._kept: dict[tuple[Look, int, How], weakref.ref[Kept]] = {}
+        self._packed: list[weakref.ref[Kept]] = []  # of which others hold the memory still, and may write it
         self._uses = 0
         self.about = about
 
-    def keep(self, tensor: Tensor, op: str) -> Kept:
-        """What stands for the tensor, whose memory this is; the same for the same tensor."""
+    def keep(self, tensor: Tensor, how: How, op: str) -> Kept:
+        """What stands for the tensor, whose memory this is; the same for the same tensor, unless that was packed already."""
         look = look_of(tensor)
-        known = self._kept.get((look, tensor._version))
+        known = self._kept.get((look, tensor._version, how))
         kept = None if known is None else known()
         if kept is None:
-            kept = Kept(self, tensor, look, op)
-            self._kept[look, kept.version] = weakref.ref(kept)
+            kept = Kept(self, tensor, look, how, op)
+            self._kept[look, kept.version, how] = weakref.ref(kept)
         self._uses += 1
         return kept
 
@@ -190,15 +204,19 @@ class Memory:
         return owners_of_storage(self._address) == own + _NOT_TENSORS
 
     def _living(self) -> list[Kept]:
-        return [kept for known in list(self._kept.values()) if (kept := known()) is not None]
+        return [kept for known in [*self._packed, *self._kept.values()] if (kept := known()) is not None]
 
     def pack(self) -> None:
         """Packs what was kept of the memory; where nothing else holds it, it is freed."""
         living = [kept for kept in self._living() if kept.alias is not None]
-        if any(kept.source is None for kept in living):
-            for kept, (source, look) in zip(living, _packed(living, self._form, self), strict=True):
+        new = [kept for kept in living if kept.source is None]
+        if new:
+            for kept, (source, look) in zip(new, _packed(new, self), strict=True):
                 source.shared = self._uses > 1
                 kept.source, kept.packed_look = source, look
+            # somebody may write the memory, and not every write is seen: what is kept later is packed anew
+            self._packed = [known for known in (*self._packed, *self._kept.values()) if known() is not None]
+            self._kept.clear()
         if self.is_unheld():
             if self.about:
                 freed = storage_of(living[0].alias).nbytes() if living[0].alias is not None else 0
@@ -209,31 +227,76 @@ class Memory:
             _pending.pop(self._address, None)  # from now on other memory may have the address
 
 
-def _packed(kept: list[Kept], form: Format, memory: Memory) -> list[tuple[_Source, Look]]:
+def _packed(kept: list[Kept], memory: Memory) -> list[tuple[_Source, Look]]:
     """For each of `kept`, which look at one memory, where its numbers are now: all in one pack of the whole memory, unless they are fewer
-    than it holds."""
+    than it holds, or their rows are others."""
+    form, signs = for_all(each.how for each in kept)
     aliases = [each.alias for each in kept if each.alias is not None]
     first = aliases[0]
     held = storage_of(first).nbytes() // _element_size(first)
     wanted = {each.look: _numel(alias) for each, alias in zip(kept, aliases, strict=True)}
     if all(alias.dtype is first.dtype for alias in aliases) and (len(wanted) > 1 or held <= _numel(first)) and held <= sum(wanted.values()):
-        whole = _source(_as_strided(first, (held,), (1,), 0), form, memory)
-        return [(whole, each.look) for each in kept]
+        takers = [pair for pair in zip(kept, aliases, strict=True) if form.scaled and pair[0].how.takes_numbers]
+        rows = [rows_in_memory(alias, each.how.by_memory, each.look.offset) for each, alias in takers]
+        common = math.gcd(*rows) if rows else BLOCK
+        if all(rows) and common >= min(BLOCK // 4, *rows, BLOCK):
+            whole = _source(_as_strided(first, (held,), (1,), 0), form, common, signs, memory)
+            return [(whole, each.look) for each in kept]
     sources = {}
     for each, alias in zip(kept, aliases, strict=True):
         if each.look not in sources:
-            dense = alias if _is_dense(alias) else _contiguous(alias)
-            flat = _as_strided(dense, (_numel(alias),), (1,), _offset(dense))
-            sources[each.look] = _source(flat, form, memory), Look(alias.dtype, 0, each.look.size, tuple(_stride(dense)))
+            sources[each.look] = _source_of(alias, [other.how for other in kept if other.look == each.look], memory)
     return [sources[each.look] for each in kept]
 
 
-def _source(flat: Tensor, form: Format, memory: Memory) -> _Source:
+def _source_of(alias: Tensor, ways: list[How], memory: Memory) -> tuple[_Source, Look]:
+    """The tensor, which several ops keep, in a pack of its own."""
+    form, signs = for_all(ways)
+    by_memory = all(way.by_memory for way in ways if way.takes_numbers)
+    dense = alias if _is_dense(alias) else _clone(alias)
+    row = rows_in_memory(dense, by_memory, 0) if form.scaled else BLOCK
+    in_rows = dense if row else _contiguous(dense)
+    flat = _as_strided(in_rows, (_numel(alias),), (1,), _offset(in_rows))
+    source = _source(flat, form, row or int(_size(alias)[-1]), signs, memory)
+    source.strides = None if row else tuple(_stride(dense))
+    return source, Look(alias.dtype, 0, tuple(_size(alias)), tuple(_stride(in_rows)))
+
+
+def _source(flat: Tensor, form: Format, row: int, signs: bool, memory: Memory) -> _Source:
     started = watching.now()
-    packed = pack(flat, form)
+    packed = pack(flat, form, row, signs)
     if memory.about:
-        watching.changed(memory.about, 0, watching.now() - started, [watching.error_of(flat, form)])
+        watching.changed(memory.about, 0, watching.now() - started, [watching.error_of(flat, form, row, signs)])
     return _Source(packed, memory.about)
+
+
+# --- rows ---------------------------------------------------------------------------------------------------------------------------------
+
+
+def rows_in_memory(tensor: Tensor, by_memory: bool, offset: int) -> int:
+    """After how many elements of memory, at most, a row of the tensor may begin or end, which lies `offset` elements behind the memory's
+    begin; 0 where its rows do not lie in memory one element beside the other."""
+    size, stride = _size(tensor), _stride(tensor)
+    along = _along(size, stride, by_memory)
+    if along is None or stride[along] != 1:
+        return 0
+    return math.gcd(size[along], offset, *(step for at, step in enumerate(stride) if at != along and size[at] != 1))
+
+
+def row_of(tensor: Tensor, by_memory: bool) -> int:
+    """The elements of a row of the tensor; 0 where they are too few to share a scale, or one element that is read again and again."""
+    size, stride = _size(tensor), _stride(tensor)
+    along = _along(size, stride, by_memory)
+    return 0 if along is None or size[along] < SHORTEST or not stride[along] else size[along]
+
+
+def _along(size: torch.Size, stride: tuple[int, ...], by_memory: bool) -> int | None:
+    """The dimension that the rows run along: the last, or that whose elements lie side by side in memory."""
+    if not size:
+        return None
+    if by_memory:
+        return next((at for at in reversed(range(len(size))) if stride[at] == 1 and size[at] != 1), len(size) - 1)
+    return len(size) - 1
 
 
 def _is_dense(tensor: Tensor) -> bool:
@@ -247,7 +310,7 @@ def _is_dense(tensor: Tensor) -> bool:
     return True
 
 
-def keep(tensor: Tensor, form: Format, op: str) -> Kept:
+def keep(tensor: Tensor, how: How, op: str) -> Kept:
     """What stands for a tensor that the op keeps."""
     address = memory_of(storage_of(tensor))
     with _lock:
@@ -255,9 +318,9 @@ def keep(tensor: Tensor, form: Format, op: str) -> Kept:
         memory = None if known is None else known()
         if memory is None:
             nbytes = storage_of(tensor).nbytes() if watching.watchers else 0
-            memory = Memory(address, form, watching.kept(op, tensor, nbytes, nbytes))
+            memory = Memory(address, watching.kept(op, tensor, nbytes, nbytes))
             _pending[address] = weakref.ref(memory)
-        return memory.keep(tensor, op)
+        return memory.keep(tensor, how, op)
 
 
 def is_pending(memory: int) -> bool:

@@ -1,4 +1,4 @@
-"""Which ops keep what can be packed, and which may not be on a policy's list.
+"""Which ops keep what can be packed, how each may be packed, and which may not be on a policy's list.
 
 Each op of torch's own test data was run with what it keeps rounded: here are those whose gradients were far from what they were, and those
 that would be where inputs are larger, or nearer to each other, than these.
@@ -7,7 +7,10 @@ that would be where inputs are larger, or nearer to each other, than these.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
+
+from ..torch_private import memory_of, storage_of
+from .formats import BF16, FORMATS, FP8, INT8, NOISE, POSITIVE, SIDED, SIGN, Format, Tensor
 
 _WHY = {
     "its backward divides by what it keeps, and a small number would be rounded to 0": """
@@ -17,7 +20,8 @@ _WHY = {
         weight_norm local_response_norm xlogy""",
     "its backward compares what it keeps, and equal numbers would differ": """
         amax amin aminmax cdist clamp clamp_max clamp_min clip copysign dist fmax fmin hardshrink hardsigmoid hardtanh index_reduce
-        masked.amax masked.amin max maximum median min minimum mode nanmedian pdist relu6 scatter_reduce softshrink threshold""",
+        hardswish lp_pool1d lp_pool2d lp_pool3d masked.amax masked.amin max maximum median min minimum mode nanmedian nextafter pdist relu6
+        scatter_reduce segment_reduce softshrink threshold""",
     "its backward solves with the factors that it keeps, which multiplies their error": """
         cholesky cholesky_inverse cholesky_solve cov det geqrf inverse lobpcg logdet lstsq lu lu_solve matrix_exp matrix_power orgqr ormqr
         pca_lowrank pinverse qr slogdet svd svd_lowrank triangular_solve""",
@@ -43,8 +47,8 @@ KEEPS = frozenset(
     addbmm addcmul addmm addmv addr alpha_dropout atan avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bmm celu conv1d
     conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d cross cummax cummin dot dropout dropout1d dropout2d
     dropout3d einsum elu embedding_bag erf erfc exp exp2 expm1 feature_alpha_dropout feature_dropout float_power fractional_max_pool2d
-    fractional_max_pool3d gather gelu glu group_norm gru gru_cell hardswish i0 index_add index_copy inner instance_norm interpolate
-    kron layer_norm ldexp leaky_relu lerp linear logsigmoid lp_pool1d lp_pool2d lstm lstm_cell masked_select matmul max_pool1d
+    fractional_max_pool3d gather gelu glu group_norm gru gru_cell i0 index_add index_copy inner instance_norm interpolate
+    kron layer_norm ldexp leaky_relu lerp linear logsigmoid lstm lstm_cell masked_select matmul max_pool1d
     max_pool1d_with_indices max_pool2d max_pool3d mish mm mul multiply mv native_batch_norm native_dropout native_group_norm
     native_layer_norm outer pad pow prelu reciprocal relu rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell rsqrt
     scaled_dot_product_attention selu sigmoid silu softmax softplus softsign square take take_along_dim tanh tanhshrink tensordot var
@@ -62,19 +66,112 @@ def why_never(line: Iterable[str]) -> str:
     return ""
 
 
-def why_not(op: str, args: tuple[Any, ...]) -> str:
+def why_not(op: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Why this call of an op that may be listed can't have packed what it keeps, "" where it can."""
+    if op == "softmax":
+        dim = args[1] if len(args) > 1 else kwargs.get("dim")
+        given = args[0] if args else kwargs.get("input")
+        if isinstance(given, Tensor) and dim not in (-1, given.dim() - 1):
+            return "a softmax over another than the last dimension, whose sums are not those of rows"
     if op not in _POWERS:
         return ""
-    exponent = args[1] if len(args) > 1 else None
+    exponent = args[1] if len(args) > 1 else kwargs.get("exponent")
     if isinstance(exponent, (int, float)) and exponent >= 1:
         return ""
     return "an exponent that is no number from 1 on, whose backward may divide by what it keeps"
 
 
-_POWERS = frozenset({"pow", "float_power", "pow_", "ipow", "float_power_"})
+_POWERS = frozenset({"rpow", "pow", "float_power", "pow_", "ipow", "float_power_"})
 
 
-def is_statistic(op: str, shape: tuple[int, ...]) -> bool:
-    """Whether what the op keeps in this shape are its statistics, whatever their number: the logarithms of an attention's sums."""
-    return op == "scaled_dot_product_attention" and (len(shape) < 4 or shape[-1] == 1)
+# --- how what an op keeps may be packed ---------------------------------------------------------------------------------------------------
+
+# Of what these keep backward asks for a sign or a mask alone, and of what the pools keep for its shape: bits are enough, and exact.
+_BITS = {
+    "relu": POSITIVE, "leaky_relu": SIDED, "abs": SIGN, "dropout": NOISE, "dropout1d": NOISE, "dropout2d": NOISE, "dropout3d": NOISE,
+    "feature_dropout": NOISE, "alpha_dropout": NOISE, "feature_alpha_dropout": NOISE,
+}  # fmt: skip
+_FOR_ITS_SHAPE = frozenset(
+    f"{kind}{d}d" for kind in ("max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool") for d in (1, 2, 3)
+)  # fmt: skip
+# The backward of these takes the numbers, and does another thing on each side of zero: signs and zeros come back exactly.
+ASKS_FOR_SIGNS = frozenset("celu elu float_power pow prelu rnn_relu rnn_relu_cell selu softsign".split())
+# Where each number's share in backward grows with the numbers of its own row, at most, the even steps of int8 are near enough. The others
+# sum over a row, or over several that differ by orders of magnitude: float8 tells apart what is small.
+_EVEN_STEPS = frozenset(
+    "gelu glu layer_norm linear mish mul multiply native_layer_norm rms_norm scaled_dot_product_attention sigmoid silu softmax tanh".split()
+)
+# Products and convolutions reduce over a row as it is in memory, or sum over it in backward, whatever view of it they are given.
+_BY_MEMORY = frozenset(
+    """addbmm addmm addmv addr baddbmm bilinear bmm conv1d conv2d conv3d conv_tbc conv_transpose1d conv_transpose2d conv_transpose3d dot
+    einsum inner kron linalg.matmul linalg.multi_dot matmul mm mv outer tensordot""".split()
+)
+_NORMS = frozenset("batch_norm group_norm instance_norm layer_norm native_batch_norm native_group_norm native_layer_norm rms_norm".split())
+_OF_GROUPS = frozenset({"group_norm", "native_group_norm"})
+
+
+class How(NamedTuple):
+    """How what an op keeps is packed: the format, whether signs must come back exactly, and whether rows are those of memory."""
+
+    form: Format
+    signs: bool
+    by_memory: bool
+
+    @property
+    def takes_numbers(self) -> bool:
+        """Whether backward takes the numbers themselves."""
+        return not self.form.is_bits
+
+
+NOISE_INSIDE = How(NOISE, True, False)
+
+
+def how_of(op: str, recipe: str) -> How:
+    """How what the op keeps is packed under the recipe."""
+    name = op.rstrip("_")
+    if name in _FOR_ITS_SHAPE:
+        return How(POSITIVE, False, False)
+    if name in _BITS:
+        return How(_BITS[name], True, False)
+    form = FP8 if recipe == INT8.name and name not in _EVEN_STEPS else FORMATS[recipe]
+    return How(form, name in ASKS_FOR_SIGNS, name in _BY_MEMORY)
+
+
+def for_all(ways: Iterable[How]) -> tuple[Format, bool]:
+    """The format for memory that several ops keep, and whether signs must come back exactly."""
+    ways = list(ways)
+    signs = any(way.signs for way in ways)
+    forms = {way.form for way in ways if way.takes_numbers}
+    if not forms:
+        bits = {way.form for way in ways}
+        return (bits.pop() if len(bits) == 1 else FP8 if NOISE in bits else SIGN), True
+    return (forms.pop() if len(forms) == 1 else BF16 if BF16 in forms else FP8), signs
+
+
+_DROP_INSIDE = frozenset("gru lstm rnn_relu rnn_tanh scaled_dot_product_attention".split())
+_LOOKED_AT = 64
+
+
+def is_noise(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether what the op keeps is the mask of a dropout inside it, whose numbers are 0 or one other, which has to come back exactly."""
+    if op not in _DROP_INSIDE:
+        return False
+    given = [1 / (1 - each) for each in args if type(each) is float and 0 < each < 1]
+    if not given or not tensor.is_cpu or not tensor.is_contiguous():
+        return False
+    first = set(tensor.detach().view(-1)[:_LOOKED_AT].tolist()) - {0.0}
+    return len(first) == 1 and any(abs(first.copy().pop() - each) < 0.01 * each for each in given)
+
+
+def is_statistic(op: str, tensor: Tensor, args: tuple[Any, ...]) -> bool:
+    """Whether what the op keeps are its statistics, whatever their number: means and deviations, the logarithms of an attention's sums."""
+    if op in _NORMS:
+        given = next((a for a in args if isinstance(a, Tensor)), None)
+        if given is None or tensor.numel() != given.numel() or tensor.shape[-1] == 1:
+            return True
+        # of groups of one channel there are as many as numbers
+        return op in _OF_GROUPS and tensor.dim() == 2 and memory_of(storage_of(tensor)) != memory_of(storage_of(given))
+    if op == "scaled_dot_product_attention":
+        dims = next((a.dim() for a in args if isinstance(a, Tensor)), 4)
+        return tensor.dim() < dims or tensor.shape[-1] == 1
+    return False

@@ -44,8 +44,10 @@ def changed(about: About, saved: int, seconds: float, errors: list[tuple[float, 
         watcher.changed(each, saved, seconds, errors)
 
 
-def error_of(flat: Tensor, form: Format) -> tuple[float, float]:
-    """The sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long."""
-    some = _narrow(flat, 0, 0, min(_numel(flat), _LOOKED_AT))
-    exact, found = (_nan_to_num(_double(each), 0.0, 0.0, 0.0) for each in (some, unpack(pack(some, form))))
+def error_of(flat: Tensor, form: Format, row: int, signs: bool) -> tuple[float, float]:
+    """The sums of squares of what packing changes, and of the finite numbers, of the first elements: of all it would take too long. Bits
+    change nothing that backward asks for."""
+    some = _narrow(flat, 0, 0, min(_numel(flat), max(_LOOKED_AT // row, 1) * row))
+    exact = _nan_to_num(_double(some), 0.0, 0.0, 0.0)
+    found = exact if form.is_bits else _nan_to_num(_double(unpack(pack(some, form, row, signs))), 0.0, 0.0, 0.0)
     return float(_item(_sum(_square(_sub(found, exact))))), float(_item(_sum(_square(exact))))

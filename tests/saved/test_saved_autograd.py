@@ -74,6 +74,7 @@ def test_r22_a_write_into_a_weight_raises_as_torch_does() -> None:
             model[2].weight.mul_(2)
         with pytest.raises(RuntimeError, match="which linear kept for backward, is at version"):
             result.sum().backward()
+        del result  # the graph holds the weight, which could not be watched
 
 
 def test_r22_a_graph_is_used_again_and_for_single_gradients() -> None:
@@ -190,8 +191,8 @@ def test_r22_float64_and_statistics_stay_and_so_does_what_is_small() -> None:
     norm, x = nn.LayerNorm(64), torch.randn(8192, 64, requires_grad=True)
     with hmp.casts(PACKED):
         kept, _ = bytes_of(lambda: (norm(x * 2), F.gelu(torch.ones(8)))[0])
-    # a byte a number and four for each 128, and two statistics of each row as they are
-    assert kept == 8192 * 64 * 33 // 32 + 2 * 8192 * 4
+    # a byte a number and one for each row, and two statistics of each row as they are
+    assert kept == 8192 * 64 * 65 // 64 + 2 * 8192 * 4
 
 
 def test_r22_what_waits_is_packed_where_that_is_nobodys_business() -> None:

@@ -28,6 +28,8 @@ class Plain:
     def linear(self, *args: torch.Tensor) -> torch.Tensor:
         return F.linear(*args)
 
+    behind_attention = linear
+
     def gelu(self, x: torch.Tensor) -> torch.Tensor:
         return F.gelu(x)
 
@@ -48,10 +50,13 @@ class Quantised(Plain):
     """The same with what backward gets quantised, but for the batch, which the caller holds."""
 
     def __init__(self, recipe: str) -> None:
-        functions = {"linear": oracle.Linear, "gelu": oracle.Gelu, "dropout": oracle.Dropout, "softmax": oracle.Softmax}
+        functions = {"gelu": oracle.Gelu, "dropout": oracle.Dropout, "softmax": oracle.Softmax}
         functions |= {"layer_norm": oracle.LayerNorm, "attention": oracle.Attention}
         for name, function in functions.items():
             setattr(self, name, lambda *args, apply=function.apply: apply(*args, recipe))
+        self.linear = lambda x, weight, bias: oracle.Linear.apply(x, weight, bias, recipe)
+        # the attention's result is kept by the attention, too, whose rows are those of one head
+        self.behind_attention = lambda x, weight, bias: oracle.Linear.apply(x, weight, bias, recipe, 32)
 
 
 class Bert(nn.Module):
@@ -66,13 +71,14 @@ class Bert(nn.Module):
         self.to(dtype)
 
     def forward(self, x: torch.Tensor, ops: Any) -> torch.Tensor:
-        def linear(layer: nn.Linear, x: torch.Tensor) -> torch.Tensor:
-            return ops.linear(x, layer.weight, layer.bias)
+        def linear(layer: nn.Linear, x: torch.Tensor, call: Any = ops.linear) -> torch.Tensor:
+            return call(x, layer.weight, layer.bias)
 
         x = ops.first(x, self.layers[0].weight, self.layers[0].bias)
         y = ops.layer_norm(x, self.norm.weight, self.norm.bias)
         q, k, v = (linear(self.layers[i], y).view(4, 32, 4, 32) for i in (1, 2, 3))
-        x = x + ops.dropout(linear(self.layers[4], ops.attention(q, k, v).transpose(1, 2).reshape(4, 32, 128)))
+        attended = ops.attention(q, k, v).transpose(1, 2).reshape(4, 32, 128)
+        x = x + ops.dropout(linear(self.layers[4], attended, ops.behind_attention))
         q, k, v = (linear(self.layers[i], y).view(4, 32, 4, 32).transpose(1, 2) for i in (5, 6, 7))
         scores = torch.matmul(q, k.transpose(2, 3)) / 32**0.5
         x = x + torch.matmul(ops.softmax(scores), v).transpose(1, 2).reshape(4, 32, 128)

@@ -46,18 +46,20 @@ def expanded(x: Tensor) -> Any:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
-    ("forward", "numbers"),
+    ("forward", "numbers", "blocks"),
     [
-        (lambda x: three_products(x + 1), FLOATS),  # once, not three times
-        (chunks, FLOATS),  # four views of one memory, and of the mul nothing: a number is no tensor
-        (one_row_of_many, 8 * 5 * WIDTH),  # the view alone, not its base
-        (held, 0),  # the caller has it
-        (lambda x: F.gelu((x + 1).t()), FLOATS),  # in the order of memory
-        (lambda x: F.relu(x + 1), 0),  # its result, which the caller has
-        (expanded, 64 * WIDTH),  # once what stands there four times
+        (lambda x: three_products(x + 1), FLOATS, ROWS),  # once, not three times
+        (chunks, FLOATS, 4 * ROWS),  # four views of one memory, and of the mul nothing: a number is no tensor
+        (one_row_of_many, 8 * 5 * WIDTH, 8 * 5),  # the view alone, not its base
+        (held, 0, 0),  # the caller has it
+        (lambda x: F.gelu((x + 1).t()), FLOATS, 2 * WIDTH),  # its own rows, which are of 256
+        (lambda x: F.relu(x + 1), 0, 0),  # its result, which the caller has
+        (lambda x: F.relu(x + 1) + 1, FLOATS // 8, 0),  # a bit each
+        (lambda x: F.linear(F.relu(x + 1), WEIGHTS[0]), FLOATS, ROWS),  # the numbers once, which tell their signs
+        (expanded, 64 * WIDTH, 64),  # once what stands there four times
     ],
 )
-def test_r22_what_is_left_is_a_byte_for_each_number_once(forward: Callable[[Tensor], Any], numbers: int) -> None:
+def test_r22_what_is_left_is_a_byte_for_each_number_and_block_once(forward: Callable[[Tensor], Any], numbers: int, blocks: int) -> None:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     with hmp.casts(PACKED):
         warm = F.gelu(x + 1)  # a thread's first packing gets memory that is used again
@@ -72,7 +74,7 @@ def test_r22_what_is_left_is_a_byte_for_each_number_once(forward: Callable[[Tens
             return result
 
         kept, result = bytes_of(run)
-    assert kept == numbers * 33 // 32
+    assert kept == numbers + blocks
     torch.autograd.backward([each.sum() for each in (result if isinstance(result, (list, tuple)) else [result])])
     assert x.grad is not None and bool(x.grad.isfinite().all())
 

@@ -19,12 +19,15 @@ aten = torch.ops.aten
 packs = pytest.mark.skipif(torch_private.saved_tensors_hooks is None, reason="this torch packs nothing, which is an error that says so")
 
 
-def blockwise(tensor: Tensor, quantise: Callable[[Tensor], Tensor]) -> Tensor:
-    """`quantise` of each 128 elements in the order of memory; what is left behind the last whole block stays."""
-    flat = tensor.detach().contiguous().view(-1).double()
-    whole = flat.numel() // 128 * 128
-    blocks = [quantise(block) for block in flat[:whole].view(-1, 128)]
-    return torch.cat([*blocks, flat[whole:]]).to(tensor.dtype).view(tensor.shape)
+def block_of(row: int) -> int:
+    """How many elements of a row share a scale: all, or the most up to 128 that fill it."""
+    return row if row <= 128 else next(block for block in range(128, 63, -1) if row % block == 0)
+
+
+def blockwise(tensor: Tensor, quantise: Callable[[Tensor], Tensor], block: int) -> Tensor:
+    """`quantise` of each block in the order of memory."""
+    flat = tensor.detach().contiguous().view(-1, block).double()
+    return torch.stack([quantise(each) for each in flat]).to(tensor.dtype).view(tensor.shape)
 
 
 def fp8(block: Tensor) -> Tensor:
@@ -38,28 +41,29 @@ def bf16(block: Tensor) -> Tensor:
     return block.to(BF16).double()
 
 
-def quantised(tensor: Tensor, recipe: str) -> Tensor:
-    """What backward is to get in the place of a tensor."""
-    if recipe == "int8":  # its 256 steps are FBGEMM's; test_saved_gradients compares these with float64
-        rows = tensor.detach().contiguous().view(-1, 128).float()
+def quantised(tensor: Tensor, recipe: str, block: int = 0) -> Tensor:
+    """What backward is to get in the place of a tensor, whose blocks are those of its rows unless their length is given."""
+    block = block or block_of(tensor.shape[-1])
+    if recipe == "int8" and block >= 64:  # its 256 steps are FBGEMM's; test_saved_gradients compares these with float64
+        rows = tensor.detach().contiguous().view(-1, block).float()
         packed = torch.ops.quantized.embedding_bag_byte_prepack(rows)
         return torch.ops.quantized.embedding_bag_byte_unpack(packed).to(tensor.dtype).view(tensor.shape)
-    if recipe == "bf16" and tensor.dtype is not torch.float32:
-        return tensor.detach()
-    return blockwise(tensor, {"fp8": fp8, "bf16": bf16}[recipe])
+    if recipe == "bf16":
+        return tensor.detach() if tensor.dtype is not torch.float32 else blockwise(tensor, bf16, block)
+    return blockwise(tensor, fp8, block)
 
 
 class Linear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: str) -> Tensor:
-        ctx.save_for_backward(quantised(x, recipe), weight)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, recipe: str, block: int = 0) -> Tensor:
+        ctx.save_for_backward(quantised(x, recipe, block), weight)
         return torch.nn.functional.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         rows = grad.flatten(0, -2)
-        return (rows @ weight).view(x.shape), rows.t() @ x.flatten(0, -2), rows.sum(0), None
+        return (rows @ weight).view(x.shape), rows.t() @ x.flatten(0, -2), rows.sum(0), None, None
 
 
 class Gelu(torch.autograd.Function):
@@ -103,7 +107,7 @@ class Dropout(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, recipe: str) -> Tensor:
         noise = torch.empty_like(x).bernoulli_(0.9).div_(0.9)
-        ctx.save_for_backward(quantised(noise, recipe))
+        ctx.save_for_backward(noise)  # a bit each
         return x * noise
 
     @staticmethod

@@ -1,0 +1,114 @@
+"""Rows that differ by factors of a thousand: no scale spans two of them, whatever view an op has of its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import hmp
+from hmp.saved.formats import FORMATS, pack, unpack
+from saved_oracle import packs
+
+Tensor = torch.Tensor
+
+
+def rows(*shape: int, dims: tuple[int, ...] = (0,)) -> Tensor:
+    """Normal numbers, scaled along the dimensions by up to a thousand."""
+    scale = torch.ones(shape)
+    for dim in dims:
+        scale *= torch.logspace(0, 3, shape[dim])[torch.randperm(shape[dim])].view([-1 if at == dim else 1 for at in range(len(shape))])
+    return torch.randn(shape) * scale
+
+
+def normed(x: Tensor, over: Tensor) -> Tensor:
+    """The sum of what a layer norm gives, weighted: gradients at small rows are as much larger as these are smaller."""
+    return (F.layer_norm(x, x.shape[-1:]) * over).sum()
+
+
+def linear(width: int) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
+    def made() -> tuple[Callable[[], Tensor], Tensor]:
+        x, weight, over = rows(256, width), torch.randn(48, width, requires_grad=True), torch.randn(256, 48)
+        return lambda: normed(F.linear(x * 1.0, weight), over), weight
+
+    return made
+
+
+def conv(dims: tuple[int, ...], layout: torch.memory_format) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
+    def made() -> tuple[Callable[[], Tensor], Tensor]:
+        x = rows(8, 16, 8, 8, dims=dims).contiguous(memory_format=layout)
+        weight, over = torch.randn(24, 16, 3, 3, requires_grad=True), torch.randn(8, 8, 8, 24)
+        return lambda: normed(F.conv2d(x * 1.0, weight, padding=1).permute(0, 2, 3, 1), over), weight
+
+    return made
+
+
+def transposed(of_what: str) -> Callable[[], tuple[Callable[[], Tensor], Tensor]]:
+    def made() -> tuple[Callable[[], Tensor], Tensor]:
+        x, weight, over = rows(256, 32), torch.randn(48, 32, requires_grad=True), torch.randn(256, 48)
+        columns = x.t().contiguous()
+        return {
+            "second factor": lambda: normed((weight @ (x * 1.0).t()).t(), over),
+            "second factor, contiguous": lambda: normed((weight @ (columns * 1.0)).t(), over),
+            "input": lambda: normed(F.linear((columns * 1.0).t(), weight), over),
+            "batches": lambda: normed(torch.bmm((columns * 1.0)[None].mT, weight.t()[None])[0], over),
+        }[of_what], weight
+
+    return made
+
+
+def channels() -> tuple[Callable[[], Tensor], Tensor]:
+    x, weight, over = rows(256, 64, dims=(1,)), torch.ones(64, requires_grad=True), torch.randn(256, 64)
+    return lambda: (F.batch_norm(x * 1.0, None, None, weight, None, True) * over).sum(), weight
+
+
+def over_columns() -> tuple[Callable[[], Tensor], Tensor]:
+    x, weight, over = rows(256, 64, dims=(1,)) / 1000, torch.ones(64, requires_grad=True), torch.randn(256, 64)
+    return lambda: (F.softmax(x * weight, 0) * over).sum(), weight
+
+
+CASES = {
+    **{f"linear {width}": linear(width) for width in (8, 24, 32, 100, 130, 131, 256)},
+    **{f"conv {dims}": conv(dims, torch.contiguous_format) for dims in ((0,), (1,), (2,), (3,), (0, 2))},
+    **{f"conv {dims}, channels last": conv(dims, torch.channels_last) for dims in ((0,), (1,), (2,), (3,))},
+    **{f"transposed {name}": transposed(name) for name in ("second factor", "second factor, contiguous", "input", "batches")},
+    "channels of a batch norm": channels,
+    "a softmax over columns": over_columns,
+}
+
+
+@packs
+@pytest.mark.parametrize("recipe", ["fp8", "int8"])
+@pytest.mark.parametrize("name", CASES)
+def test_r22_a_gradient_is_near_where_rows_differ_by_a_thousand(name: str, recipe: str) -> None:
+    torch.manual_seed(0)
+    call, leaf = CASES[name]()
+    exact = torch.autograd.grad(call(), leaf)[0]
+    with hmp.casts(hmp.Policy("everything", saved={"*"}, saved_recipe=recipe)):
+        loss = call()
+        F.gelu(torch.ones(8))  # packs what nobody holds
+    found = torch.autograd.grad(loss, leaf)[0]
+    assert (found - exact).norm() < 0.05 * exact.norm()
+    assert not torch.equal(found, exact) or name == "a softmax over columns"  # something was packed
+
+
+@pytest.mark.parametrize("row", [4, 7, 16, 60, 96, 100, 127, 128, 129, 131, 192, 200, 257, 1000])
+@pytest.mark.parametrize("recipe", ["fp8", "int8"])
+def test_r22_the_error_of_a_number_is_in_proportion_to_its_row(row: int, recipe: str) -> None:
+    x = torch.randn(8192 // row + 8, row) * torch.logspace(-6, 6, 8192 // row + 8)[:, None]
+    error = (unpack(pack(x.flatten(), FORMATS[recipe], row)).view(x.shape) - x).abs()
+    assert bool((error <= x.abs().amax(1, keepdim=True) / 16).all())
+    assert float((error / x.abs().amax(1, keepdim=True)).max()) > 0
+
+
+@packs
+def test_r22_what_backward_gets_has_the_strides_that_the_op_kept() -> None:
+    """Kernels of backward choose their way by the strides of what they get beside their gradient's."""
+    x = torch.randn(8, 16, 8, 8).contiguous(memory_format=torch.channels_last)
+    for view in (x, x[:, :8], x.permute(0, 2, 1, 3), x[..., :5]):
+        leaf = view.clone(memory_format=torch.preserve_format).requires_grad_()
+        with hmp.casts(hmp.Policy("everything", saved={"*"})):
+            kept = F.gelu(leaf * 1.0)
+        assert kept.grad_fn._saved_self.stride() == leaf.stride()  # type: ignore[union-attr]
