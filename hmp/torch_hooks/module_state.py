@@ -13,6 +13,7 @@ from ..context import state
 from ..patching import patches
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
+from ..wrapping.copied_views import CopiedView, tied_view
 
 _assign_grad = _grad.__set__
 
@@ -36,12 +37,16 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
     # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
+    if isinstance(value, CopiedView):
+        value = tied_view(value, "the parameter's data")
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = tensor_casts.cast(value, self.dtype)
     _data.__set__(self, value)
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
+    if isinstance(value, CopiedView):
+        value = tied_view(value, "grad")
     try:
         _assign_grad(self, value)
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last

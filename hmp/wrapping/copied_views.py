@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -17,13 +19,19 @@ from ..patching import patches
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
+from ..torch_private import is_traced as _is_traced
+from ..torch_private import no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import storage_of as _storage
 from ..torch_private import without_torch_function_of_classes as _plainly
 from ..weak_tensors import WeakTensor
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass
+_is_inference = torch.Tensor.is_inference
+_set = torch.Tensor.set_
+_alias = torch.ops.aten.alias.default
 _get_base = _base.__get__
+_dispatch, _default_handler = Tensor.__torch_dispatch__, Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
@@ -31,90 +39,208 @@ _WRITERS = frozenset(
 _METADATA = frozenset(
     """requires_grad_ detach_ share_memory_ rename_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ set_""".split()
 )
+# These give their memory to code that torch does not see write.
+_EXPORTS = frozenset({Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+_STORAGES = frozenset({Tensor.untyped_storage, Tensor.storage, Tensor._typed_storage})
+# These ask for the class of the tensor, and give another answer for a subclass.
+_OF_CLASS = frozenset({Tensor.__format__, Tensor.__repr__})
 
 
 class CopiedView(Tensor):
-    """The result of a view op on a cast copy. Reads like any tensor; a write raises HmpError.
+    """The result of a view op on a cast copy. Reads like any tensor; a write that the real input would miss raises HmpError.
 
-    What is computed from it is a plain tensor; a view of it is a CopiedView again.
+    What is computed from it is a plain tensor; a view of it is a CopiedView again. Of a subclass of Tensor it is a subclass, made by
+    `_class_for`.
     """
 
     _hmp_op: str = "view"
     _hmp_original: Original | None = None
+    _hmp_kind: type[Tensor] = Tensor  # the class that it had as a view
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         kwargs = kwargs or {}
-        written = _written(func, args, kwargs)
-        if isinstance(written, CopiedView) and (written._hmp_original is None or written._hmp_original.is_alive()):
-            raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
+        known = _known(func)
+        for view in known.written(args, kwargs):
+            view._hmp_refuse(func)
+        if known.kind == "exports":
+            return _exported(func, args, kwargs)
+        if known.kind == "storage" and not _is_torchs_call():
+            args[0]._hmp_refuse(func)
+        if known.kind == "of class" and cls is CopiedView:
+            args = tuple(_bare(a) if type(a) is CopiedView else a for a in args)
+        sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
+        versions = _versions(sources)
+        result = _call(func, types, args, kwargs)
+        if known.kind != "metadata" and _versions(sources) != versions:  # what no name and no schema told
+            for view in sources:
+                view._hmp_refuse(func)
+        if func == _get_base:
+            return result  # the copy itself: as a CopiedView it would have a base again, and so without end
         with _plainly():
-            result = func(*args, **kwargs)
-            if func == _get_base:
-                return result  # the copy itself: as a CopiedView it would have a base again, and so without end
-            sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
-            first = next((s._hmp_original for s in sources if s._hmp_original is not None), None)
-            original = None if first is None else Original(func, args, kwargs, first.dtype).of(first)
-            return _refusing_like(result, sources, original)
+            return _refusing_like(result, sources, (func, args, kwargs))
+
+    def _hmp_refuse(self, writer: Any) -> None:
+        """Raises HmpError where a write into this copy would be missed."""
+        if self._hmp_is_missed():
+            raise HmpError(_refusal(self._hmp_op, getattr(writer, "__name__", "this op")))
+
+    def _hmp_is_missed(self) -> bool:
+        """Whether somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
+        return self._hmp_original is None or self._hmp_original.cast.is_missed(self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with _plainly():
-            return _as_subclass(self, Tensor).__reduce_ex__(protocol)
+        return _bare(self).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
-        with _plainly():
-            copied = _as_subclass(self, Tensor).__deepcopy__(memo)
-            return _as_subclass(copied, Tensor)
+        copied: Tensor = _bare(self).__deepcopy__(memo)
+        return copied
+
+
+def _class_for(kind: type[Tensor]) -> type[CopiedView]:
+    """The class of CopiedViews of tensors of class `kind`."""
+    return CopiedView if kind is Tensor else _subclass_for(kind)
+
+
+@functools.cache
+def _subclass_for(kind: type[Tensor]) -> type[CopiedView]:
+    names = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__, "_hmp_kind": kind}
+    made: type[CopiedView] = type(kind)(kind.__name__, (CopiedView, kind), names)
+    return made
+
+
+def _bare(view: CopiedView) -> Tensor:
+    """The same copy as a tensor of the class that it had as a view."""
+    kind = view._hmp_kind
+    with _plainly():
+        if kind.__torch_dispatch__ is not _dispatch:
+            return _alias(view)  # type: ignore[no-any-return]  # of a class that wraps tensors, which as_subclass() would lose
+        bare = _as_subclass(view, kind)
+    if kind is not Tensor:
+        vars(bare).update({name: value for name, value in vars(view).items() if not name.startswith("_hmp_")})
+    return bare
+
+
+def _call(func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
+    kinds = dict.fromkeys(t._hmp_kind if issubclass(t, CopiedView) else t for t in types)
+    theirs = tuple(k for k in kinds if k is not Tensor and k.__torch_function__ is not no_torch_function)
+    for kind in theirs:
+        result = kind.__torch_function__(func, theirs, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if theirs:
+        return NotImplemented
+    with _plainly():
+        return func(*args, **kwargs)
+
+
+class _Memory:
+    """Memory that was copied by casts: a weak reference to it, and the casts whose results live."""
+
+    def __init__(self, storage: Any) -> None:
+        self.weak = StorageWeakRef(storage)
+        self.copies: weakref.WeakSet[Cast] = weakref.WeakSet()
+
+    def is_held(self, view: Tensor) -> bool:
+        """Whether anything holds it besides the graph of `view`, which may have saved the tensor for the backward of the op that made it."""
+        return not self.weak.expired() and owners_of_storage(self.weak.cdata) > _saved_in_graph(view, self.weak.cdata)
+
+
+def _saved_in_graph(view: Tensor, memory: int) -> int:
+    """How many tensors with that memory the op saved that made what `view` was made of, by views and casts alone."""
+    with _plainly():
+        node: Any = view.grad_fn
+        for _ in range(16):
+            if node is None:
+                return 0
+            names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+            found = sum(_has_memory(node, name, memory) for name in names)
+            before = [each for each, _ in node.next_functions if each is not None]
+            if found or len(before) != 1:
+                return found
+            node = before[0]
+    return 0
+
+
+def _has_memory(node: Any, name: str, memory: int) -> int:
+    try:
+        return sum(_address(tensor) == memory for tensor in each_tensor((getattr(node, name),)))
+    except RuntimeError:  # freed by backward
+        return 0
+
+
+class Cast:
+    """One cast of a view op's inputs, of which CopiedViews share the result: tells whether a write into it would be missed."""
+
+    __slots__ = ("__weakref__", "_memories")
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self._memories = [_memory(part) for tensor in inputs for part in _parts(tensor)]
+        for memory in self._memories:
+            if memory is not None:
+                memory.copies.add(self)
+
+    def is_missed(self, view: Tensor) -> bool:
+        """Whether anything else holds the memory of the inputs, or another copy of it. `view` is one that was made of this cast."""
+        return any(memory is None or len(memory.copies) > 1 or memory.is_held(view) for memory in self._memories)
+
+
+def _memory(tensor: Tensor) -> _Memory | None:
+    """What is known of the tensor's memory; None where that may be held past torch."""
+    try:
+        storage = _storage(tensor)
+        if not storage.resizable():
+            return None  # numpy and dlpack hold their memory
+    except (NotImplementedError, RuntimeError):
+        return None  # a tensor without a storage
+    found: _Memory | None = getattr(storage, "_hmp_memory", None)
+    if found is None:
+        found = storage._hmp_memory = _Memory(storage)
+    return found
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
+    flatten = None if type(tensor) is Tensor else getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+    else:
+        for name in flatten()[0]:
+            yield from _parts(getattr(tensor, name))
 
 
 class Original:
-    """The call that a CopiedView came from, without the cast: `view()` makes the view of the real input.
+    """The call that a CopiedView came from, without the cast: `view()` makes the view of the real input. None as `op`: it cannot.
 
     Refers to its tensors weakly: a low-precision copy must not keep its float32 input alive until backward.
     """
 
-    def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype, part: int | None = None) -> None:
+    def __init__(self, op: Callable[..., Any] | None, args: Any, kwargs: Any, dtype: torch.dtype, cast: Cast) -> None:
         self.dtype = dtype
-        self.part = part
+        self.cast = cast
         self._op = op
         self._call = _weakly((tuple(args), dict(kwargs)))
-        self._memory: list[StorageWeakRef | None] | None = None
+        self._part: tuple[Any, ...] = ()
 
-    def of_part(self, part: int) -> Original:
-        """The same call, for item `part` of the tuple that it returns."""
-        one = Original(self._op, (), {}, self.dtype, part)
-        one._call, one._memory = self._call, self._memory
+    def of_part(self, part: Any) -> Original:
+        """The same call, for item `part` of the tuple, list or dict that it returns."""
+        one = Original(self._op, (), {}, self.dtype, self.cast)
+        one._call, one._part = self._call, (*self._part, part)
         return one
-
-    def forget_if_freed(self, inputs: Iterable[Tensor]) -> None:
-        """Has `is_alive()` be False once nothing holds the memory of `inputs` any more."""
-        self._memory = [_weak_storage(tensor) for tensor in inputs]
-
-    def is_alive(self) -> bool:
-        """Whether a write may be missed in the real input."""
-        return self._memory is None or any(memory is None or not memory.expired() for memory in self._memory)
-
-    def of(self, view: Original) -> Original:
-        """Itself, for a call that was given what `view` made: a write is missed here where it is missed there."""
-        self._memory = view._memory
-        return self
 
     def view(self) -> Any:
         """The view of the real input; None where that is freed or has another shape by now."""
+        if self._op is None:
+            return None
         try:
             args, kwargs = _strongly(self._call)
             result = state.call_without_casts(self._op, *args, **kwargs)
-        except (ReferenceError, RuntimeError, IndexError, TypeError, ValueError):
+            for part in self._part:
+                result = result[part]
+        except (ReferenceError, RuntimeError, LookupError, TypeError, ValueError):
             return None
-        return result if self.part is None else result[self.part]
-
-
-def _weak_storage(tensor: Tensor) -> StorageWeakRef | None:
-    try:
-        storage = _storage(tensor)
-    except (NotImplementedError, RuntimeError):
-        return None  # a tensor without a storage
-    return StorageWeakRef(storage) if storage.resizable() else None  # numpy and dlpack hold their memory past torch
+        return result
 
 
 def _weakly(value: Any) -> Any:
@@ -141,27 +267,47 @@ def _strongly(value: Any) -> Any:
 
 
 def shares_memory(result: Any, values: Iterable[Any]) -> bool:
-    """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor.
+    """Whether `result` may share memory with a tensor among `values`; True for what is no tensor.
 
     False under vmap and grad, and in a trace of torch.compile: a CopiedView would lose their level.
     """
-    if type(result) is not Tensor:
+    if not isinstance(result, Tensor):
         return True
-    return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
+    return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_memory(result, each) for each in values)
 
 
-def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
-    """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
-    if type(result) is Tensor:
-        if not shares_memory(result, copies) or _in_make_fx():
+def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original) -> Any:
+    """`result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
+    if isinstance(result, Tensor):
+        if _is_traced(result) or not shares_memory(result, copies) or _in_make_fx():
             return result  # make_fx raises on subclasses that it does not know
+        return _marked(result, op, original, any(result is copy for copy in copies))
+    if isinstance(result, dict):
+        for name, item in list(result.items()):
+            if isinstance(item, (Tensor, list, tuple, dict)):
+                result[name] = refuse_writes(item, op, copies, original.of_part(name))
+        return result
+    if isinstance(result, (list, tuple)) and any(isinstance(item, (Tensor, list, tuple, dict)) for item in result):
+        items = [refuse_writes(item, op, copies, original.of_part(i)) for i, item in enumerate(result)]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
+
+
+def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tensor:
+    """`result`, which is no other's, as a CopiedView; an alias where it is the copy itself. The real view where its class has no CopiedView."""
+    kind = type(result)
+    try:
         with _plainly():
-            marked = _as_subclass(result, CopiedView)
-        marked._hmp_op, marked._hmp_original = op, original
-        return marked
-    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
-        parts = (original and original.of_part(i) for i in range(len(result)))
-        return type(result)(refuse_writes(item, op, copies, part) for item, part in zip(result, parts, strict=True))
+            for part in _parts(result):
+                if part is not result:  # to_local() of a DTensor gives it
+                    _marked(part, op, Original(None, (), {}, original.dtype, original.cast), False)
+            if is_copy:
+                result = _alias(result) if kind.__torch_dispatch__ is not _dispatch else _as_subclass(result, kind)
+            result.__class__ = _class_for(kind)
+    except TypeError:
+        real: Tensor | None = original.view()
+        return result if real is None else real
+    result._hmp_op, result._hmp_original = op, original  # type: ignore[attr-defined]
     return result
 
 
@@ -177,11 +323,12 @@ def install() -> None:
     """Has parameters and buffers made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
+    patches.rebind(Tensor, "set_", _set_to_original)
     handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
     patches.on_restore(handle.remove)
 
 
-def _original_view(value: Any) -> Any:
+def original_view(value: Any) -> Any:
     """For a CopiedView the view of the real input, or where that is freed a plain tensor in the input's dtype; any other value itself.
 
     Parameters and buffers must be neither in a low dtype (R9) nor refuse writes.
@@ -190,61 +337,162 @@ def _original_view(value: Any) -> Any:
         return value
     original = value._hmp_original
     view = None if original is None else original.view()
+    if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
+        return view
+    bare = _bare(value)
+    return bare if original is None else cast(bare, original.dtype)
+
+
+def tied_view(value: Any, into: str) -> Any:
+    """As `original_view`, for what is assigned to state: HmpError where the values would be the rounded ones, or not tied to the input."""
+    if not isinstance(value, CopiedView):
+        return value
+    original = value._hmp_original
+    view = None if original is None else original.view()
     with _plainly():
-        if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
+        if isinstance(view, Tensor) and view.shape == value.shape:
             return view
-        plain = _as_subclass(value, Tensor)
-        return plain if original is None else cast(plain, original.dtype)
+    raise HmpError(
+        f"{into} would hold rounded values: it is assigned a cast copy, the result of {value._hmp_op!r}, and what was copied is "
+        f"gone or has changed. Make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
+    )
 
 
 def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cls, data=None, requires_grad=True: new(cls, _original_view(data), requires_grad)
+    return lambda cls, data=None, requires_grad=True: new(cls, original_view(data), requires_grad)
 
 
 def _original_buffer(module: torch.nn.Module, name: str, value: Any) -> Tensor | None:
-    return _original_view(value) if isinstance(value, CopiedView) else None
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The argument that the call writes into (of several the first CopiedView); None where it writes into none."""
-    out = kwargs.get("out")
-    if out is not None:
-        return next((o for o in each_tensor((out,)) if isinstance(o, CopiedView)), None)
-    name: str = getattr(func, "__name__", "")
-    code = getattr(func, "__code__", None)
-    flag = kwargs.get("inplace")
-    if code is not None and flag is None and "inplace" in code.co_varnames[: code.co_argcount]:
-        position = code.co_varnames.index("inplace")
-        flag = args[position] if position < len(args) else None
-    # in torch.ops.aten a name ends with the overload: add_.Tensor
-    writes = (name.partition(".")[0].endswith("_") and not name.endswith("__") and name not in _METADATA) or name in _WRITERS
-    if not writes and not flag:
+    if not isinstance(value, CopiedView):
         return None
-    target = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("tensor")))  # nn.init says tensor=
-    return next((t for t in target if isinstance(t, CopiedView)), None) if isinstance(target, (list, tuple)) else target
+    return original_view(value) if module._buffers.get(name) is None else tied_view(value, f"the buffer {name!r}")  # type: ignore[no-any-return]
 
 
-def _refusing_like(result: Any, sources: list[CopiedView], original: Original | None) -> Any:
+def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """`set_` of torch's, which asks no class: it gives the memory of a CopiedView to a tensor that refuses no write."""
+    if source is None:
+        return _set(self, **kwargs)
+    if isinstance(source, CopiedView) and source._hmp_is_missed():
+        view = tied_view(source, "the tensor that set_ is called on")
+        if view.dtype is not self.dtype:
+            source._hmp_refuse(_set)
+        source = view
+    return _set(self, source, *args, **kwargs)
+
+
+class _Known(NamedTuple):
+    """What a function does to its arguments: which it writes, by position and by name, and by which flag."""
+
+    kind: str = ""
+    positions: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset({"out"})
+    flag_at: int | None = None  # the position of `inplace`
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[CopiedView]:
+        """The CopiedViews that the call writes into."""
+        values = [args[i] for i in self.positions if i < len(args)] + [kwargs[name] for name in self.names & kwargs.keys()]
+        if self.flag_at is not None and (args[self.flag_at] if self.flag_at < len(args) else kwargs.get("inplace")):
+            values += args[:1] or [kwargs.get("input")]
+        return (tensor for tensor in each_tensor(values) if isinstance(tensor, CopiedView))
+
+
+@functools.cache
+def _known(func: Any) -> _Known:
+    """What is known of a function that a `__torch_function__` is asked for: by its schema where it has one, else by its name."""
+    if func in _EXPORTS:
+        return _Known("exports")
+    if func in _STORAGES:
+        return _Known("storage")
+    if func in _OF_CLASS:
+        return _Known("of class")
+    name = str(getattr(func, "__name__", "")).partition(".")[0]  # of an overload of torch.ops.aten it is add_.Tensor
+    if name in _METADATA:
+        return _Known("metadata")
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        schemas = [getattr(func, overload)._schema for overload in func.overloads()]
+    elif isinstance(func, torch._ops.OpOverload):
+        schemas = [func._schema]
+    else:
+        code = getattr(func, "__code__", None)
+        order = () if code is None else code.co_varnames[: code.co_argcount]
+        if "inplace" in order:
+            return _Known(flag_at=order.index("inplace"))
+        # all_reduce and the like; of other functions of torch.distributed the first input comes last
+        collective = getattr(func, "__module__", None) == "torch.distributed.distributed_c10d" and order[0] in ("tensor", "tensors")
+        if not (name.endswith("_") and not name.endswith("__")) and name not in _WRITERS and not collective:
+            return _Known()
+        schemas = [] if code is not None else schemas_of(f"aten::{name}")
+        if not schemas:
+            # nn.init says tensor=
+            return _Known(positions=frozenset({0}), names=frozenset({"out", "input", "self", "tensor", *order[:1]}))
+    written = [(i, a) for schema in schemas for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return _Known("", frozenset(i for i, a in written if not a.kwarg_only), frozenset({"out", "input", *(a.name for _, a in written)}))
+
+
+def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What `func` gives to numpy or dlpack of the view of the real input, in that one's dtype: writes arrive there."""
+    copied, rest = args[0], args[1:]
+    bare = _bare(copied)
+    if not copied._hmp_is_missed():
+        return func(bare, *rest, **kwargs)
+    view = None if copied._hmp_original is None else copied._hmp_original.view()
+    if view is None:
+        copied._hmp_refuse(func)
+    try:
+        return func(view, *rest, **kwargs)
+    except TypeError:  # numpy has no bfloat16
+        array = func(bare, *rest, **kwargs)
+        array.flags.writeable = False
+        return array
+
+
+def _is_torchs_call() -> bool:
+    """Whether torch's own code or hmp's asks for the storage of a CopiedView: to compare memory, never to write."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in ("torch._tensor", "torch.overrides"):
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith(("torch.", "hmp."))
+
+
+def _versions(views: list[CopiedView]) -> list[int]:
+    with _plainly():
+        return [view._version for view in views if not _is_inference(view)]
+
+
+def _refusing_like(result: Any, sources: list[CopiedView], call: tuple[Any, Any, Any], part: tuple[Any, ...] = ()) -> Any:
     """`result` with a CopiedView in place of each tensor that shares memory with one of `sources`, and plain tensors elsewhere."""
     if isinstance(result, Tensor):
-        if type(result) not in (Tensor, CopiedView) or not sources:
+        if any(result is source for source in sources) or _is_traced(result) or _is_functorchs(result):
             return result
-        for source in sources:
-            if result is source:
-                return result
-            if _same_storage(result, source):
-                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source], original)
-        return _as_subclass(result, Tensor) if type(result) is CopiedView else result
+        source = next((source for source in sources if _same_memory(result, source)), None)
+        if source is None:
+            return _as_subclass(result, Tensor) if type(result) is CopiedView else result
+        first = source._hmp_original
+        if isinstance(result, CopiedView):
+            return result
+        original = None if first is None else Original(*call, first.dtype, first.cast)
+        if original is not None:
+            original._part = part
+        return _marked(result, source._hmp_op, original, False)
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
-        items = [_refusing_like(item, sources, original and original.of_part(i)) for i, item in enumerate(result)]
+        items = [_refusing_like(item, sources, call, (*part, i)) for i, item in enumerate(result)]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
 
 
-def _same_storage(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided or other.layout is not torch.strided:
-        return False
-    return bool(_storage(one)._cdata == _storage(other)._cdata)
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return int(_storage(tensor)._cdata) if tensor.layout is torch.strided else None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    with _plainly():
+        if type(one) is Tensor and type(other) is Tensor:
+            return (address := _address(one)) is not None and address == _address(other)
+        others = {_address(part) for part in _parts(other)} - {None}
+        return any(_address(part) in others for part in _parts(one))
 
 
 def _refusal(op: str, writer: str) -> str:
