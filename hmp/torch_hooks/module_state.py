@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.nn.modules.module import register_module_buffer_registration_hook
+from torch.nn.utils.parametrize import ParametrizationList
 
 from ..casting import tensor_casts
-from ..context import state
+from ..context import state, without_casts
 from ..patching import patches
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
@@ -26,6 +28,8 @@ def install() -> None:
     """Patches `Parameter.data`, `Tensor.grad` and the registration of buffers, until patches.restore()."""
     patches.rebind(torch.nn.Parameter, "data", _Descriptor(_data.__get__, _set_data, _data.__delete__, _data.__doc__))
     patches.rebind(torch.Tensor, "grad", _Descriptor(_grad.__get__, _set_grad, _grad.__delete__, _grad.__doc__))
+    right_inverse = ParametrizationList.right_inverse
+    patches.swap(right_inverse, _keeping_dtype(patches.unpatched(right_inverse)))
     handle = register_module_buffer_registration_hook(_keep_buffer_dtype)  # type: ignore[arg-type]  # torch uses what it returns
     patches.on_restore(handle.remove)
 
@@ -53,6 +57,21 @@ def _set_grad(self: torch.Tensor, value: Any) -> None:
         if not _narrowing(value, self.dtype) or getattr(self, "grad_dtype", self.dtype) is not self.dtype:
             raise
         _assign_grad(self, tensor_casts.cast(value, self.dtype))
+
+
+def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
+    """The method that computes what a parametrized parameter holds from a value that is assigned to it: in the dtype that it has."""
+    uncast = without_casts(right_inverse)
+
+    def assign(self: Any, value: Any) -> None:
+        if isinstance(value, CopiedView):
+            value = tied_view(value, "a parametrized parameter")
+        held = next(self.parameters(recurse=False), None)
+        if held is not None and _narrowing(value, held.dtype):
+            value = tensor_casts.cast(value, held.dtype)
+        uncast(self, value)
+
+    return assign
 
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
