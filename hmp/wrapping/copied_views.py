@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
+import torch.utils.dlpack
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules.module import register_module_buffer_registration_hook
 
@@ -29,6 +30,7 @@ from ..weak_tensors import WeakTensor
 _as_subclass = torch.Tensor.as_subclass
 _is_inference = torch.Tensor.is_inference
 _set = torch.Tensor.set_
+_dlpack = torch.utils.dlpack.to_dlpack
 _alias = torch.ops.aten.alias.default
 _get_base = _base.__get__
 _dispatch, _default_handler = Tensor.__torch_dispatch__, Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
@@ -88,6 +90,12 @@ class CopiedView(Tensor):
     def _hmp_is_missed(self) -> bool:
         """Whether somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
         return self._hmp_original is None or self._hmp_original.cast.is_missed(self)
+
+    def as_subclass(self, cls: Any) -> Any:
+        """The same copy as a tensor of class `cls`, which refuses writes too: torch asks no `__torch_function__` for this."""
+        with _plainly():
+            result = _as_subclass(self, cls)
+        return result if self._hmp_original is None else _marked(result, self._hmp_op, self._hmp_original, False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _bare(self).__reduce_ex__(protocol)
@@ -324,6 +332,8 @@ def install() -> None:
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
     patches.rebind(Tensor, "set_", _set_to_original)
+    patches.rebind(torch.utils.dlpack, "to_dlpack", _to_dlpack)
+    patches.rebind(torch, "to_dlpack", _to_dlpack)
     handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
     patches.on_restore(handle.remove)
 
@@ -378,6 +388,11 @@ def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any
             source._hmp_refuse(_set)
         source = view
     return _set(self, source, *args, **kwargs)
+
+
+def _to_dlpack(tensor: Tensor) -> Any:
+    """torch's `to_dlpack`, which asks no class."""
+    return _exported(_dlpack, (tensor,), {}) if isinstance(tensor, CopiedView) else _dlpack(tensor)
 
 
 class _Known(NamedTuple):
