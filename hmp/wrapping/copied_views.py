@@ -214,8 +214,9 @@ def _parts(tensor: Tensor) -> Iterator[Tensor]:
     if flatten is None:
         yield tensor
     else:
-        for name in flatten()[0]:
-            yield from _parts(getattr(tensor, name))
+        for part in (getattr(tensor, name) for name in flatten()[0]):
+            if isinstance(part, Tensor):  # a DTensor names its mesh, too
+                yield from _parts(part)
 
 
 class Original:
@@ -306,11 +307,11 @@ def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tenso
     kind = type(result)
     try:
         with _plainly():
+            if is_copy:
+                result = _alias(result) if kind.__torch_dispatch__ is not _dispatch else _as_subclass(result, kind)
             for part in _parts(result):
                 if part is not result:  # to_local() of a DTensor gives it
                     _marked(part, op, Original(None, (), {}, original.dtype, original.cast), False)
-            if is_copy:
-                result = _alias(result) if kind.__torch_dispatch__ is not _dispatch else _as_subclass(result, kind)
             result.__class__ = _class_for(kind)
     except TypeError:
         real: Tensor | None = original.view()
