@@ -164,6 +164,15 @@ def memory_of(storage: Any) -> int:
 # Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
 holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
+
+
+def _owners_of_one() -> int:
+    plain = torch.empty(1, device="cpu")
+    return owners_of_storage(memory_of(storage_of(plain)))
+
+
+# How many of a storage's owners are no tensors, once it has a Python object.
+PYTHONS_OWNERS = _owners_of_one() - 1
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")

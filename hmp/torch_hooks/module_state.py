@@ -15,7 +15,7 @@ from ..context import state, without_casts
 from ..patching import patches
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
-from ..wrapping.copied_views import CopiedView, tied_view
+from ..wrapping.copied_views import CopiedView, original_view, tied_view
 
 _assign_grad = _grad.__set__
 
@@ -76,6 +76,9 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
     old = module._buffers.get(name)
+    if isinstance(value, CopiedView):
+        value = original_view(value) if old is None else tied_view(value, f"the buffer {name!r}")
+        return value if old is None or not _narrowing(value, old.dtype) else tensor_casts.cast(value, old.dtype)
     if old is None or not _narrowing(value, old.dtype):
         return None
     return tensor_casts.cast(value, old.dtype)

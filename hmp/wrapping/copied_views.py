@@ -11,17 +11,16 @@ from typing import Any, NamedTuple
 import torch
 import torch.utils.dlpack
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import PYTHONS_OWNERS, no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
 from ..torch_private import is_traced as _is_traced
-from ..torch_private import no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import storage_of as _storage
 from ..torch_private import without_torch_function_of_classes as _plainly
 from ..weak_tensors import WeakTensor
@@ -152,18 +151,19 @@ class _Memory:
 
     def is_held(self, view: Tensor) -> bool:
         """Whether anything holds it besides the graph of `view`, which may have saved the tensor for the backward of the op that made it."""
-        return not self.weak.expired() and owners_of_storage(self.weak.cdata) > _saved_in_graph(view, self.weak.cdata)
+        memory = self.weak.cdata
+        return not self.weak.expired() and owners_of_storage(memory) - PYTHONS_OWNERS > _saved_in_graph(view, memory)
 
 
 def _saved_in_graph(view: Tensor, memory: int) -> int:
-    """How many tensors with that memory the op saved that made what `view` was made of, by views and casts alone."""
+    """How many of its outputs with that memory the op saved that made what `view` was made of, by views and casts alone."""
     with _plainly():
         node: Any = view.grad_fn
         for _ in range(16):
             if node is None:
                 return 0
             names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
-            found = sum(_has_memory(node, name, memory) for name in names)
+            found = sum(_saved_output(node, name, memory) for name in names)
             before = [each for each, _ in node.next_functions if each is not None]
             if found or len(before) != 1:
                 return found
@@ -171,9 +171,9 @@ def _saved_in_graph(view: Tensor, memory: int) -> int:
     return 0
 
 
-def _has_memory(node: Any, name: str, memory: int) -> int:
-    try:
-        return sum(_address(tensor) == memory for tensor in each_tensor((getattr(node, name),)))
+def _saved_output(node: Any, name: str, memory: int) -> int:
+    try:  # an input that is saved is the user's own tensor
+        return sum(_address(saved) == memory and saved.grad_fn is node for saved in each_tensor((getattr(node, name),)))
     except RuntimeError:  # freed by backward
         return 0
 
@@ -329,14 +329,12 @@ def _in_make_fx() -> bool:
 
 
 def install() -> None:
-    """Has parameters and buffers made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
+    """Has parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
     patches.rebind(Tensor, "set_", _set_to_original)
     patches.rebind(torch.utils.dlpack, "to_dlpack", _to_dlpack)
     patches.rebind(torch, "to_dlpack", _to_dlpack)
-    handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
-    patches.on_restore(handle.remove)
 
 
 def original_view(value: Any) -> Any:
@@ -371,12 +369,6 @@ def tied_view(value: Any, into: str) -> Any:
 
 def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
     return lambda cls, data=None, requires_grad=True: new(cls, original_view(data), requires_grad)
-
-
-def _original_buffer(module: torch.nn.Module, name: str, value: Any) -> Tensor | None:
-    if not isinstance(value, CopiedView):
-        return None
-    return original_view(value) if module._buffers.get(name) is None else tied_view(value, f"the buffer {name!r}")  # type: ignore[no-any-return]
 
 
 def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
