@@ -6,6 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -238,8 +239,15 @@ class Original:
         one._call, one._part = self._call, (*self._part, part)
         return one
 
+    def view_like(self, copied: Tensor) -> Tensor | None:
+        """The view of the real input; None where that is freed or is not what `copied` is a copy of: it changed, or `copied` reads bits."""
+        view = self.view()
+        with _plainly():
+            is_it = isinstance(view, Tensor) and view.dtype is self.dtype and view.shape == copied.shape
+        return view if is_it else None
+
     def view(self) -> Any:
-        """The view of the real input; None where that is freed or has another shape by now."""
+        """The same for any result; None where it cannot be made."""
         if self._op is None:
             return None
         try:
@@ -288,18 +296,33 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original) -> Any:
     """`result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
     if isinstance(result, Tensor):
-        if _is_traced(result) or not shares_memory(result, copies) or _in_make_fx():
+        if isinstance(result, CopiedView) or _is_traced(result) or not shares_memory(result, copies) or _in_make_fx():
             return result  # make_fx raises on subclasses that it does not know
         return _marked(result, op, original, any(result is copy for copy in copies))
     if isinstance(result, dict):
         for name, item in list(result.items()):
-            if isinstance(item, (Tensor, list, tuple, dict)):
-                result[name] = refuse_writes(item, op, copies, original.of_part(name))
+            marked = refuse_writes(item, op, copies, original.of_part(name))
+            if marked is not item:
+                result[name] = marked
         return result
-    if isinstance(result, (list, tuple)) and any(isinstance(item, (Tensor, list, tuple, dict)) for item in result):
+    if is_dataclass(result) and not isinstance(result, type):
+        for field in fields(result):
+            marked = refuse_writes(getattr(result, field.name, None), op, copies, original.of_part(field.name))
+            if marked is not getattr(result, field.name, None):
+                object.__setattr__(result, field.name, marked)  # it may be frozen
+        return result
+    if isinstance(result, (list, tuple)):
         items = [refuse_writes(item, op, copies, original.of_part(i)) for i, item in enumerate(result)]
-        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+        if any(new is not old for new, old in zip(items, result, strict=True)):
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
+
+
+def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -> None:
+    """Has the cast inputs of the user's function `op` themselves refuse writes from now on: it may have kept them."""
+    for copy in copies:
+        if not (isinstance(copy, CopiedView) or _is_traced(copy) or _is_functorchs(copy) or _in_make_fx()):
+            _marked(copy, op, original, False)
 
 
 def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tensor:
@@ -345,8 +368,8 @@ def original_view(value: Any) -> Any:
     if not isinstance(value, CopiedView):
         return value
     original = value._hmp_original
-    view = None if original is None else original.view()
-    if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
+    view = None if original is None else original.view_like(value)
+    if view is not None:
         return view
     bare = _bare(value)
     return bare if original is None else cast(bare, original.dtype)
@@ -356,11 +379,9 @@ def tied_view(value: Any, into: str) -> Any:
     """As `original_view`, for what is assigned to state: HmpError where the values would be the rounded ones, or not tied to the input."""
     if not isinstance(value, CopiedView):
         return value
-    original = value._hmp_original
-    view = None if original is None else original.view()
-    with _plainly():
-        if isinstance(view, Tensor) and view.shape == value.shape:
-            return view
+    view = None if value._hmp_original is None else value._hmp_original.view_like(value)
+    if view is not None:
+        return view
     raise HmpError(
         f"{into} would hold rounded values: it is assigned a cast copy, the result of {value._hmp_op!r}, and what was copied is "
         f"gone or has changed. Make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
@@ -443,7 +464,7 @@ def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
     bare = _bare(copied)
     if not copied._hmp_is_missed():
         return func(bare, *rest, **kwargs)
-    view = None if copied._hmp_original is None else copied._hmp_original.view()
+    view = None if copied._hmp_original is None else copied._hmp_original.view_like(copied)
     if view is None:
         copied._hmp_refuse(func)
     try:
