@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -30,7 +30,7 @@ from ..weak_tensors import WeakTensor
 _as_subclass = torch.Tensor.as_subclass
 _is_inference = torch.Tensor.is_inference
 _set = torch.Tensor.set_
-_dlpack = torch.utils.dlpack.to_dlpack
+_dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
 _alias = torch.ops.aten.alias.default
 _get_base = _base.__get__
 _dispatch, _default_handler = Tensor.__torch_dispatch__, Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
@@ -61,10 +61,11 @@ class CopiedView(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        kwargs = kwargs or {}
         known = _known(func)
-        for view in known.written(args, kwargs):
-            view._hmp_refuse(func)
+        kwargs = kwargs or {}
+        if known.positions or known.flag_at is not None or kwargs:
+            for view in known.written(args, kwargs):
+                view._hmp_refuse(func)
         if known.kind == "exports":
             return _exported(func, args, kwargs)
         if known.kind == "storage" and not _is_torchs_call():
@@ -72,13 +73,13 @@ class CopiedView(Tensor):
         if known.kind == "of class" and cls is CopiedView:
             args = tuple(_bare(a) if type(a) is CopiedView else a for a in args)
         sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
-        versions = _versions(sources)
+        versions = _versions(sources) if known.kind == "" else None
         result = _call(func, types, args, kwargs)
-        if known.kind != "metadata" and _versions(sources) != versions:  # what no name and no schema told
+        if versions is not None and _versions(sources) != versions:  # what no name and no schema told
             for view in sources:
                 view._hmp_refuse(func)
-        if func == _get_base:
-            return result  # the copy itself: as a CopiedView it would have a base again, and so without end
+        if not isinstance(result, (Tensor, list, tuple)) or func == _get_base:
+            return result  # the base, too, is the copy itself: as a CopiedView it would have a base again, and so without end
         with _plainly():
             return _refusing_like(result, sources, (func, args, kwargs))
 
@@ -105,6 +106,9 @@ class CopiedView(Tensor):
         return copied
 
 
+_UNWRAPPED = frozenset({Tensor, torch.nn.Parameter, CopiedView})
+
+
 def _class_for(kind: type[Tensor]) -> type[CopiedView]:
     """The class of CopiedViews of tensors of class `kind`."""
     return CopiedView if kind is Tensor else _subclass_for(kind)
@@ -113,7 +117,8 @@ def _class_for(kind: type[Tensor]) -> type[CopiedView]:
 @functools.cache
 def _subclass_for(kind: type[Tensor]) -> type[CopiedView]:
     names = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__, "_hmp_kind": kind}
-    made: type[CopiedView] = type(kind)(kind.__name__, (CopiedView, kind), names)
+    metaclass: Any = type(kind)
+    made: type[CopiedView] = metaclass(kind.__name__, (CopiedView, kind), names)
     return made
 
 
@@ -129,9 +134,12 @@ def _bare(view: CopiedView) -> Tensor:
     return bare
 
 
-def _call(func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _call(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
-    kinds = dict.fromkeys(t._hmp_kind if issubclass(t, CopiedView) else t for t in types)
+    if len(types) == 1 and types[0] is CopiedView:  # most calls
+        with _plainly():
+            return func(*args, **kwargs)
+    kinds: dict[Any, None] = dict.fromkeys(t._hmp_kind if issubclass(t, CopiedView) else t for t in types)
     theirs = tuple(k for k in kinds if k is not Tensor and k.__torch_function__ is not no_torch_function)
     for kind in theirs:
         result = kind.__torch_function__(func, theirs, args, kwargs)
@@ -144,16 +152,27 @@ def _call(func: Any, types: Iterable[type], args: tuple[Any, ...], kwargs: Mappi
 
 
 class _Memory:
-    """Memory that was copied by casts: a weak reference to it, and the casts whose results live."""
+    """Memory that was copied by casts: a weak reference to it, and to the casts whose results live."""
+
+    __slots__ = ("_casts", "_weak")
 
     def __init__(self, storage: Any) -> None:
-        self.weak = StorageWeakRef(storage)
-        self.copies: weakref.WeakSet[Cast] = weakref.WeakSet()
+        # numpy and dlpack hold their memory past torch
+        self._weak = StorageWeakRef(storage) if storage.resizable() else None
+        self._casts: list[weakref.ref[Cast]] = []
 
-    def is_held(self, view: Tensor) -> bool:
-        """Whether anything holds it besides the graph of `view`, which may have saved the tensor for the backward of the op that made it."""
-        memory = self.weak.cdata
-        return not self.weak.expired() and owners_of_storage(memory) - PYTHONS_OWNERS > _saved_in_graph(view, memory)
+    def add(self, cast: Cast) -> None:
+        """Counts `cast` among those that copied the memory, for as long as it lives."""
+        casts = [each for each in self._casts if each() is not None] if self._casts else []
+        casts.append(weakref.ref(cast))
+        self._casts = casts
+
+    def is_held(self, cast: Cast, view: Tensor) -> bool:
+        """Whether another cast copied it, or anything holds it besides the graph of `view`, in which the op that made it may save it."""
+        if self._weak is None or any(each() not in (None, cast) for each in self._casts):
+            return True
+        memory = self._weak.cdata
+        return not self._weak.expired() and owners_of_storage(memory) - PYTHONS_OWNERS > _saved_in_graph(view, memory)
 
 
 def _saved_in_graph(view: Tensor, memory: int) -> int:
@@ -188,21 +207,19 @@ class Cast:
         self._memories = [_memory(part) for tensor in inputs for part in _parts(tensor)]
         for memory in self._memories:
             if memory is not None:
-                memory.copies.add(self)
+                memory.add(self)
 
     def is_missed(self, view: Tensor) -> bool:
         """Whether anything else holds the memory of the inputs, or another copy of it. `view` is one that was made of this cast."""
-        return any(memory is None or len(memory.copies) > 1 or memory.is_held(view) for memory in self._memories)
+        return any(memory is None or memory.is_held(self, view) for memory in self._memories)
 
 
 def _memory(tensor: Tensor) -> _Memory | None:
-    """What is known of the tensor's memory; None where that may be held past torch."""
+    """What is known of the tensor's memory; None for a tensor without a storage."""
     try:
         storage = _storage(tensor)
-        if not storage.resizable():
-            return None  # numpy and dlpack hold their memory
     except (NotImplementedError, RuntimeError):
-        return None  # a tensor without a storage
+        return None
     found: _Memory | None = getattr(storage, "_hmp_memory", None)
     if found is None:
         found = storage._hmp_memory = _Memory(storage)
@@ -211,7 +228,7 @@ def _memory(tensor: Tensor) -> _Memory | None:
 
 def _parts(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
-    flatten = None if type(tensor) is Tensor else getattr(tensor, "__tensor_flatten__", None)
+    flatten = None if type(tensor) in _UNWRAPPED else getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         yield tensor
     else:
@@ -326,7 +343,7 @@ def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -
 
 
 def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tensor:
-    """`result`, which is no other's, as a CopiedView; an alias where it is the copy itself. The real view where its class has no CopiedView."""
+    """`result` as a CopiedView; an alias where it is the copy itself. The real view where no CopiedView can be of its class."""
     kind = type(result)
     try:
         with _plainly():
@@ -410,7 +427,7 @@ def _to_dlpack(tensor: Tensor) -> Any:
 
 
 class _Known(NamedTuple):
-    """What a function does to its arguments: which it writes, by position and by name, and by which flag."""
+    """What a function does to its arguments: which it writes, by position and by name, and by which flag. "told" as `kind`: no others."""
 
     kind: str = ""
     positions: frozenset[int] = frozenset()
@@ -443,19 +460,19 @@ def _known(func: Any) -> _Known:
         schemas = [func._schema]
     else:
         code = getattr(func, "__code__", None)
-        order = () if code is None else code.co_varnames[: code.co_argcount]
+        order: tuple[str, ...] = () if code is None else code.co_varnames[: code.co_argcount]
         if "inplace" in order:
             return _Known(flag_at=order.index("inplace"))
         # all_reduce and the like; of other functions of torch.distributed the first input comes last
-        collective = getattr(func, "__module__", None) == "torch.distributed.distributed_c10d" and order[0] in ("tensor", "tensors")
-        if not (name.endswith("_") and not name.endswith("__")) and name not in _WRITERS and not collective:
-            return _Known()
+        collective = getattr(func, "__module__", None) == "torch.distributed.distributed_c10d" and {*order[:1]} <= {"tensor", "tensors"}
         schemas = [] if code is not None else schemas_of(f"aten::{name}")
+        if not (name.endswith("_") and not name.endswith("__")) and name not in _WRITERS and not collective:
+            return _Known("told" if schemas or name == "__get__" else "")
         if not schemas:
             # nn.init says tensor=
             return _Known(positions=frozenset({0}), names=frozenset({"out", "input", "self", "tensor", *order[:1]}))
     written = [(i, a) for schema in schemas for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
-    return _Known("", frozenset(i for i, a in written if not a.kwarg_only), frozenset({"out", "input", *(a.name for _, a in written)}))
+    return _Known("told", frozenset(i for i, a in written if not a.kwarg_only), frozenset({"out", "input", *(a.name for _, a in written)}))
 
 
 def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -497,11 +514,10 @@ def _refusing_like(result: Any, sources: list[CopiedView], call: tuple[Any, Any,
         if source is None:
             return _as_subclass(result, Tensor) if type(result) is CopiedView else result
         first = source._hmp_original
-        if isinstance(result, CopiedView):
+        if isinstance(result, CopiedView) or first is None:
             return result
-        original = None if first is None else Original(*call, first.dtype, first.cast)
-        if original is not None:
-            original._part = part
+        original = Original(*call, first.dtype, first.cast)
+        original._part = part
         return _marked(result, source._hmp_op, original, False)
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
         items = [_refusing_like(item, sources, call, (*part, i)) for i, item in enumerate(result)]
@@ -517,9 +533,9 @@ def _address(tensor: Tensor) -> int | None:
 
 
 def _same_memory(one: Tensor, other: Tensor) -> bool:
+    if type(one) is Tensor and type(other) is Tensor:
+        return (address := _address(one)) is not None and address == _address(other)
     with _plainly():
-        if type(one) is Tensor and type(other) is Tensor:
-            return (address := _address(one)) is not None and address == _address(other)
         others = {_address(part) for part in _parts(other)} - {None}
         return any(_address(part) in others for part in _parts(one))
 
