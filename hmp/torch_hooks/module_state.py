@@ -15,7 +15,7 @@ from ..context import state, without_casts
 from ..patching import patches
 from ..torch_private import data_of as _data
 from ..torch_private import grad_of as _grad
-from ..wrapping.copied_views import CopiedView, original_view, tied_view
+from ..wrapping import copied_views
 
 _assign_grad = _grad.__set__
 
@@ -41,16 +41,16 @@ def _narrowing(value: Any, dtype: torch.dtype) -> bool:
 
 def _set_data(self: torch.Tensor, value: Any) -> None:
     # FSDP with a mixed-precision policy of its own assigns another dtype on purpose
-    if isinstance(value, CopiedView):
-        value = tied_view(value, "the parameter's data")
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.tied_view(value, "the parameter's data")
     if _narrowing(value, self.dtype) and not sys._getframe(1).f_globals.get("__name__", "").startswith("torch.distributed."):
         value = tensor_casts.cast(value, self.dtype)
     _data.__set__(self, value)
 
 
 def _set_grad(self: torch.Tensor, value: Any) -> None:
-    if isinstance(value, CopiedView):
-        value = tied_view(value, "grad")
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.tied_view(value, "grad")
     try:
         _assign_grad(self, value)
     except RuntimeError:  # torch takes no gradient of another dtype; zero_grad() and optimizers assign one to each parameter, so asked last
@@ -64,8 +64,8 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
     uncast = without_casts(right_inverse)
 
     def assign(self: Any, value: Any) -> None:
-        if isinstance(value, CopiedView):
-            value = tied_view(value, "a parametrized parameter")
+        if isinstance(value, copied_views.CopiedView):
+            value = copied_views.tied_view(value, "a parametrized parameter")
         held = next(self.parameters(recurse=False), None)
         if held is not None and _narrowing(value, held.dtype):
             value = tensor_casts.cast(value, held.dtype)
@@ -76,8 +76,8 @@ def _keeping_dtype(right_inverse: Callable[..., None]) -> Callable[..., None]:
 
 def _keep_buffer_dtype(module: torch.nn.Module, name: str, value: Any) -> torch.Tensor | None:
     old = module._buffers.get(name)
-    if isinstance(value, CopiedView):
-        value = original_view(value) if old is None else tied_view(value, f"the buffer {name!r}")
+    if isinstance(value, copied_views.CopiedView):
+        value = copied_views.original_view(value) if old is None else copied_views.tied_view(value, f"the buffer {name!r}")
         return value if old is None or not _narrowing(value, old.dtype) else tensor_casts.cast(value, old.dtype)
     if old is None or not _narrowing(value, old.dtype):
         return None

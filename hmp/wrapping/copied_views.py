@@ -17,7 +17,7 @@ from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import PYTHONS_OWNERS, no_torch_function, owners_of_storage, schemas_of
+from ..torch_private import METHODS_CODE, PYTHONS_OWNERS, OpOverload, OpOverloadPacket, no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
@@ -28,6 +28,7 @@ from ..weak_tensors import WeakTensor
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass
+_compiling = torch.compiler.is_dynamo_compiling
 _is_inference = torch.Tensor.is_inference
 _set = torch.Tensor.set_
 _dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
@@ -61,7 +62,7 @@ class CopiedView(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        known = _known(func)
+        known = _learn(func) if _compiling() else _known(func)  # Dynamo warns of a cache
         kwargs = kwargs or {}
         if known.positions or known.flag_at is not None or kwargs:
             for view in known.written(args, kwargs):
@@ -216,6 +217,8 @@ class Cast:
 
 def _memory(tensor: Tensor) -> _Memory | None:
     """What is known of the tensor's memory; None for a tensor without a storage."""
+    if _is_traced(tensor):
+        return None
     try:
         storage = _storage(tensor)
     except (NotImplementedError, RuntimeError):
@@ -305,15 +308,18 @@ def shares_memory(result: Any, values: Iterable[Any]) -> bool:
 
     False under vmap and grad, and in a trace of torch.compile: a CopiedView would lose their level.
     """
-    if not isinstance(result, Tensor):
-        return True
+    if type(result) is not Tensor:
+        if not isinstance(result, Tensor):
+            return True
+        if _is_traced(result):
+            return False
     return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_memory(result, each) for each in values)
 
 
 def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original) -> Any:
     """`result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
     if isinstance(result, Tensor):
-        if isinstance(result, CopiedView) or _is_traced(result) or not shares_memory(result, copies) or _in_make_fx():
+        if isinstance(result, CopiedView) or not shares_memory(result, copies) or _in_make_fx():
             return result  # make_fx raises on subclasses that it does not know
         return _marked(result, op, original, any(result is copy for copy in copies))
     if isinstance(result, dict):
@@ -442,8 +448,7 @@ class _Known(NamedTuple):
         return (tensor for tensor in each_tensor(values) if isinstance(tensor, CopiedView))
 
 
-@functools.cache
-def _known(func: Any) -> _Known:
+def _learn(func: Any) -> _Known:
     """What is known of a function that a `__torch_function__` is asked for: by its schema where it has one, else by its name."""
     if func in _EXPORTS:
         return _Known("exports")
@@ -454,10 +459,10 @@ def _known(func: Any) -> _Known:
     name = str(getattr(func, "__name__", "")).partition(".")[0]  # of an overload of torch.ops.aten it is add_.Tensor
     if name in _METADATA:
         return _Known("metadata")
-    if isinstance(func, torch._ops.OpOverloadPacket):
-        schemas = [getattr(func, overload)._schema for overload in func.overloads()]
-    elif isinstance(func, torch._ops.OpOverload):
-        schemas = [func._schema]
+    if isinstance(func, OpOverloadPacket):
+        schemas = [getattr(func, overload)._schema for overload in func.overloads()]  # type: ignore[attr-defined]
+    elif isinstance(func, OpOverload):
+        schemas = [func._schema]  # type: ignore[attr-defined]
     else:
         code = getattr(func, "__code__", None)
         order: tuple[str, ...] = () if code is None else code.co_varnames[: code.co_argcount]
@@ -473,6 +478,9 @@ def _known(func: Any) -> _Known:
             return _Known(positions=frozenset({0}), names=frozenset({"out", "input", "self", "tensor", *order[:1]}))
     written = [(i, a) for schema in schemas for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
     return _Known("told", frozenset(i for i, a in written if not a.kwarg_only), frozenset({"out", "input", *(a.name for _, a in written)}))
+
+
+_known = functools.cache(_learn)
 
 
 def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -495,7 +503,7 @@ def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> An
 def _is_torchs_call() -> bool:
     """Whether torch's own code or hmp's asks for the storage of a CopiedView: to compare memory, never to write."""
     frame = sys._getframe(2)
-    while frame.f_back is not None and frame.f_globals.get("__name__") in ("torch._tensor", "torch.overrides"):
+    while frame.f_back is not None and frame.f_globals.get("__name__") in METHODS_CODE:
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).startswith(("torch.", "hmp."))
 

@@ -11,10 +11,8 @@ import torch
 from ..casting import Tensor, cast, each_tensor
 from ..errors import HmpError
 from ..formatting import dtype_name
-from ..torch_private import copy_on_write
+from ..torch_private import copy_on_write, is_functorchs
 from .copied_views import Cast, Original, refuse_later_writes, refuse_writes, shares_memory
-
-_compiling = torch.compiler.is_dynamo_compiling
 
 
 def watched_cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -95,7 +93,7 @@ def _copies(cast_call: _Call, given: _Call, order: Sequence[str]) -> Iterator[_C
 
 def _mark(low: Tensor) -> bool:
     """Marks a tensor that nobody else has yet, so that `is_marked` is true until somebody asks for write access; whether that could be."""
-    if copy_on_write is None or type(low) is not Tensor or not low.is_cpu or low.layout is not torch.strided or _compiling():
+    if copy_on_write is None or type(low) is not Tensor or not low.is_cpu or low.layout is not torch.strided or is_functorchs(low):
         return False
     try:
         copy_on_write.lazy_clone(low)
