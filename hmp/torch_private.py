@@ -165,6 +165,15 @@ def memory_of(storage: Any) -> int:
 # Reference counts of C++: of the storage at an address, and of a tensor.
 owners_of_storage: Callable[[int], int] = _required("torch._C._storage_Use_Count")
 holders_of_tensor: Callable[[Tensor], int] = _required("torch._C.TensorBase._use_count")
+
+
+def _owners_of_one() -> int:
+    plain = torch.empty(1, device="cpu")
+    return owners_of_storage(memory_of(storage_of(plain)))
+
+
+# How many of a storage's owners are no tensors, once it has a Python object.
+PYTHONS_OWNERS = _owners_of_one() - 1
 # getset descriptors; torch annotates them as the values that they give
 data_of: Any = _required("torch._C.TensorBase.data")
 grad_of: Any = _required("torch._C.TensorBase.grad")
@@ -291,6 +300,11 @@ def is_profiled() -> bool:
 
 # --- torch.jit -------------------------------------------------------------------------------------------------------------
 
+# An op of torch.ops with one schema, and one with several.
+OpOverload: type = _required("torch._ops.OpOverload")
+OpOverloadPacket: type = _required("torch._ops.OpOverloadPacket")
+# The modules whose code stands between a call of a tensor's method and the `__torch_function__` that it is handed to.
+METHODS_CODE = ("torch._tensor", "torch.overrides")
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
 all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
 parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")

@@ -44,6 +44,17 @@ def castable(value: object) -> TypeGuard[Tensor]:
     return isinstance(value, Tensor) and value.dtype in CASTABLE and value.layout is not MKLDNN
 
 
+def left_to_torch(tensor: Tensor) -> bool:
+    """Whether an op with this input is left to torch: it is float64 or complex, or of a class that refuses what a cast needs to ask of it
+    (the weights of torch.nn.utils' per-sample gradients)."""
+    if type(tensor) is Tensor:
+        return tensor.dtype in LEFT_TO_TORCH
+    try:
+        return tensor.dtype in LEFT_TO_TORCH or tensor.layout is None
+    except RuntimeError:
+        return True
+
+
 def has_values(tensor: Tensor) -> bool:
     """Whether torch's kernels compute on the tensor: it is not on the meta device nor of a class with its own `__torch_dispatch__`."""
     return not tensor.is_meta and type(tensor).__torch_dispatch__ is _dispatch

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from .. import fork_safe
-from ..torch_private import memory_of, owners_of_storage, storage_of
+from ..torch_private import PYTHONS_OWNERS, memory_of, owners_of_storage, storage_of
 from . import watching
 from .copies import Unwritten
 from .formats import BLOCK, SHORTEST, Format, Packed, pack, unpack
@@ -35,14 +35,6 @@ _size, _stride = Tensor.size, Tensor.stride
 # By the storage's address: the memories that are not packed yet, those that were looked at last at the end.
 _pending: OrderedDict[int, weakref.ref[Memory]] = OrderedDict()
 _lock = fork_safe.RLock()
-
-
-def _owners_of_one() -> int:
-    plain = torch.empty(1, device="cpu")
-    return owners_of_storage(memory_of(storage_of(plain)))
-
-
-_NOT_TENSORS = _owners_of_one() - 1  # Python's own reference
 
 
 class Exact:
@@ -201,7 +193,7 @@ class Memory:
     def is_unheld(self) -> bool:
         """Whether nothing but what is kept holds the memory."""
         own = sum(kept.alias is not None for kept in self._living())
-        return owners_of_storage(self._address) == own + _NOT_TENSORS
+        return owners_of_storage(self._address) == own + PYTHONS_OWNERS
 
     def _living(self) -> list[Kept]:
         return [kept for known in [*self._packed, *self._kept.values()] if (kept := known()) is not None]

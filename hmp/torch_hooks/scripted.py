@@ -36,10 +36,8 @@ def _with_wide_inputs(original: Callable[..., Any]) -> Callable[..., Any]:
             given = {tensor.dtype for tensor in each_castable((*args, *kwargs.values()))}
             if not given.isdisjoint(_LOW.values()) and _dtypes(self) == {torch.float32}:
                 wide = cast_call(args, kwargs, torch.float32, lost_writes.watched_cast)
-                copies = lost_writes.Copies(wide, (args, kwargs), ())
-                result = original(self, *wide[0], **wide[1])
-                copies.refuse_writes(f"a {self.original_name} of torch.jit")
-                return result
+                run = functools.partial(original, self)
+                return lost_writes.call(run, f"a {self.original_name} of torch.jit", wide, (args, kwargs), ())
         return original(self, *args, **kwargs)
 
     return call

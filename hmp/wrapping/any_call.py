@@ -9,10 +9,9 @@ import torch
 
 from ..casting import Caster, Tensor, cast_call, castable, each_tensor, tensor_casts
 from ..ops import op_facts
-from . import jit_trace, out_argument, refusals, saturation
-from .copied_views import Original, refuse_writes, shares_memory
+from . import jit_trace, lost_writes, out_argument, refusals, saturation
+from .copied_views import Cast, Original, refuse_writes, shares_memory
 from .kernel_fallback import GIVEN_UP
-from .lost_writes import Copies
 from .op_rule import Op, OpRule, flag, survey
 from .ruled_op import RuledOp
 
@@ -83,10 +82,7 @@ class AnyCall(RuledOp):
                 return result
         cast_args, cast_kwargs = cast_call(args, kwargs, target, self.caster, rule.keep)
         if rule.users:
-            copies = Copies((cast_args, cast_kwargs), (args, kwargs), rule.order)
-            result = op(*cast_args, **cast_kwargs)
-            copies.refuse_writes(rule.op)
-            return result
+            return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), rule.order)
         result = op(*cast_args, **cast_kwargs)
         if not rule.view:
             return result
@@ -120,9 +116,7 @@ def refusing_writes(result: Any, ruled: RuledOp, cast: tuple[Any, Any], call: tu
     """`result`, such that writes into it raise where it is a view of cast copies, or one of them (R10)."""
     copied = [(new, old) for new, old in zip(each_tensor(cast), each_tensor(call), strict=True) if new is not old]
     copies = [new for new, _ in copied]
-    if not shares_memory(result, copies):
+    if not copies or not shares_memory(result, copies):
         return result
-    original = Original(ruled.op, *call, copied[0][1].dtype)
-    if ruled.rule.op in op_facts.GIVING_BACK and type(result) is Tensor:
-        original.forget_if_freed(old for _, old in copied)  # residual code writes into what dropout gave: in eval, too
+    original = Original(ruled.op, *call, copied[0][1].dtype, Cast(old for _, old in copied))
     return refuse_writes(result, ruled.rule.op, copies, original)

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, NamedTuple
 
 import torch
+import torch.utils.dlpack
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from ..casting import Tensor, cast, each_tensor
 from ..context import state
 from ..errors import HmpError
 from ..patching import patches
+from ..torch_private import METHODS_CODE, PYTHONS_OWNERS, OpOverload, OpOverloadPacket, no_torch_function, owners_of_storage, schemas_of
 from ..torch_private import base_of as _base
 from ..torch_private import dispatch_modes as _dispatch_modes
 from ..torch_private import is_functorchs as _is_functorchs
+from ..torch_private import is_traced as _is_traced
 from ..torch_private import storage_of as _storage
 from ..torch_private import without_torch_function_of_classes as _plainly
 from ..weak_tensors import WeakTensor
 
 # torch's own, taken before anything is patched
 _as_subclass = torch.Tensor.as_subclass
+_compiling = torch.compiler.is_dynamo_compiling
+_is_inference = torch.Tensor.is_inference
+_set = torch.Tensor.set_
+_dlpack: Any = vars(torch.utils.dlpack)["to_dlpack"]
+_alias = torch.ops.aten.alias.default
 _get_base = _base.__get__
+_dispatch, _default_handler = Tensor.__torch_dispatch__, Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 _WRITERS = frozenset(
     f"__{name}__" for name in "iadd isub imul itruediv idiv ifloordiv imod ipow iand ior ixor ilshift irshift setitem".split()
 )
@@ -31,90 +42,242 @@ _WRITERS = frozenset(
 _METADATA = frozenset(
     """requires_grad_ detach_ share_memory_ rename_ t_ transpose_ swapaxes_ swapdims_ squeeze_ unsqueeze_ as_strided_ set_""".split()
 )
+# These give their memory to code that torch does not see write.
+_EXPORTS = frozenset({Tensor.numpy, Tensor.__array__, Tensor.__dlpack__})
+_STORAGES = frozenset({Tensor.untyped_storage, Tensor.storage, Tensor._typed_storage})
+# These ask for the class of the tensor, and give another answer for a subclass.
+_OF_CLASS = frozenset({Tensor.__format__, Tensor.__repr__})
 
 
 class CopiedView(Tensor):
-    """The result of a view op on a cast copy. Reads like any tensor; a write raises HmpError.
+    """The result of a view op on a cast copy. Reads like any tensor; a write that the real input would miss raises HmpError.
 
-    What is computed from it is a plain tensor; a view of it is a CopiedView again.
+    What is computed from it is a plain tensor; a view of it is a CopiedView again. Of a subclass of Tensor it is a subclass, made by
+    `_class_for`.
     """
 
     _hmp_op: str = "view"
     _hmp_original: Original | None = None
+    _hmp_kind: type[Tensor] = Tensor  # the class that it had as a view
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
+        known = _learn(func) if _compiling() else _known(func)  # Dynamo warns of a cache
         kwargs = kwargs or {}
-        written = _written(func, args, kwargs)
-        if isinstance(written, CopiedView) and (written._hmp_original is None or written._hmp_original.is_alive()):
-            raise HmpError(_refusal(written._hmp_op, getattr(func, "__name__", "this op")))
+        if known.positions or known.flag_at is not None or kwargs:
+            for view in known.written(args, kwargs):
+                view._hmp_refuse(func)
+        if known.kind == "exports":
+            return _exported(func, args, kwargs)
+        if known.kind == "storage" and not _is_torchs_call():
+            args[0]._hmp_refuse(func)
+        if known.kind == "of class" and cls is CopiedView:
+            args = tuple(_bare(a) if type(a) is CopiedView else a for a in args)
+        sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
+        versions = _versions(sources) if known.kind == "" else None
+        result = _call(func, types, args, kwargs)
+        if versions is not None and _versions(sources) != versions:  # what no name and no schema told
+            for view in sources:
+                view._hmp_refuse(func)
+        if not isinstance(result, (Tensor, list, tuple)) or func == _get_base:
+            return result  # the base, too, is the copy itself: as a CopiedView it would have a base again, and so without end
         with _plainly():
-            result = func(*args, **kwargs)
-            if func == _get_base:
-                return result  # the copy itself: as a CopiedView it would have a base again, and so without end
-            sources = [t for t in each_tensor((args, kwargs)) if isinstance(t, CopiedView)]
-            first = next((s._hmp_original for s in sources if s._hmp_original is not None), None)
-            original = None if first is None else Original(func, args, kwargs, first.dtype).of(first)
-            return _refusing_like(result, sources, original)
+            return _refusing_like(result, sources, (func, args, kwargs))
+
+    def _hmp_refuse(self, writer: Any) -> None:
+        """Raises HmpError where a write into this copy would be missed."""
+        if self._hmp_is_missed():
+            raise HmpError(_refusal(self._hmp_op, getattr(writer, "__name__", "this op")))
+
+    def _hmp_is_missed(self) -> bool:
+        """Whether somebody would miss a write into this copy: whoever holds the real input, or another copy of it."""
+        return self._hmp_original is None or self._hmp_original.cast.is_missed(self)
+
+    def as_subclass(self, cls: Any) -> Any:
+        """The same copy as a tensor of class `cls`, which refuses writes too: torch asks no `__torch_function__` for this."""
+        with _plainly():
+            result = _as_subclass(self, cls)
+        return result if self._hmp_original is None else _marked(result, self._hmp_op, self._hmp_original, False)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        with _plainly():
-            return _as_subclass(self, Tensor).__reduce_ex__(protocol)
+        return _bare(self).__reduce_ex__(protocol)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        copied: Tensor = _bare(self).__deepcopy__(memo)
+        return copied
+
+
+_UNWRAPPED = frozenset({Tensor, torch.nn.Parameter, CopiedView})
+
+
+def _class_for(kind: type[Tensor]) -> type[CopiedView]:
+    """The class of CopiedViews of tensors of class `kind`."""
+    return CopiedView if kind is Tensor else _subclass_for(kind)
+
+
+@functools.cache
+def _subclass_for(kind: type[Tensor]) -> type[CopiedView]:
+    names = {"__slots__": (), "__module__": kind.__module__, "__doc__": kind.__doc__, "_hmp_kind": kind}
+    metaclass: Any = type(kind)
+    made: type[CopiedView] = metaclass(kind.__name__, (CopiedView, kind), names)
+    return made
+
+
+def _bare(view: CopiedView) -> Tensor:
+    """The same copy as a tensor of the class that it had as a view."""
+    kind = view._hmp_kind
+    with _plainly():
+        if kind.__torch_dispatch__ is not _dispatch:
+            return _alias(view)  # type: ignore[no-any-return]  # of a class that wraps tensors, which as_subclass() would lose
+        bare = _as_subclass(view, kind)
+    if kind is not Tensor:
+        vars(bare).update({name: value for name, value in vars(view).items() if not name.startswith("_hmp_")})
+    return bare
+
+
+def _call(func: Any, types: Sequence[type], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of the call by the `__torch_function__` that it would have if its CopiedViews were what they are copies of."""
+    if len(types) == 1 and types[0] is CopiedView:  # most calls
         with _plainly():
-            copied = _as_subclass(self, Tensor).__deepcopy__(memo)
-            return _as_subclass(copied, Tensor)
+            return func(*args, **kwargs)
+    kinds: dict[Any, None] = dict.fromkeys(t._hmp_kind if issubclass(t, CopiedView) else t for t in types)
+    theirs = tuple(k for k in kinds if k is not Tensor and k.__torch_function__ is not no_torch_function)
+    for kind in theirs:
+        result = kind.__torch_function__(func, theirs, args, kwargs)
+        if result is not NotImplemented:
+            return result
+    if theirs:
+        return NotImplemented
+    with _plainly():
+        return func(*args, **kwargs)
+
+
+class _Memory:
+    """Memory that was copied by casts: a weak reference to it, and to the casts whose results live."""
+
+    __slots__ = ("_casts", "_weak")
+
+    def __init__(self, storage: Any) -> None:
+        # numpy and dlpack hold their memory past torch
+        self._weak = StorageWeakRef(storage) if storage.resizable() else None
+        self._casts: list[weakref.ref[Cast]] = []
+
+    def add(self, cast: Cast) -> None:
+        """Counts `cast` among those that copied the memory, for as long as it lives."""
+        casts = [each for each in self._casts if each() is not None] if self._casts else []
+        casts.append(weakref.ref(cast))
+        self._casts = casts
+
+    def is_held(self, cast: Cast, view: Tensor) -> bool:
+        """Whether another cast copied it, or anything holds it besides the graph of `view`, in which the op that made it may save it."""
+        if self._weak is None or any(each() not in (None, cast) for each in self._casts):
+            return True
+        memory = self._weak.cdata
+        return not self._weak.expired() and owners_of_storage(memory) - PYTHONS_OWNERS > _saved_in_graph(view, memory)
+
+
+def _saved_in_graph(view: Tensor, memory: int) -> int:
+    """How many of its outputs with that memory the op saved that made what `view` was made of, by views and casts alone."""
+    with _plainly():
+        node: Any = view.grad_fn
+        for _ in range(16):
+            if node is None:
+                return 0
+            names = [name for name in dir(node) if name.startswith("_saved_") or name == "saved_tensors"]
+            found = sum(_saved_output(node, name, memory) for name in names)
+            before = [each for each, _ in node.next_functions if each is not None]
+            if found or len(before) != 1:
+                return found
+            node = before[0]
+    return 0
+
+
+def _saved_output(node: Any, name: str, memory: int) -> int:
+    try:  # an input that is saved is the user's own tensor
+        return sum(_address(saved) == memory and saved.grad_fn is node for saved in each_tensor((getattr(node, name),)))
+    except RuntimeError:  # freed by backward
+        return 0
+
+
+class Cast:
+    """One cast of a view op's inputs, of which CopiedViews share the result: tells whether a write into it would be missed."""
+
+    __slots__ = ("__weakref__", "_memories")
+
+    def __init__(self, inputs: Iterable[Tensor]) -> None:
+        self._memories = [_memory(part) for tensor in inputs for part in _parts(tensor)]
+        for memory in self._memories:
+            if memory is not None:
+                memory.add(self)
+
+    def is_missed(self, view: Tensor) -> bool:
+        """Whether anything else holds the memory of the inputs, or another copy of it. `view` is one that was made of this cast."""
+        return any(memory is None or memory.is_held(self, view) for memory in self._memories)
+
+
+def _memory(tensor: Tensor) -> _Memory | None:
+    """What is known of the tensor's memory; None for a tensor without a storage."""
+    if _is_traced(tensor):
+        return None
+    try:
+        storage = _storage(tensor)
+    except (NotImplementedError, RuntimeError):
+        return None
+    found: _Memory | None = getattr(storage, "_hmp_memory", None)
+    if found is None:
+        found = storage._hmp_memory = _Memory(storage)
+    return found
+
+
+def _parts(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors inside a tensor of a class that wraps others; of any other class the tensor itself."""
+    flatten = None if type(tensor) in _UNWRAPPED else getattr(tensor, "__tensor_flatten__", None)
+    if flatten is None:
+        yield tensor
+    else:
+        for part in (getattr(tensor, name) for name in flatten()[0]):
+            if isinstance(part, Tensor):  # a DTensor names its mesh, too
+                yield from _parts(part)
 
 
 class Original:
-    """The call that a CopiedView came from, without the cast: `view()` makes the view of the real input.
+    """The call that a CopiedView came from, without the cast: `view()` makes the view of the real input. None as `op`: it cannot.
 
     Refers to its tensors weakly: a low-precision copy must not keep its float32 input alive until backward.
     """
 
-    def __init__(self, op: Callable[..., Any], args: Any, kwargs: Any, dtype: torch.dtype, part: int | None = None) -> None:
+    def __init__(self, op: Callable[..., Any] | None, args: Any, kwargs: Any, dtype: torch.dtype, cast: Cast) -> None:
         self.dtype = dtype
-        self.part = part
+        self.cast = cast
         self._op = op
         self._call = _weakly((tuple(args), dict(kwargs)))
-        self._memory: list[StorageWeakRef | None] | None = None
+        self._part: tuple[Any, ...] = ()
 
-    def of_part(self, part: int) -> Original:
-        """The same call, for item `part` of the tuple that it returns."""
-        one = Original(self._op, (), {}, self.dtype, part)
-        one._call, one._memory = self._call, self._memory
+    def of_part(self, part: Any) -> Original:
+        """The same call, for item `part` of the tuple, list or dict that it returns."""
+        one = Original(self._op, (), {}, self.dtype, self.cast)
+        one._call, one._part = self._call, (*self._part, part)
         return one
 
-    def forget_if_freed(self, inputs: Iterable[Tensor]) -> None:
-        """Has `is_alive()` be False once nothing holds the memory of `inputs` any more."""
-        self._memory = [_weak_storage(tensor) for tensor in inputs]
-
-    def is_alive(self) -> bool:
-        """Whether a write may be missed in the real input."""
-        return self._memory is None or any(memory is None or not memory.expired() for memory in self._memory)
-
-    def of(self, view: Original) -> Original:
-        """Itself, for a call that was given what `view` made: a write is missed here where it is missed there."""
-        self._memory = view._memory
-        return self
+    def view_like(self, copied: Tensor) -> Tensor | None:
+        """The view of the real input; None where that is freed or is not what `copied` is a copy of: it changed, or `copied` reads bits."""
+        view = self.view()
+        with _plainly():
+            is_it = isinstance(view, Tensor) and view.dtype is self.dtype and view.shape == copied.shape
+        return view if is_it else None
 
     def view(self) -> Any:
-        """The view of the real input; None where that is freed or has another shape by now."""
+        """The same for any result; None where it cannot be made."""
+        if self._op is None:
+            return None
         try:
             args, kwargs = _strongly(self._call)
             result = state.call_without_casts(self._op, *args, **kwargs)
-        except (ReferenceError, RuntimeError, IndexError, TypeError, ValueError):
+            for part in self._part:
+                result = result[part]
+        except (ReferenceError, RuntimeError, LookupError, TypeError, ValueError):
             return None
-        return result if self.part is None else result[self.part]
-
-
-def _weak_storage(tensor: Tensor) -> StorageWeakRef | None:
-    try:
-        storage = _storage(tensor)
-    except (NotImplementedError, RuntimeError):
-        return None  # a tensor without a storage
-    return StorageWeakRef(storage) if storage.resizable() else None  # numpy and dlpack hold their memory past torch
+        return result
 
 
 def _weakly(value: Any) -> Any:
@@ -141,27 +304,65 @@ def _strongly(value: Any) -> Any:
 
 
 def shares_memory(result: Any, values: Iterable[Any]) -> bool:
-    """Whether `result` may share memory with a tensor among `values`; True for what is no plain tensor.
+    """Whether `result` may share memory with a tensor among `values`; True for what is no tensor.
 
     False under vmap and grad, and in a trace of torch.compile: a CopiedView would lose their level.
     """
     if type(result) is not Tensor:
-        return True
-    return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_storage(result, each) for each in values)
+        if not isinstance(result, Tensor):
+            return True
+        if _is_traced(result):
+            return False
+    return not _is_functorchs(result) and any(isinstance(each, Tensor) and _same_memory(result, each) for each in values)
 
 
-def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original | None) -> Any:
-    """`result` of the view op `op`, with a CopiedView for each plain tensor that shares memory with one of its cast inputs `copies`."""
-    if type(result) is Tensor:
-        if not shares_memory(result, copies) or _in_make_fx():
+def refuse_writes(result: Any, op: str, copies: list[Tensor], original: Original) -> Any:
+    """`result` of the view op `op`, with a CopiedView for each tensor that shares memory with one of its cast inputs `copies`."""
+    if isinstance(result, Tensor):
+        if isinstance(result, CopiedView) or not shares_memory(result, copies) or _in_make_fx():
             return result  # make_fx raises on subclasses that it does not know
+        return _marked(result, op, original, any(result is copy for copy in copies))
+    if isinstance(result, dict):
+        for name, item in list(result.items()):
+            marked = refuse_writes(item, op, copies, original.of_part(name))
+            if marked is not item:
+                result[name] = marked
+        return result
+    if is_dataclass(result) and not isinstance(result, type):
+        for field in fields(result):
+            marked = refuse_writes(getattr(result, field.name, None), op, copies, original.of_part(field.name))
+            if marked is not getattr(result, field.name, None):
+                object.__setattr__(result, field.name, marked)  # it may be frozen
+        return result
+    if isinstance(result, (list, tuple)):
+        items = [refuse_writes(item, op, copies, original.of_part(i)) for i, item in enumerate(result)]
+        if any(new is not old for new, old in zip(items, result, strict=True)):
+            return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
+
+
+def refuse_later_writes(copies: Iterable[Tensor], op: str, original: Original) -> None:
+    """Has the cast inputs of the user's function `op` themselves refuse writes from now on: it may have kept them."""
+    for copy in copies:
+        if not (isinstance(copy, CopiedView) or _is_traced(copy) or _is_functorchs(copy) or _in_make_fx()):
+            _marked(copy, op, original, False)
+
+
+def _marked(result: Tensor, op: str, original: Original, is_copy: bool) -> Tensor:
+    """`result` as a CopiedView; an alias where it is the copy itself. The real view where no CopiedView can be of its class."""
+    kind = type(result)
+    try:
         with _plainly():
-            marked = _as_subclass(result, CopiedView)
-        marked._hmp_op, marked._hmp_original = op, original
-        return marked
-    if isinstance(result, (list, tuple)) and not hasattr(result, "_fields"):
-        parts = (original and original.of_part(i) for i in range(len(result)))
-        return type(result)(refuse_writes(item, op, copies, part) for item, part in zip(result, parts, strict=True))
+            if is_copy:
+                result = _alias(result) if kind.__torch_dispatch__ is not _dispatch else _as_subclass(result, kind)
+            for part in _parts(result):
+                if part is not result:  # to_local() of a DTensor gives it
+                    _marked(part, op, Original(None, (), {}, original.dtype, original.cast), False)
+            result.__class__ = _class_for(kind)
+    except TypeError:
+        real: Tensor | None = original.view()
+        return result if real is None else real
+    result._hmp_op, result._hmp_original = op, original  # type: ignore[attr-defined]
     return result
 
 
@@ -174,14 +375,15 @@ def _in_make_fx() -> bool:
 
 
 def install() -> None:
-    """Has parameters and buffers made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
+    """Has parameters made from a CopiedView hold the view of the real input, as in plain torch, until patches.restore()."""
     new = torch.nn.Parameter.__new__
     patches.swap(new, _of_originals(patches.unpatched(new)))
-    handle = register_module_buffer_registration_hook(_original_buffer)  # type: ignore[arg-type]  # torch uses what a hook returns
-    patches.on_restore(handle.remove)
+    patches.rebind(Tensor, "set_", _set_to_original)
+    patches.rebind(torch.utils.dlpack, "to_dlpack", _to_dlpack)
+    patches.rebind(torch, "to_dlpack", _to_dlpack)
 
 
-def _original_view(value: Any) -> Any:
+def original_view(value: Any) -> Any:
     """For a CopiedView the view of the real input, or where that is freed a plain tensor in the input's dtype; any other value itself.
 
     Parameters and buffers must be neither in a low dtype (R9) nor refuse writes.
@@ -189,62 +391,161 @@ def _original_view(value: Any) -> Any:
     if not isinstance(value, CopiedView):
         return value
     original = value._hmp_original
-    view = None if original is None else original.view()
-    with _plainly():
-        if original is not None and isinstance(view, Tensor) and view.shape == value.shape and view.dtype is original.dtype:
-            return view
-        plain = _as_subclass(value, Tensor)
-        return plain if original is None else cast(plain, original.dtype)
+    view = None if original is None else original.view_like(value)
+    if view is not None:
+        return view
+    bare = _bare(value)
+    return bare if original is None else cast(bare, original.dtype)
+
+
+def tied_view(value: Any, into: str) -> Any:
+    """As `original_view`, for what is assigned to state: HmpError where the values would be the rounded ones, or not tied to the input."""
+    if not isinstance(value, CopiedView):
+        return value
+    view = None if value._hmp_original is None else value._hmp_original.view_like(value)
+    if view is not None:
+        return view
+    raise HmpError(
+        f"{into} would hold rounded values: it is assigned a cast copy, the result of {value._hmp_op!r}, and what was copied is "
+        f"gone or has changed. Make the view under hmp.disable_casts(), or take {value._hmp_op!r} off the list"
+    )
 
 
 def _of_originals(new: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda cls, data=None, requires_grad=True: new(cls, _original_view(data), requires_grad)
+    return lambda cls, data=None, requires_grad=True: new(cls, original_view(data), requires_grad)
 
 
-def _original_buffer(module: torch.nn.Module, name: str, value: Any) -> Tensor | None:
-    return _original_view(value) if isinstance(value, CopiedView) else None
+def _set_to_original(self: Tensor, source: Any = None, *args: Any, **kwargs: Any) -> Tensor:
+    """`set_` of torch's, which asks no class: it gives the memory of a CopiedView to a tensor that refuses no write."""
+    if source is None:
+        return _set(self, **kwargs)
+    if isinstance(source, CopiedView) and source._hmp_is_missed():
+        view = tied_view(source, "the tensor that set_ is called on")
+        if view.dtype is not self.dtype:
+            source._hmp_refuse(_set)
+        source = view
+    return _set(self, source, *args, **kwargs)
 
 
-def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """The argument that the call writes into (of several the first CopiedView); None where it writes into none."""
-    out = kwargs.get("out")
-    if out is not None:
-        return next((o for o in each_tensor((out,)) if isinstance(o, CopiedView)), None)
-    name: str = getattr(func, "__name__", "")
-    code = getattr(func, "__code__", None)
-    flag = kwargs.get("inplace")
-    if code is not None and flag is None and "inplace" in code.co_varnames[: code.co_argcount]:
-        position = code.co_varnames.index("inplace")
-        flag = args[position] if position < len(args) else None
-    # in torch.ops.aten a name ends with the overload: add_.Tensor
-    writes = (name.partition(".")[0].endswith("_") and not name.endswith("__") and name not in _METADATA) or name in _WRITERS
-    if not writes and not flag:
-        return None
-    target = args[0] if args else kwargs.get("input", kwargs.get("self", kwargs.get("tensor")))  # nn.init says tensor=
-    return next((t for t in target if isinstance(t, CopiedView)), None) if isinstance(target, (list, tuple)) else target
+def _to_dlpack(tensor: Tensor) -> Any:
+    """torch's `to_dlpack`, which asks no class."""
+    return _exported(_dlpack, (tensor,), {}) if isinstance(tensor, CopiedView) else _dlpack(tensor)
 
 
-def _refusing_like(result: Any, sources: list[CopiedView], original: Original | None) -> Any:
+class _Known(NamedTuple):
+    """What a function does to its arguments: which it writes, by position and by name, and by which flag. "told" as `kind`: no others."""
+
+    kind: str = ""
+    positions: frozenset[int] = frozenset()
+    names: frozenset[str] = frozenset({"out"})
+    flag_at: int | None = None  # the position of `inplace`
+
+    def written(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[CopiedView]:
+        """The CopiedViews that the call writes into."""
+        values = [args[i] for i in self.positions if i < len(args)] + [kwargs[name] for name in self.names & kwargs.keys()]
+        if self.flag_at is not None and (args[self.flag_at] if self.flag_at < len(args) else kwargs.get("inplace")):
+            values += args[:1] or [kwargs.get("input")]
+        return (tensor for tensor in each_tensor(values) if isinstance(tensor, CopiedView))
+
+
+def _learn(func: Any) -> _Known:
+    """What is known of a function that a `__torch_function__` is asked for: by its schema where it has one, else by its name."""
+    if func in _EXPORTS:
+        return _Known("exports")
+    if func in _STORAGES:
+        return _Known("storage")
+    if func in _OF_CLASS:
+        return _Known("of class")
+    name = str(getattr(func, "__name__", "")).partition(".")[0]  # of an overload of torch.ops.aten it is add_.Tensor
+    if name in _METADATA:
+        return _Known("metadata")
+    if isinstance(func, OpOverloadPacket):
+        schemas = [getattr(func, overload)._schema for overload in func.overloads()]  # type: ignore[attr-defined]
+    elif isinstance(func, OpOverload):
+        schemas = [func._schema]  # type: ignore[attr-defined]
+    else:
+        code = getattr(func, "__code__", None)
+        order: tuple[str, ...] = () if code is None else code.co_varnames[: code.co_argcount]
+        if "inplace" in order:
+            return _Known(flag_at=order.index("inplace"))
+        # all_reduce and the like; of other functions of torch.distributed the first input comes last
+        collective = getattr(func, "__module__", None) == "torch.distributed.distributed_c10d" and {*order[:1]} <= {"tensor", "tensors"}
+        schemas = [] if code is not None else schemas_of(f"aten::{name}")
+        if not (name.endswith("_") and not name.endswith("__")) and name not in _WRITERS and not collective:
+            return _Known("told" if schemas or name == "__get__" else "")
+        if not schemas:
+            # nn.init says tensor=
+            return _Known(positions=frozenset({0}), names=frozenset({"out", "input", "self", "tensor", *order[:1]}))
+    written = [(i, a) for schema in schemas for i, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    return _Known("told", frozenset(i for i, a in written if not a.kwarg_only), frozenset({"out", "input", *(a.name for _, a in written)}))
+
+
+_known = functools.cache(_learn)
+
+
+def _exported(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """What `func` gives to numpy or dlpack of the view of the real input, in that one's dtype: writes arrive there."""
+    copied, rest = args[0], args[1:]
+    bare = _bare(copied)
+    if not copied._hmp_is_missed():
+        return func(bare, *rest, **kwargs)
+    view = None if copied._hmp_original is None else copied._hmp_original.view_like(copied)
+    if view is None:
+        copied._hmp_refuse(func)
+    try:
+        return func(view, *rest, **kwargs)
+    except TypeError:  # numpy has no bfloat16
+        array = func(bare, *rest, **kwargs)
+        array.flags.writeable = False
+        return array
+
+
+def _is_torchs_call() -> bool:
+    """Whether torch's own code or hmp's asks for the storage of a CopiedView: to compare memory, never to write."""
+    frame = sys._getframe(2)
+    while frame.f_back is not None and frame.f_globals.get("__name__") in METHODS_CODE:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith(("torch.", "hmp."))
+
+
+def _versions(views: list[CopiedView]) -> list[int]:
+    with _plainly():
+        return [view._version for view in views if not _is_inference(view)]
+
+
+def _refusing_like(result: Any, sources: list[CopiedView], call: tuple[Any, Any, Any], part: tuple[Any, ...] = ()) -> Any:
     """`result` with a CopiedView in place of each tensor that shares memory with one of `sources`, and plain tensors elsewhere."""
     if isinstance(result, Tensor):
-        if type(result) not in (Tensor, CopiedView) or not sources:
+        if any(result is source for source in sources) or _is_traced(result) or _is_functorchs(result):
             return result
-        for source in sources:
-            if result is source:
-                return result
-            if _same_storage(result, source):
-                return refuse_writes(_as_subclass(result, Tensor), source._hmp_op, [source], original)
-        return _as_subclass(result, Tensor) if type(result) is CopiedView else result
+        source = next((source for source in sources if _same_memory(result, source)), None)
+        if source is None:
+            return _as_subclass(result, Tensor) if type(result) is CopiedView else result
+        first = source._hmp_original
+        if isinstance(result, CopiedView) or first is None:
+            return result
+        original = Original(*call, first.dtype, first.cast)
+        original._part = part
+        return _marked(result, source._hmp_op, original, False)
     if isinstance(result, (list, tuple)) and any(isinstance(item, Tensor) for item in result):
-        items = [_refusing_like(item, sources, original and original.of_part(i)) for i, item in enumerate(result)]
+        items = [_refusing_like(item, sources, call, (*part, i)) for i, item in enumerate(result)]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
 
 
-def _same_storage(one: Tensor, other: Tensor) -> bool:
-    if one.layout is not torch.strided or other.layout is not torch.strided:
-        return False
-    return bool(_storage(one)._cdata == _storage(other)._cdata)
+def _address(tensor: Tensor) -> int | None:
+    try:
+        return int(_storage(tensor)._cdata) if tensor.layout is torch.strided else None
+    except (NotImplementedError, RuntimeError):
+        return None
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    if type(one) is Tensor and type(other) is Tensor:
+        return (address := _address(one)) is not None and address == _address(other)
+    with _plainly():
+        others = {_address(part) for part in _parts(other)} - {None}
+        return any(_address(part) in others for part in _parts(one))
 
 
 def _refusal(op: str, writer: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..casting import Caster, Tensor, cast_call, castable, each_castable, tensor_casts
-from . import refusals, saturation
+from . import lost_writes, refusals, saturation
 from .kernel_fallback import Kernels
 from .op_rule import Op, OpRule, survey
 
@@ -31,6 +31,8 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
                 cast_args, cast_kwargs = cast_for(first, torch.float32, args, kwargs)
                 return first.copy_(op(*cast_args, **cast_kwargs))
             cast_args, cast_kwargs = cast_for(first, first.dtype, args, kwargs)
+            if rule.users:
+                return lost_writes.call(op, rule.op, (cast_args, cast_kwargs), (args, kwargs), rule.order)
             return op(*cast_args, **cast_kwargs)
         except (TypeError, NotImplementedError) as error:
             if not refusals.is_cast_refusal(error, (args, kwargs)):

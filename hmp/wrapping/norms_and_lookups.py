@@ -29,7 +29,7 @@ def _bind(order: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any])
 
 
 def _left_to_torch(values: dict[str, Any]) -> bool:
-    return any(isinstance(v, Tensor) and v.dtype in tensor_casts.LEFT_TO_TORCH for v in values.values())
+    return any(isinstance(v, Tensor) and tensor_casts.left_to_torch(v) for v in values.values())
 
 
 def norm(op: Op, rule: OpRule, caster: Caster) -> Op:

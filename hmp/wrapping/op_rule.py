@@ -175,7 +175,7 @@ def _collect(value: Any, found: list[Tensor]) -> bool:
     if not isinstance(value, (Tensor, list, tuple, dict)):
         return True
     for tensor in each_tensor((value,)):
-        if tensor.dtype in tensor_casts.LEFT_TO_TORCH:
+        if tensor_casts.left_to_torch(tensor):
             return False
         if castable(tensor):
             found.append(tensor)
