@@ -318,3 +318,22 @@ def test_r10_per_sample_gradients_of_expanded_weights() -> None:
             call_for_per_sample_grads(module)(x).float().square().sum().backward()
         for p, want in zip(module.parameters(), wanted, strict=True):
             torch.testing.assert_close(p.grad_sample.float(), want, rtol=0.05, atol=0.05 * float(want.abs().max()))
+
+
+@pytest.mark.slow
+def test_r10_a_write_into_the_copy_of_a_dtensor_arrives_or_raises() -> None:
+    from torch import distributed as dist
+    from torch.distributed.tensor import Replicate, distribute_tensor, init_device_mesh
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for view in (lambda x: x.t(), lambda x: x.view(2, 8), lambda x: F.dropout(x, 0.5, False)):
+            for write in (lambda v: v.fill_(1), lambda v: v.to_local().fill_(1), lambda v: torch._foreach_add_([v], 1.0)):
+                x = distribute_tensor(torch.zeros(4, 4), mesh, [Replicate()])
+                with hmp.casts(LISTS), pytest.raises(hmp.HmpError, match="be lost"):
+                    write(view(x))
+                assert (x.to_local() == 0).all()
+    finally:
+        dist.destroy_process_group()
