@@ -18,7 +18,7 @@ from .torchs_functions import replace
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 
-# module → its functions that load or save the state of modules
+# module → its functions that load, save or compute the state of modules; these modules may be imported late
 _LOADING = {
     "torch.nn.modules.module": ("Module.load_state_dict",),  # with assign=True it gives parameters and buffers another dtype on purpose
     "torch.serialization": ("load", "save"),
@@ -27,7 +27,11 @@ _LOADING = {
     "safetensors.torch": ("load", "load_file", "load_model", "save", "save_file", "save_model"),
     "accelerate.utils.modeling": ("load_checkpoint_in_model",),
     "accelerate.big_modeling": ("load_checkpoint_and_dispatch",),
-}
+    "torch.ao.quantization.observer": (
+        "UniformQuantizationObserverBase._calculate_qparams", "MinMaxObserver.forward", "MovingAverageMinMaxObserver.forward",
+        "PerChannelMinMaxObserver.forward", "MovingAveragePerChannelMinMaxObserver.forward", "HistogramObserver.forward",
+    ),
+}  # fmt: skip
 
 
 def install() -> None:
