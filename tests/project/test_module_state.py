@@ -36,6 +36,7 @@ torch_compile.bridge: functions
 torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
+torch_hooks.library_ops: _changed
 torch_hooks.module_calls: _marks
 torch_hooks.scripted: _in_code
 uncompiled: _asking _plain _stance
