@@ -296,7 +296,7 @@ _EVERY_DEVICE = _names(
     linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq lu linalg.lu linalg.lu_factor linalg.lu_factor_ex lu_solve
     linalg.lu_solve linalg.matrix_rank linalg.matrix_sqrth linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
     triangular_solve svd linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vander pca_lowrank svd_lowrank lobpcg
-    cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
+    matrix_exp cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
     fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn
     fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn
     special.airy_ai special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.chebyshev_polynomial_t
