@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import types
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,3 +35,77 @@ def without_memory() -> AbstractContextManager[Any]:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     return FakeTensorMode()
+
+
+OpOverload, OpOverloadPacket = torch._ops.OpOverload, torch._ops.OpOverloadPacket
+_AUTOCAST_KEYS = tuple(name for name in dir(torch._C.DispatchKey) if name.startswith("Autocast") and name != "AutocastFunctionality")
+_OF_TORCH = ("aten", "prim", "prims")
+
+
+def is_of_library(name: str) -> bool:
+    """Return True for "torchvision::nms", False for an op of torch's own."""
+    return name.partition("::")[0] not in _OF_TORCH
+
+
+def has_autocast_kernel(op: Any, device: str = "") -> bool:
+    """Return True if the overload, or one of the packet, has an autocast kernel of its own: for that type of device, or for any."""
+    keys = (dispatch_key("Autocast", device),) if device else _AUTOCAST_KEYS
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(name, key) for name in _names(op) for key in keys)
+
+
+def _names(op: Any) -> list[str]:
+    if isinstance(op, OpOverload):
+        return [op.name()]
+    name = op._qualified_op_name
+    return [f"{name}.{overload}" if overload not in ("", "default") else name for overload in op.overloads()]
+
+
+def name_of(op: Any) -> str:
+    """Return "torchvision::nms" for the packet or one of its overloads."""
+    name: str = op.name() if isinstance(op, OpOverload) else op._qualified_op_name
+    return name
+
+
+def library_ops() -> Iterator[Any]:
+    """Yield the packets and overloads of libraries that Python code has asked for."""
+    for namespace, ops in list(vars(torch.ops).items()):
+        for packet in list(vars(ops).values()) if namespace not in _OF_TORCH and isinstance(ops, types.ModuleType) else ():
+            if isinstance(packet, OpOverloadPacket):
+                yield packet
+                yield from (each for each in list(vars(packet).values()) if isinstance(each, OpOverload))
+
+
+class WithOwnHash:
+    """A function that replaces the builtin of an op, by whose hash torch finds the op in its tables."""
+
+    __slots__ = ("builtin", "function")
+
+    def __init__(self, builtin: Callable[..., Any], function: Callable[..., Any]) -> None:
+        self.builtin, self.function = builtin, function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+    def __hash__(self) -> int:
+        return hash(self.builtin)
+
+    def __eq__(self, other: object) -> bool:
+        return self.builtin == getattr(other, "builtin", other)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.builtin, name)
+
+
+def replace_builtin(op: Any, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Have calls of the packet or overload call what `make` returns for its builtin. torch.jit compiles them as before."""
+    if not isinstance(op._op, WithOwnHash):
+        new = WithOwnHash(op._op, make(op._op))
+        torch.jit._builtins._get_builtin_table()[id(new)] = torch.jit._builtins._find_builtin(op._op)
+        op._op = new
+
+
+def restore_builtin(op: Any) -> None:
+    """Undo `replace_builtin`."""
+    if isinstance(op._op, WithOwnHash):
+        torch.jit._builtins._get_builtin_table().pop(id(op._op), None)
+        op._op = op._op.builtin

@@ -28,6 +28,8 @@ TO: dict[torch.dtype, Callable[[Tensor], Tensor]] = {
     torch.bfloat16: torch.Tensor.bfloat16,
     torch.float16: torch.Tensor.half,
 }
+_abs = torch.abs
+_eq = torch.eq
 _clamp = torch.clamp
 _isinf = torch.isinf
 _where = torch.where
@@ -71,6 +73,17 @@ def within(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
         return tensor
     return _where(_isinf(tensor), tensor, _clamp(tensor, -limit, limit))
+
+
+def without_extremes(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """`tensor`, in its own dtype, with its dtype's extremes, by which masks are filled, moved inside the range of `dtype` (R12).
+
+    Every other value stays, so that torch itself computes with it and rounds once, to infinity where the result overflows (R5).
+    """
+    limit = FINITE_MAX[dtype]
+    if not _may_lose(tensor, dtype) or _is_known_within(tensor, limit):
+        return tensor
+    return _where(_eq(_abs(tensor), FINITE_MAX[tensor.dtype]), _clamp(tensor, -limit, limit), tensor)
 
 
 def _may_lose(tensor: Tensor, dtype: torch.dtype) -> bool:

@@ -1,12 +1,11 @@
 """The policy in force in this thread or asyncio task, and the regions that change it."""
 
-from . import regions, state, suspensions
+from . import loading, regions, state, suspensions
 from .regions import Region, disable_casts, enable_casts, without_casts
 from .state import (
     PROCESS,
     CompiledPolicy,
     ContextValue,
-    CountsAsOpen,
     EnteredRegion,
     InBackward,
     Off,
@@ -23,7 +22,6 @@ __all__ = [
     "PROCESS",
     "CompiledPolicy",
     "ContextValue",
-    "CountsAsOpen",
     "EnteredRegion",
     "InBackward",
     "Off",
@@ -37,6 +35,7 @@ __all__ = [
     "disable_casts",
     "enable_casts",
     "is_by_user",
+    "loading",
     "regions",
     "state",
     "suspensions",

@@ -207,6 +207,30 @@ def end(old: EnteredRegion) -> None:
         old.suspension.end()
 
 
+class OffUntil(Off):
+    """A state in which nothing is cast until `is_over()`; from then on it acts as the state before."""
+
+    __slots__ = ("_before", "_entered")
+
+    def __init__(self, before: ContextValue) -> None:
+        super().__init__((before.now or in_force(before)).on)
+        self.now = None
+        self._before = before
+        self._entered = CountsAsOpen(None)
+
+    def is_over(self) -> bool:
+        """Return True if casts are no longer off."""
+        raise NotImplementedError
+
+    def in_force(self) -> CompiledPolicy | Off:
+        """Return the `Off` until it is over, the state before from then on."""
+        if not self.is_over():
+            return self.on.off
+        if get() is self:
+            put(self._before)
+        return self._before.now or in_force(self._before)
+
+
 def in_force(value: ContextValue) -> CompiledPolicy | Off:
     """The state in force in this context, whose ContextVar holds `value`."""
     if isinstance(value, Off):

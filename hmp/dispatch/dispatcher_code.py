@@ -218,7 +218,7 @@ def _is_cast(parameter: Parameter) -> bool:
 def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
     """Lines that cast the arguments if all are plain tensors, and set `cast` to False if one is anything else."""
     to = str(fast_path.dtype).removeprefix("torch.")
-    others = " or ".join(f"dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
+    others = " or ".join(f"its_dtype is {d}" for d in ("float32", "bfloat16", "float16") if d != to)
     lines = []
     for p in signature.usual:
         if not _is_cast(p):
@@ -228,7 +228,7 @@ def _casts(signature: Signature, fast_path: FastPath, indent: str) -> list[str]:
             continue
         absent = f"{p.name} is not None and " if p.holds == "tensor?" else ""
         lines += [
-            f"{indent}if {absent}(dtype := {p.name}.dtype) is not {to}:",
+            f"{indent}if {absent}(its_dtype := {p.name}.dtype) is not {to}:",
             f"{indent}    if ((kind := type({p.name})) is Tensor or kind is Parameter) and ({others}):",
             *_cast_of(p.name, fast_path, indent + "        "),
             f"{indent}    else:",
@@ -243,7 +243,7 @@ def _mask_cast(fast_path: FastPath, others: str, indent: str) -> list[str]:
     """Lines that cast a plain mask of numbers, saturating (R12); one of bools stays."""
     to = str(fast_path.dtype).removeprefix("torch.")
     return [
-        f"{indent}if attn_mask is None or (dtype := attn_mask.dtype) is bool_ or dtype is {to}:",
+        f"{indent}if attn_mask is None or (its_dtype := attn_mask.dtype) is bool_ or its_dtype is {to}:",
         f"{indent}    attn_mask_cast = attn_mask",
         f"{indent}elif ((kind := type(attn_mask)) is Tensor or kind is Parameter) and ({others}):",
         f"{indent}    mask = WITHIN(attn_mask, {to})",

@@ -107,8 +107,8 @@ def _name(dtype: torch.dtype | None) -> str:
 
 def _written(into: str, value: str) -> list[str]:
     number = f"(kind := type({value})) is float or kind is int or kind is bool"
-    taken = f"(({number}) or {value}.dtype is dtype)"
-    return [f"((dtype := {into}.dtype) is float32 or dtype is int64 or dtype is bool_)", taken]
+    taken = f"(({number}) or {value}.dtype is its_dtype)"
+    return [f"((its_dtype := {into}.dtype) is float32 or its_dtype is int64 or its_dtype is bool_)", taken]
 
 
 def _numbers(parameters: tuple[Parameter, ...]) -> list[str]:
@@ -123,9 +123,9 @@ def _numbers(parameters: tuple[Parameter, ...]) -> list[str]:
 
 
 def _same_dtype(parameters: tuple[Parameter, ...]) -> list[str]:
-    """Tests that all tensors have one dtype; the first one's is assigned to `dtype`."""
+    """Tests that all tensors have one dtype; the first one's is assigned to `its_dtype`, for `dtype` may be a parameter."""
     tensors = [p for p in parameters if p.holds in ("tensor", "tensor?", "number")]
-    return [f"(dtype := {tensors[0].name}.dtype) is not None", *(_has_dtype(p, "dtype") for p in tensors[1:])] if tensors else []
+    return [f"(its_dtype := {tensors[0].name}.dtype) is not None", *(_has_dtype(p, "its_dtype") for p in tensors[1:])] if tensors else []
 
 
 def _of_dtype(parameters: tuple[Parameter, ...], dtype: str) -> list[str]:
@@ -157,7 +157,8 @@ def _norm(signature: Signature, fast_path: FastPath) -> list[str]:
     absent = " and ".join(f"{n} is None" for n in state)
     input_name = signature.usual[0].name
     if fast_path.dtype is None:  # unlisted: the input is as it is, where it is low or float32
-        wanted, of_input = "dtype", f"((dtype := {input_name}.dtype) is float32 or dtype is bfloat16 or dtype is float16)"
+        dtypes = " or ".join(f"its_dtype is {name}" for name in ("bfloat16", "float16"))
+        wanted, of_input = "its_dtype", f"((its_dtype := {input_name}.dtype) is float32 or {dtypes})"
     else:
         wanted = _name(fast_path.dtype)
         of_input = f"{input_name}.dtype is {wanted}"

@@ -16,14 +16,12 @@ from ..ops import sites
 from . import presets, spelling
 from .conflicts import RIVALS
 from .entries import AUTOCAST, LISTS, ListEntry
-from .model_wrappers import unwrapped
+from .model_wrappers import UNMISTAKABLE, wraps
 from .policy import Policy, as_policy
 
 # The scoped entries that hold in a module, by precedence: those of one tuple win over those of all later tuples.
 Ranks = tuple[tuple[ListEntry, ...], ...]
 
-# torch.compile(module) returns a module that contains it under this name.
-_COMPILED = "_orig_mod"
 _WILDCARD = re.compile(r"\[!?\]?[^\]]*\]|[*?]")
 
 
@@ -31,15 +29,19 @@ class ModuleNode(NamedTuple):
     """A module at one of its paths in a model, with the scoped entries that match the path. `parent` is the node of the module that
     contains it, None for the model itself.
 
-    `spelled` is the path that named_modules() gives, `path` is that in the model itself: without torch.compile's part and without wrappers
-    around the model (`module.` of DDP). An entry may match either.
+    `paths` are its names: first the one that named_modules() gives, last the one in the model itself, without the parts that wrappers have
+    put in (`module`, `_checkpoint_wrapped_module`), and between them those without some of these parts. An entry may match any.
     """
 
-    path: str
-    spelled: str
+    paths: tuple[str, ...]
     module: torch.nn.Module
     matched: tuple[ListEntry, ...]
     parent: ModuleNode | None
+
+    @property
+    def path(self) -> str:
+        """The module's path in the model itself."""
+        return self.paths[-1]
 
     def upwards(self) -> Iterator[ModuleNode]:
         """The node itself, its parent, and so on up to the model's."""
@@ -96,7 +98,7 @@ def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module
 
 
 def shared(model: torch.nn.Module) -> frozenset[str]:
-    """The modules that are at several paths in the model, each as its first path, without torch.compile's part."""
+    """The modules that are at several paths in the model, each as its first path, without the parts of wrappers."""
     first: dict[torch.nn.Module, str] = {}
     found: set[str] = set()
     for node in _nodes(model, ()):
@@ -107,8 +109,8 @@ def shared(model: torch.nn.Module) -> frozenset[str]:
 
 
 def plain_path(path: str) -> str:
-    """The path of a module without the parts that torch.compile(module) inserts: "layer.0" for "_orig_mod.layer._orig_mod.0"."""
-    return ".".join(part for part in path.split(".") if part != _COMPILED)
+    """The path of a module without the parts that torch.compile, FSDP and checkpoint_wrapper put in: "layer.0" for "layer._orig_mod.0"."""
+    return ".".join(part for part in path.split(".") if part not in UNMISTAKABLE)
 
 
 def effective(base: Policy, ranks: Ranks) -> Policy:
@@ -187,25 +189,29 @@ def _nodes(model: torch.nn.Module, entries: Iterable[ListEntry]) -> Iterator[Mod
     ScriptModules are left out: they are compiled, and no policy reaches their ops.
     """
     matching = [(re.compile(fnmatch.translate(str(entry.scope))), entry) for entry in entries]
-    wrappers = unwrapped(model)[0]
 
-    def node(spelled: str, module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
-        path = plain_path(f"{spelled}.".removeprefix(f"{wrappers}.").removesuffix("."))
-        matched = tuple(entry for glob, entry in matching if glob.match(path) or glob.match(spelled))
-        return ModuleNode(path, spelled, module, matched, parent)
+    def node(paths: tuple[str, ...], module: torch.nn.Module, parent: ModuleNode | None) -> ModuleNode:
+        matched = tuple(entry for glob, entry in matching if any(map(glob.match, paths)))
+        return ModuleNode(paths, module, matched, parent)
 
-    waiting = [node("", model, None)]
+    waiting = [node(("",), model, None)]
     while waiting:
         here = waiting.pop()
         yield here
         inside = [
-            node(f"{here.spelled}.{name}" if here.spelled else name, child, here)
+            node(_paths_inside(here, name), child, here)
             for name, child in here.module._modules.items()
             if child is not None
             and not isinstance(child, torch.jit.ScriptModule)
             and all(above.module is not child for above in here.upwards())  # modules may contain each other
         ]
         waiting += reversed(inside)
+
+
+def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
+    """The paths of the child `name`: with its name, and without it where the node is a wrapper around that child."""
+    named = tuple(f"{path}.{name}" if path else name for path in node.paths)
+    return tuple(dict.fromkeys((*named, *node.paths))) if wraps(node.module, name) else named
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:

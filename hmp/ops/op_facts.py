@@ -256,7 +256,7 @@ MIXED_RAISES = _names(
     linalg.vecdot scaled_dot_product_attention sparse.mm sparse.addmm sparse.sampled_addmm smm hspmm sspaddmm
     linear_cross_entropy svd_lowrank pca_lowrank grouped_mm _grouped_mm
     fractional_max_pool2d fractional_max_pool3d
-    lerp heaviside prelu polar complex isclose allclose binomial fake_quantize_per_channel_affine
+    lerp heaviside prelu polar complex isclose allclose binomial
     lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell
     meshgrid cartesian_prod quantile nanquantile histogram histogramdd
     """
@@ -296,7 +296,7 @@ _EVERY_DEVICE = _names(
     linalg.ldl_factor linalg.ldl_factor_ex linalg.ldl_solve linalg.lstsq lu linalg.lu linalg.lu_factor linalg.lu_factor_ex lu_solve
     linalg.lu_solve linalg.matrix_rank linalg.matrix_sqrth linalg.pinv qr linalg.qr linalg.solve linalg.solve_ex linalg.solve_triangular
     triangular_solve svd linalg.svd linalg.svdvals linalg.tensorinv linalg.tensorsolve linalg.vander pca_lowrank svd_lowrank lobpcg
-    cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
+    matrix_exp cdist pdist ctc_loss polar quantile nanquantile sparse.sampled_addmm stft binomial _standard_gamma _sample_dirichlet
     fft.fft fft.fft2 fft.fftn fft.hfft fft.hfft2 fft.hfftn fft.ifft fft.ifft2 fft.ifftn fft.ihfft fft.ihfft2 fft.ihfftn
     fft.irfft fft.irfft2 fft.irfftn fft.rfft fft.rfft2 fft.rfftn
     special.airy_ai special.bessel_j0 special.bessel_j1 special.bessel_y0 special.bessel_y1 special.chebyshev_polynomial_t
@@ -314,6 +314,10 @@ _EVERY_DEVICE = _names(
 NO_KERNEL: tuple[tuple[str, str, frozenset[str]], ...] = (
     ("*", "bfloat16 float16", _EVERY_DEVICE),
     ("*", "bfloat16", _names("complex view_as_complex")),
+    ("*", "bfloat16 float16", _names(
+        "fused_moving_avg_obs_fake_quant choose_qparams_optimized quantize_per_tensor quantize_per_tensor_dynamic quantize_per_channel"
+    )),
+    ("*", "float16", _names("_fake_quantize_learnable_per_tensor_affine _fake_quantize_learnable_per_channel_affine")),  # in backward
     ("cpu", "bfloat16 float16", _names(
         "avg_pool3d lp_pool3d _upsample_bilinear2d_aa multi_margin_loss multilabel_margin_loss smm sspaddmm"
     )),
@@ -362,13 +366,24 @@ RANDOM = _names(
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
 
-# Arguments that the op writes to: they are never cast.
+# Arguments that the op writes to, and the scales of quantization, which are float32 beside a low input: they are never cast.
 KEPT_ARGUMENTS: dict[str, frozenset[str]] = {
     "rrelu_with_noise": _names("noise"),
     "batch_norm_update_stats": _names("running_mean running_var"),
     "batch_norm_gather_stats": _names("running_mean running_var"),
     "batch_norm_gather_stats_with_counts": _names("running_mean running_var"),
     "fused_moving_avg_obs_fake_quant": _names("observer_on fake_quant_on running_min running_max scale zero_point"),
+    **dict.fromkeys(
+        (
+            "fake_quantize_per_channel_affine",
+            "fake_quantize_per_tensor_affine",
+            "_fake_quantize_learnable_per_tensor_affine",
+            "_fake_quantize_learnable_per_channel_affine",
+            "quantize_per_tensor",
+        ),
+        _names("scale zero_point"),
+    ),
+    "quantize_per_channel": _names("scales zero_points"),
 }
 NORMS = _names(
     """batch_norm instance_norm layer_norm group_norm native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm

@@ -26,6 +26,7 @@ from ..torch_hooks import (
     captures,
     checkpoint,
     dispatch_modes,
+    library_ops,
     module_construction,
     module_state,
     modules,
@@ -130,7 +131,7 @@ def gc_paused() -> Iterator[None]:
 # What is patched before the first op is, in this order.
 _HOOKS = (
     never_cast, optimizers, checkpoint, backward, dispatch_modes, modules, module_state, module_construction, copied_views, jit_trace,
-    resizing, captures, scripted,
+    resizing, captures, scripted, library_ops,
 )  # fmt: skip
 
 

@@ -53,8 +53,10 @@ class _Finder(importlib.abc.MetaPathFinder):
         self._own = own
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: Any = None) -> Any:
-        """The spec of a module of torch, with a loader that replaces dispatchers in it after executing it; None for other modules."""
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if name.partition(".")[0] in _ROOTS else None
+        """The spec of a module of torch, with a loader that replaces dispatchers in it after executing it, or of one that `after` was
+        called for; None for other modules."""
+        is_torchs = name.partition(".")[0] in _ROOTS
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target) if is_torchs or name in _then else None
         loader: Any = spec.loader if spec is not None else None
         if not isinstance(loader, importlib.machinery.SourceFileLoader):
             return None
@@ -62,20 +64,26 @@ class _Finder(importlib.abc.MetaPathFinder):
 
         def exec_module(module: types.ModuleType) -> None:
             del loader.exec_module  # the loader's own again
-            _imports.modules.append(module)
-            _imports.depth += 1
-            try:
-                state.call_without_casts(execute, module)
-            finally:
-                _imports.depth -= 1
-                if not _imports.depth:
-                    modules, _imports.modules = _imports.modules, []
-                    _ObjectsOf(self._own, modules).replace_dispatchers()
+            if is_torchs:
+                self._execute_torchs(execute, module)
+            else:
+                execute(module)
             if name in _then and self in sys.meta_path:
                 _then[name]()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
+
+    def _execute_torchs(self, execute: Callable[[types.ModuleType], None], module: types.ModuleType) -> None:
+        _imports.modules.append(module)
+        _imports.depth += 1
+        try:
+            state.call_without_casts(execute, module)
+        finally:
+            _imports.depth -= 1
+            if not _imports.depth:
+                modules, _imports.modules = _imports.modules, []
+                _ObjectsOf(self._own, modules).replace_dispatchers()
 
 
 class _ObjectsOf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import types
 from collections.abc import Callable
@@ -9,15 +10,35 @@ from typing import Any
 
 import torch
 
-from ..context import CompiledPolicy, ContextValue, CountsAsOpen, Off, state, without_casts
+from ..context import ContextValue, loading, state
 from ..patching import patches, references, stands_in, subclasses
+from . import late_imports
+from .torchs_functions import replace
 
 # Class methods that construct a model and load or compute its state.
 _CONSTRUCTORS = frozenset({"from_pretrained", "from_config", "_from_config", "load_from_checkpoint"})
 
+# module → its functions that load, save or compute the state of modules; these modules may be imported late
+_LOADING = {
+    "torch.nn.modules.module": ("Module.load_state_dict",),  # with assign=True it gives parameters and buffers another dtype on purpose
+    "torch.serialization": ("load", "save"),
+    "torch.distributed.checkpoint.state_dict_loader": ("load",),
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save"),
+    "safetensors.torch": ("load", "load_file", "load_model", "save", "save_file", "save_model"),
+    "accelerate.utils.modeling": ("load_checkpoint_in_model",),
+    "accelerate.big_modeling": ("load_checkpoint_and_dispatch",),
+    "torch.ao.quantization.observer": (
+        "UniformQuantizationObserverBase._calculate_qparams", "MinMaxObserver.forward", "MovingAverageMinMaxObserver.forward",
+        "PerChannelMinMaxObserver.forward", "MovingAveragePerChannelMinMaxObserver.forward", "HistogramObserver.forward",
+    ),
+}  # fmt: skip
+
 
 def install() -> None:
-    """Turns casts off in the construction of every module, of classes made later too, until patches.restore()."""
+    """Turns casts off in the construction and loading of every module, of classes made later too, until patches.restore()."""
+    loading.install()
+    for module_name, names in _LOADING.items():
+        late_imports.after({module_name: functools.partial(_patch_loading, module_name, names)})
     for cls in subclasses(torch.nn.Module):
         _patch_construction(cls)
     own: Any = vars(torch.nn.Module).get("__init_subclass__")
@@ -36,6 +57,11 @@ def install() -> None:
     patches.swap(base_init, _late(patches.unpatched(base_init)))
 
 
+def _patch_loading(module_name: str, names: tuple[str, ...]) -> None:
+    for name in names:
+        replace(module_name, name, loading.while_loading)
+
+
 class InitWithoutCasts:
     """A class's `__init__`, which runs with casts off. A base's that it calls finds casts off, and is called directly.
 
@@ -48,9 +74,7 @@ class InitWithoutCasts:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         bound = self.function.__get__(instance, owner)
-        if instance is None or not state.casts_enabled():
-            return bound
-        return without_casts(bound)
+        return loading.while_loading(bound) if instance is not None and loading.is_needed() else bound
 
 
 def _patch_construction(cls: type) -> None:
@@ -65,7 +89,7 @@ def _patch_construction(cls: type) -> None:
     for name in _CONSTRUCTORS & vars(cls).keys():
         constructor = getattr(vars(cls)[name], "__func__", None)
         if isinstance(constructor, types.FunctionType):
-            patches.swap(constructor, without_casts(patches.unpatched(constructor)))
+            patches.swap(constructor, loading.while_loading(patches.unpatched(constructor)))
 
 
 def _late(base_init: Callable[..., None]) -> Callable[..., None]:
@@ -94,25 +118,18 @@ def _constructing_frame(module: torch.nn.Module) -> types.FrameType | None:
     return found
 
 
-class UntilReturn(Off):
-    """A state in which nothing is cast until a frame returns; from then on it acts as the state before."""
+class UntilReturn(state.OffUntil):
+    """A state in which nothing is cast until a frame returns."""
 
-    __slots__ = ("_before", "_entered", "_frame")
+    __slots__ = ("_frame",)
 
     def __init__(self, before: ContextValue, frame: types.FrameType) -> None:
-        super().__init__((before.now or state.in_force(before)).on)
-        self.now = None
-        self._before = before
-        self._entered = CountsAsOpen(None)
+        super().__init__(before)
         self._frame = frame
 
-    def in_force(self) -> CompiledPolicy | Off:
-        """`Off` while the frame is on the stack; the state before once it is not."""
+    def is_over(self) -> bool:
+        """Return True if the frame is no longer on the stack."""
         frame: types.FrameType | None = sys._getframe(1)
         while frame is not None and frame is not self._frame:
             frame = frame.f_back
-        if frame is not None:
-            return self.on.off
-        if state.get() is self:
-            state.put(self._before)
-        return self._before.now or state.in_force(self._before)
+        return frame is None

@@ -32,8 +32,6 @@ _WITHOUT_CASTS: dict[str, tuple[str, ...]] = {
     "torch.autograd.gradcheck": ("gradcheck", "gradgradcheck"),
     "torch.testing": ("assert_close", "assert_allclose", "make_tensor"),
     "torch.utils.data.dataloader": ("DataLoader.__iter__",),
-    # load_state_dict(assign=True) gives parameters and buffers another dtype on purpose
-    "torch.nn.modules.module": ("Module.load_state_dict",),
 }  # fmt: skip
 
 

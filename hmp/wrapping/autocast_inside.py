@@ -81,6 +81,11 @@ class Region:
             _here.region = self
 
 
+def is_inside() -> bool:
+    """Return True if this thread is in a Region. An autocast kernel excludes its key, so that `is_enabled` is False in what it calls."""
+    return _here.region is not None
+
+
 def outside(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function`, a callback of the user's such as a saved-tensor hook, run under the autocast state from before the op's region."""
 

@@ -45,7 +45,8 @@ def in_place_wrapper(op: Op, rule: OpRule, caster: Caster) -> Op:
             # an index is no value: x[70000] = s
             index = args[1:2] if rule.op == "setitem" else ()
             values, kwargs = saturation.bounded(args[1 + len(index) :], kwargs, first.dtype)
-            args = (first, *index, *(saturation.mask(a, first.dtype) for a in values)) if args else args
+            values = tuple(saturation.scalar(saturation.written_value(a, first.dtype), first.dtype) for a in values)
+            args = (first, *index, *values) if args else args
         return cast_call(args, kwargs, dtype, caster, rule.keep)
 
     return in_place

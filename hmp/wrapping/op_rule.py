@@ -21,6 +21,8 @@ Kind = Literal[
 ]  # fmt: skip
 # Types of arguments that no rule changes. No numbers are among them: they may overflow (R12).
 SCALARS = frozenset({bool, str, type(None), torch.device, torch.layout, torch.Generator})
+# As an argument `dtype` these say how a float32 input is quantized, and nothing of the dtype to compute in.
+_QUANTIZED = frozenset({torch.quint8, torch.qint8, torch.qint32, torch.quint4x2, torch.quint2x4})
 
 
 class OpRule(NamedTuple):
@@ -154,12 +156,12 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
     found: list[Tensor] = []
     keep = rule.keep
     for i, value in enumerate(args):
-        if type(value) is torch.dtype or (i not in keep and not _collect(value, found)):
+        if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
             return None
     names = kwargs if len(kwargs) < 2 or not rule.order else sorted(kwargs, key=lambda n: rule.order.index(n) if n in rule.order else 99)
     for name in names:
         value = kwargs[name]
-        if type(value) is torch.dtype or (name not in keep and not _collect(value, found)):
+        if (type(value) is torch.dtype and value not in _QUANTIZED) or (name not in keep and not _collect(value, found)):
             return None
     return found
 

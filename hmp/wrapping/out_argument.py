@@ -53,7 +53,7 @@ def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     cast_args, cast_kwargs = cast_call(args, rest, target, ruled.caster, rule.keep)
     if rule.arithmetic and target is not torch.float32 and saturation.overflowing(args, rest, target) and not differentiating:
         return deliver(saturation.saturated(op, args, rest, target), out)
-    if not _must_be_copied(tensors, outs, target):
+    if not _must_be_copied(ruled, tensors, outs, target):
         return op(*cast_args, **cast_kwargs, out=out)  # torch writes into `out`, or raises
     if differentiating:
         return op(*args, **kwargs)  # torch's own error: out= takes no part in autograd
@@ -61,9 +61,16 @@ def _into_out(ruled: RuledOp, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return None if rule.op.endswith("_copy") and isinstance(out, (list, tuple)) else result  # unbind_copy and the like
 
 
-def _must_be_copied(tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
-    """Whether the result is to be copied into `outs`: they have the dtype that torch computes in without casts, save those in `target`."""
-    return {t.dtype for t in outs} - {target} == {tensor_casts.widest(tensors, count_0dim=True)}
+def _must_be_copied(ruled: RuledOp, tensors: list[Tensor], outs: list[Tensor], target: torch.dtype) -> bool:
+    """Return True if the result is to be copied into `outs`, of which one has another dtype than the inputs are cast to.
+
+    A listed op takes an `out` of any castable dtype: whether its inputs are low already depends on what ran before. An op on no list takes
+    one of its inputs' dtypes, or the one that torch computes in without casts, and torch decides on all others.
+    """
+    others = {t.dtype for t in outs} - {target}
+    if ruled.rule.kind in ("bf16", "fp32", "promote", "fp8"):
+        return bool(others)
+    return bool(others) and others <= {tensor_casts.widest(tensors, count_0dim=True), *(t.dtype for t in tensors)}
 
 
 def _without_out(kwargs: dict[str, Any]) -> dict[str, Any]:

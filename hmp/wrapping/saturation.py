@@ -22,7 +22,8 @@ def mask_in_place_wrapper(op: Op) -> Op:
     def mask_in_place(self: Any, *args: Any, **kwargs: Any) -> Any:
         if castable(self) and self.dtype is not torch.float32:
             try:
-                masks, named = tuple(mask(a, self.dtype) for a in args), {name: mask(a, self.dtype) for name, a in kwargs.items()}
+                masks = tuple(written_value(a, self.dtype) for a in args)
+                named = {name: written_value(a, self.dtype) for name, a in kwargs.items()}
                 if overflowing(args, kwargs, self.dtype):
                     return _saturated_in_place(op, self, masks, named)
             except (TypeError, NotImplementedError) as error:
@@ -48,8 +49,8 @@ def fill_wrapper(op: Op, rule: OpRule) -> Op:
             dtype = filled[0].dtype if rule.op != "where" else tensor_casts.widest(filled, count_0dim=False)
         if dtype in FINITE_MAX and dtype is not torch.float32:
             args, kwargs = bounded(args, kwargs, dtype)
-            args = tuple(mask(a, dtype) if isinstance(a, Tensor) and a.dim() == 0 else a for a in args)
-            kwargs = {k: mask(a, dtype) if isinstance(a, Tensor) and a.dim() == 0 else a for k, a in kwargs.items()}
+            args = tuple(scalar(a, dtype) for a in args)
+            kwargs = {k: scalar(a, dtype) for k, a in kwargs.items()}
         return op(*args, **kwargs)
 
     return fill
@@ -134,6 +135,11 @@ def scores_in_explicit_dtype(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -
     return tuple(tensor_casts.cast_finite(a, dtype) if castable(a) and a.dtype is not dtype else a for a in args)
 
 
-def mask(value: Any, dtype: torch.dtype) -> Any:
-    """A castable tensor that needs no gradient with its finite values moved inside `dtype`; any other value itself."""
-    return tensor_casts.within(value, dtype) if castable(value) and not value.requires_grad else value
+def written_value(value: Any, dtype: torch.dtype) -> Any:
+    """A castable tensor that needs no gradient with the extremes of its dtype moved inside `dtype`; any other value itself."""
+    return tensor_casts.without_extremes(value, dtype) if castable(value) and not value.requires_grad else value
+
+
+def scalar(value: Any, dtype: torch.dtype) -> Any:
+    """A 0-dim castable tensor that needs no gradient with a finite value moved inside `dtype`; any other value itself."""
+    return tensor_casts.within(value, dtype) if castable(value) and value.dim() == 0 and not value.requires_grad else value

@@ -36,6 +36,7 @@ torch_compile.bridge: functions
 torch_compile.dynamo_internals: _added _bridge
 torch_hooks.autocast: _answers
 torch_hooks.late_imports: _then
+torch_hooks.library_ops: _changed
 torch_hooks.module_calls: _marks
 torch_hooks.scripted: _in_code
 uncompiled: _asking _plain _stance
@@ -56,6 +57,7 @@ STAYS = {
     "caches.weight_cache._limit": "the user's setting",
     "caches.write_marks._harmless": "code objects of functions that wait",
     "caches.write_marks._looked_in": "modules that were looked in for such functions",
+    "context.loading._current": "a context's own, put back by whoever set it",
     "context.regions._open": "a context's own; regions that have ended are looked through",
     "context.state.around_backward": "emptied by who watches: a recording removes what it adds",
     "context.state._current": "a context's own, put back by whoever set it",

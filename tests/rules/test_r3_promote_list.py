@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import hmp
 from hmp.ops import op_facts
-from oracle import BF16, F16, F32, assert_same, by_explicit_casts, outcome, target
+from oracle import BF16, F16, F32, assert_identical, assert_same, by_explicit_casts, outcome, target
 from strategies import Leaf, build, leaves
 
 
@@ -94,3 +94,20 @@ def test_r3_a_stand_in_for_torch_xla_is_no_error(monkeypatch):
     once_more = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(once_more)
     assert "where" not in once_more.PROMOTED_WHOLLY
+
+
+EXPLICIT_DTYPES = {
+    "torch.softmax": lambda x: torch.softmax(x, -1, dtype=F32),
+    "x.softmax": lambda x: x.softmax(-1, F32),
+    "log_softmax": lambda x: torch.log_softmax(x, -1, dtype=F32),
+    "sum": lambda x: x.sum(dtype=F32),
+    "mean": lambda x: torch.mean(x, 0, dtype=F32),
+}
+
+
+@pytest.mark.parametrize("name", EXPLICIT_DTYPES)
+def test_r3_an_explicit_dtype_wins_on_a_promote_list(name: str) -> None:
+    x = torch.randn(3, 3, dtype=BF16)
+    with hmp.casts(hmp.Policy("promote", promote={"softmax", "log_softmax", "sum", "mean"})):
+        got = EXPLICIT_DTYPES[name](x)
+    assert_identical(got, EXPLICIT_DTYPES[name](x), name)

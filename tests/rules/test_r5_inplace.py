@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hmp
-from oracle import BF16, F32, F64, assert_same, cast, outcome
+from oracle import BF16, F16, F32, F64, assert_identical, assert_same, cast, outcome
 from strategies import INTEGER, Leaf, any_dtypes, build, castable_dtypes, leaves
 
 NAMES = """add iadd sub isub mul imul div truediv itruediv floor_divide floordiv ifloordiv fmod remainder mod imod pow ipow atan2
@@ -265,3 +265,46 @@ def test_r5_a_product_in_place_is_rounded_once() -> None:
     assert not torch.equal(once, x * y.to(BF16))
     with hmp.casts("habana"):
         assert torch.equal(x.clone().mul_(y), once)
+
+
+ADDED_IN_PLACE = {
+    "add_": lambda x, y: x.add_(y),
+    "add_(other=)": lambda x, y: x.add_(other=y),
+    "add_(alpha=)": lambda x, y: x.add_(y, alpha=2),
+    "sub_": lambda x, y: x.sub_(y),
+    "subtract_": lambda x, y: x.subtract_(y),
+    "+=": statement(operator.iadd),
+    "-=": statement(operator.isub),
+    "add(out=x)": lambda x, y: torch.add(x, y, out=x),
+    "sub(out=x)": lambda x, y: torch.sub(x, y, out=x),
+    "copy_": lambda x, y: x.copy_(y),
+    "x[...]=": lambda x, y: assign(..., ())[0](x, y),
+}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("rule", ["none", "bf16", "fp32", "promote"])
+@pytest.mark.parametrize("name", ADDED_IN_PLACE)
+def test_r5_an_operand_beyond_the_low_dtype_is_not_clamped_before_a_sum_in_place(name: str, rule: str) -> None:
+    """A GradScaler looks for the infinity; and what float32 adds to less than the limit is no infinity."""
+    lists = {} if rule == "none" else {rule: set(NAMES) | {"setitem", "subtract"}}
+    for dtype, start, values in (
+        (F16, -60000.0, [1e5, -1e6, 3e38]),
+        (F16, 60000.0, [1e5, -1e5, 7e4]),
+        (BF16, -3e38, [3.395e38, 1.0, -3e38]),
+    ):
+        y = torch.tensor(values)
+        want = ADDED_IN_PLACE[name](torch.full((3,), start, dtype=dtype), y)
+        with hmp.casts(hmp.Policy("mine", dtype=F16, **lists)):
+            got = ADDED_IN_PLACE[name](torch.full((3,), start, dtype=dtype), y)
+        assert_identical(got, want, f"{start} and {values}")
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
+@pytest.mark.parametrize("name", ["add_", "+=", "x[...]="])
+def test_r5_a_mask_of_the_lowest_float32_stays_finite_in_place(name: str, dtype: torch.dtype) -> None:
+    """R12: that number is what masks are filled with. It is no result of a sum."""
+    mask = torch.tensor([0.0, torch.finfo(F32).min, float("-inf")])
+    with hmp.casts("habana"):
+        got = ADDED_IN_PLACE[name](torch.zeros(3, dtype=dtype), mask)
+    assert got.tolist() == [0.0, torch.finfo(dtype).min, float("-inf")]

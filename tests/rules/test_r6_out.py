@@ -209,3 +209,42 @@ def test_r6_an_unlisted_op_keeps_torchs_out(name: str) -> None:
     with hmp.casts("habana"):
         assert call(got) is got
     assert_identical(got, expected, "out")
+
+
+# Ops whose `out` torch takes in one dtype alone.
+STRICT = {
+    "mm": (lambda *a, **k: torch.mm(*a, **k), [(2, 3), (3, 4)]),
+    "matmul": (lambda *a, **k: torch.matmul(*a, **k), [(2, 3), (3, 4)]),
+    "addmm": (lambda *a, **k: torch.addmm(*a, **k), [(2, 4), (2, 3), (3, 4)]),
+    "addmv": (lambda *a, **k: torch.addmv(*a, **k), [(2,), (2, 3), (3,)]),
+    "bmm": (lambda *a, **k: torch.bmm(*a, **k), [(2, 2, 3), (2, 3, 2)]),
+    "baddbmm": (lambda *a, **k: torch.baddbmm(*a, **k), [(2, 2, 2), (2, 2, 3), (2, 3, 2)]),
+    "cross": (lambda *a, **k: torch.cross(*a, dim=1, **k), [(2, 3), (2, 3)]),
+    "floor": (lambda *a, **k: torch.floor(*a, **k), [(2, 3)]),
+    "log_softmax": (lambda *a, **k: torch.log_softmax(*a, -1, **k), [(2, 3)]),
+    "kthvalue": (lambda *a, out, **k: torch.kthvalue(*a, 2, out=(out, torch.empty(0, dtype=torch.int64)), **k).values, [(2, 3)]),
+}
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize("rule", ["bf16", "fp32", "promote"])
+@pytest.mark.parametrize("name", STRICT)
+@pytest.mark.parametrize("inputs", [(F32, F32, F32), (BF16, BF16, BF16), (BF16, F32, BF16), (F32, BF16, F16)], ids=str)
+def test_r6_a_listed_op_takes_an_out_of_any_castable_dtype(inputs, name: str, rule: str) -> None:
+    """Whether an input is low depends on what ran before it: the same program has run in float32 without an error."""
+    call, shapes = STRICT[name]
+    args = [Leaf(shape, dtype, grad=False, seed=i).build() for i, (shape, dtype) in enumerate(zip(shapes, inputs, strict=False))]
+    high = call(*cast(args, target(rule, args)), out=torch.empty(0, dtype=target(rule, args)))
+    for dtype in (F32, BF16, F16):
+        out = torch.empty(0, dtype=dtype)
+        with hmp.casts(hmp.Policy("mine", **{rule: {name}})):
+            assert call(*args, out=out) is out
+        assert_identical(out, high.to(dtype), f"{dtype}")
+
+
+def test_r6_an_unlisted_op_takes_an_out_of_one_of_its_inputs_dtypes() -> None:
+    a, b = torch.randn(2, 3, dtype=BF16), torch.randn(3, 4)
+    with hmp.casts(hmp.Policy("none")):
+        assert_identical(torch.mm(a, b, out=torch.empty(0)), (a @ b.to(BF16)).float(), "out")
+        with pytest.raises(RuntimeError, match="dtype"):
+            torch.mm(b.t(), a.t().float(), out=torch.empty(0, dtype=BF16))

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
+import contextlib
 import dataclasses
+import multiprocessing.pool
+import threading
 import warnings
 
 import pytest
@@ -195,3 +200,123 @@ def test_r9_parametrizations_on_one_another_are_registered_as_in_plain_torch():
     for (name, one), other in zip(want.state_dict().items(), parametrized().state_dict().values(), strict=True):
         assert one.dtype is got.state_dict()[name].dtype is torch.float32
         assert torch.equal(one, other)
+
+
+EVERY_VIEW = hmp.Policy("views", bf16={"reshape", "view", "t", "contiguous", "clone", "narrow", "mul", "add"})
+
+
+def _computed_in(run):
+    """The dtype of a product that `run` computes somewhere, in a module's constructor."""
+
+    class Module(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.found = run(lambda: (torch.ones(2) * 2).dtype)
+
+    return Module
+
+
+def _by_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+def _by_thread_of_thread(function):
+    return _by_thread(lambda: _by_thread(function))
+
+
+def _by_class(function):
+    class Mine(threading.Thread):
+        def run(self):
+            self.found = function()
+
+    thread = Mine()
+    thread.start()
+    thread.join()
+    return thread.found
+
+
+def _by_pool(function):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def _by_map(function):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        return next(iter(pool.map(lambda _: function(), range(2))))
+
+
+def _by_thread_pool(function):
+    with multiprocessing.pool.ThreadPool(1) as pool:
+        return pool.apply(function)
+
+
+def _by_asyncio(function):
+    return asyncio.run(asyncio.to_thread(function))
+
+
+WAYS = {f.__name__: f for f in (_by_thread, _by_thread_of_thread, _by_class, _by_pool, _by_map, _by_thread_pool, _by_asyncio)}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_r9_a_constructor_that_computes_in_other_threads_computes_without_casts(name):
+    hmp.convert(policy=EVERY_VIEW)
+    assert _computed_in(WAYS[name])().found is torch.float32
+    with hmp.disable_casts():
+        assert _computed_in(WAYS[name])().found is torch.float32
+    assert WAYS[name](lambda: (torch.ones(2) * 2).dtype) is LOW
+
+
+def test_r9_threads_that_outlive_a_constructor_cast_again_and_a_pool_of_the_users_keeps_its_state():
+    """Only what is given to the pool inside the constructor runs without casts."""
+
+    def product():
+        return (torch.ones(2) * 2).dtype
+
+    built = threading.Event()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        hmp.convert(policy=EVERY_VIEW)
+        assert pool.submit(product).result() is LOW
+        inside = _computed_in(lambda function: (pool.submit(function).result(), pool.submit(lambda: built.wait(5) and product())))()
+        built.set()
+        assert inside.found[0] is torch.float32
+        assert inside.found[1].result() is LOW
+        assert pool.submit(product).result() is LOW
+
+
+def test_r9_starting_threads_is_pythons_own_after_revert():
+    before = threading.Thread.start.__code__, concurrent.futures.ThreadPoolExecutor.submit.__code__
+    hmp.convert()
+    hmp.revert()
+    assert (threading.Thread.start.__code__, concurrent.futures.ThreadPoolExecutor.submit.__code__) == before
+
+
+@pytest.mark.parametrize("threads", [True, False], ids=["threads", "none"])
+@pytest.mark.parametrize("off", [False, True], ids=["", "disable_casts"])
+def test_r9_from_pretrained_narrows_no_weight_in_any_thread(off, threads, tmp_path, monkeypatch):
+    plain = _tiny_transformers()["llama"]()
+    plain.save_pretrained(tmp_path)
+    if not threads:
+        monkeypatch.setenv("HF_DEACTIVATE_ASYNC_LOAD", "1")
+    hmp.convert(policy=EVERY_VIEW)
+    with hmp.disable_casts() if off else contextlib.nullcontext():
+        _same_state(type(plain).from_pretrained(tmp_path), plain)
+
+
+def test_r9_files_of_weights_are_read_and_written_as_they_are(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    state = {"a": torch.randn(3, 2) * 1.001, "sparse": torch.randn(3, 2).to_sparse()}
+    dense = {"a": state["a"]}
+    hmp.convert(policy=EVERY_VIEW.replace(bf16=EVERY_VIEW.bf16 | {"sparse_coo_tensor"}))
+    torch.save(state, tmp_path / "a.pt")
+    safetensors.save_file(dense, tmp_path / "a.safetensors")
+    for loaded in (
+        torch.load(tmp_path / "a.pt"),
+        safetensors.load_file(tmp_path / "a.safetensors"),
+        safetensors.load((tmp_path / "a.safetensors").read_bytes()),
+    ):
+        assert torch.equal(loaded["a"], state["a"])
+        assert "sparse" not in loaded or loaded["sparse"].dtype is torch.float32
