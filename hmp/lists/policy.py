@@ -194,12 +194,14 @@ class Policy:
         return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
         """The policy of the list files that the environment variables LOWER_LIST and FP32_LIST name, or else
         PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST. For a variable that is unset or empty: the default list.
 
-        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast.
+        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast. `environ` is read in the place of the
+        process's environment.
         """
+        environ = os.environ if environ is None else environ
         lower = list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
         fp32 = list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
         given: list[ListEntry] = list(lower or ())
