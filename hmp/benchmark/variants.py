@@ -21,9 +21,9 @@ FLOAT32 = "float32"
 AUTOCAST = "autocast"
 
 
-def default_names() -> tuple[str, str, str]:
+def default_names(device: torch.device) -> tuple[str, str, str]:
     """Plain torch, torch.autocast, and hmp with the lists of the same."""
-    return FLOAT32, AUTOCAST, device_preset()
+    return FLOAT32, AUTOCAST, device_preset(device)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ import hmp
 from .. import HmpError, Policy
 from ..extras import needed
 from ..formatting import versioned
-from ..lists import as_policy
+from ..lists import DEFAULT, as_policy
 from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
@@ -52,12 +52,13 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
 
     def __init__(
         self,
-        policy: Policy | str | Path | Mapping[str, Any] = "autocast",
+        policy: Policy | str | Path | Mapping[str, Any] = DEFAULT,
         *,
         verbose: bool = False,
         verify: bool = False,
         allow: Collection[str] = (),
     ) -> None:
+        self._given = policy
         self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
         self._verbose, self._verify, self._allow = verbose, verify, allow
         check_kinds(allow)
@@ -70,6 +71,8 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         """Has every call of `model` run under the policy from now on. A Trainer that is given the callback does this."""
         if self._model is not None and self._model is not model:
             self.detach()
+        if self._given == DEFAULT:
+            self.policy = as_policy(DEFAULT, model)
         hmp.apply(model, self.policy, verbose=self._verbose)
         for key in [key for key, hook in model._forward_hooks.items() if hook is _in_float32]:
             del model._forward_hooks[key]  # another callback's
@@ -84,7 +87,12 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         self._model = self._hook = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
-        return HMPCallback(copy.deepcopy(self.policy, memo), verbose=self._verbose, verify=self._verify, allow=self._allow)
+        return HMPCallback(
+            DEFAULT if self._given == DEFAULT else copy.deepcopy(self.policy, memo),
+            verbose=self._verbose,
+            verify=self._verify,
+            allow=self._allow,
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callback: the policy."""

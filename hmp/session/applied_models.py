@@ -23,8 +23,9 @@ M = TypeVar("M", bound=torch.nn.Module)
 
 
 def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
-    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast",
-    torch.autocast's own lists for the device in use.
+    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast":
+    torch.autocast's own lists for the device that the model's parameters are on, in bfloat16 where that device has instructions for it,
+    else float16. So move the model first.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
     that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the model has the policy too, and
@@ -33,7 +34,7 @@ def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = Fa
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    chosen = as_policy(policy)
+    chosen = as_policy(policy, model)
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     with lock:
         compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
