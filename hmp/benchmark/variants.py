@@ -84,7 +84,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
 def in_force(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
     """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again, nothing if it did none."""
     # convert() and not casts(): a handle takes the patches off again
-    with convert(policy=policy, model=model), Region("in_force()", lambda _: PROCESS):
+    with convert(policy=policy, model=model), Region("benchmark()", lambda _: PROCESS):
         yield
 
 

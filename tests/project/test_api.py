@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import builtins
 import importlib
 import importlib.util
 import inspect
 import pydoc
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -72,6 +75,34 @@ def test_help_of_policy_shows_nothing_of_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("LOWER_LIST", "nowhere.txt")
     with pytest.raises(hmp.OpListError, match=r"nowhere\.txt"):  # it is read at the call
         hmp.Policy.from_env()
+
+
+def _messages() -> Iterator[tuple[str, str]]:
+    """The strings of hmp's source that may be a message, each with its place: all but docstrings and code that hmp writes."""
+    for file in sorted((ROOT / "hmp").rglob("*.py")):
+        if file.name in ("dispatcher_code.py", "patches.py", "init.py"):
+            continue
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        documented = [
+            node for node in ast.walk(tree) if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        docs = {id(node.body[0].value) for node in documented if node.body and isinstance(node.body[0], ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+                yield f"{file.relative_to(ROOT)}:{node.lineno}", node.value
+
+
+def test_no_message_names_an_internal_function() -> None:
+    """A user who is told to call a function must be able to."""
+    modules = {file: ast.parse(file.read_text(encoding="utf-8")) for file in (ROOT / "hmp").rglob("*.py")}
+    functions = {node.name for tree in modules.values() for node in tree.body if isinstance(node, ast.FunctionDef)}
+    the_users = {"model", "module", "train", "batches", "loss", "step", "metric", "optimizer"}  # in recipes
+    public = {*hmp.__all__, *the_users, *(name.rpartition(".")[2] for name, _ in _public_callables())}
+    others = {*dir(builtins), *dir(torch), *dir(torch.Tensor), *dir(torch.nn.Module)}
+    messages = list(_messages())
+    internal = re.compile(rf"\b({'|'.join(sorted(functions - public - others))})\(")
+    assert [(place, text) for place, text in messages if internal.search(text)] == []
+    assert sum("hmp.remove(" in text for _, text in messages) > 1  # messages are found
 
 
 def test_from_hmp_import_hmp_works() -> None:
