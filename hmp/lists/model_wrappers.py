@@ -25,6 +25,6 @@ def unwrapped(model: torch.nn.Module) -> tuple[str, torch.nn.Module]:
 
 
 def _inner(module: torch.nn.Module) -> tuple[str, torch.nn.Module] | None:
-    if type(module).forward.__module__.partition(".")[0] not in _LIBRARIES:
+    if (type(module).forward.__module__ or "").partition(".")[0] not in _LIBRARIES:
         return None
     return next(((name, inner) for name in _NAMES if (inner := module._modules.get(name)) is not None), None)

@@ -3,6 +3,7 @@
 from ..torch_hooks import applied_policy
 from ..wrapping import Observer, Op, OpRule, op_wrap
 from .applied_models import apply, remove
+from .called_modules import convert_script
 from .compiled_policies import any_compiled
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
 
@@ -17,6 +18,7 @@ __all__ = [
     "apply",
     "casts",
     "convert",
+    "convert_script",
     "is_converted",
     "is_in_place",
     "observed_by",

@@ -87,7 +87,7 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
     with compiled_policies.gc_paused():
-        chosen = _choose_policy(
+        chosen = choose_policy(
             opt_level, policy, model, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
         )
         if dtype is not None:
@@ -104,6 +104,11 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
         compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
         compiled = compiled_policies.compile_policy(chosen, is_verbose)
+    return in_force(chosen, compiled, was_patched, is_verbose)
+
+
+def in_force(chosen: Policy, compiled: CompiledPolicy, was_patched: bool, is_verbose: bool) -> Handle:
+    """Put `compiled` in force for the process, as the latest conversion."""
     if not was_patched:
         calls_in_flight.wait_for(never_cast.codes())
     handle = Handle(compiled)
@@ -116,7 +121,7 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
     return handle
 
 
-def _choose_policy(
+def choose_policy(
     opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
 ) -> Policy:
     if opt_level not in ("O1", "O2"):

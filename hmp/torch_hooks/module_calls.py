@@ -18,7 +18,8 @@ import torch
 from ..context import CompiledPolicy, Off, state, suspensions
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import dynamo, is_any_autocast_enabled
+from ..torch_private import DYNAMOS_MODULES, call_impl_of_modules, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
+from . import late_imports
 
 MARK = "_hmp_applied"
 
@@ -252,6 +253,41 @@ def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any
         if found is not None:
             compiled = (found.applied if is_around else None) or found.scoped.get(compiled.scope_id) or compiled
     return compiled.policy
+
+
+_look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
+
+
+def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
+    """Return True if what `look_at_calls` was given found something to do for `module`, and has done it. `is_traced` is whether
+    torch.compile traces the call."""
+    return _look is not None and _look(module, is_traced)
+
+
+def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
+    """Has `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
+    global _look
+    every_module: Any = torch.nn.Module
+    own = call_impl_of_modules()
+    _look = look
+    patches.on_restore(_look_no_more)
+    patches.rebind(every_module, "_call_impl", _looking(own))
+    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
+
+
+def _look_no_more() -> None:
+    global _look
+    _look = None
+
+
+def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_new(self):
+            return self._call_impl(*args, **kwargs)  # its class's, which follows marks now
+        return call_impl(self, *args, **kwargs)
+
+    return _call_impl
 
 
 def changes() -> int:
