@@ -185,8 +185,8 @@ class Policy:
             if entry.cast in replaced:
                 continue
             winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
-            if winner is None or entry.cast == "promote":
-                entries.append(entry)
+            if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
+                entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
             elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
                 said = "%s on the given %s list wins over %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)

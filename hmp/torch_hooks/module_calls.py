@@ -284,7 +284,8 @@ def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(call_impl)
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         if is_new(self):
-            return self._call_impl(*args, **kwargs)  # its class's, which follows marks now
+            marked: Any = self
+            return marked._call_impl(*args, **kwargs)  # its class's, which follows marks now
         return call_impl(self, *args, **kwargs)
 
     return _call_impl
