@@ -22,6 +22,7 @@ from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
 from ..observing import log
 from ..report.verified import check_kinds, verified
+from ..session import in_dtype
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
@@ -29,7 +30,6 @@ with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 POLICY_FILE = "hmp_policy.json"
-_LOW = (torch.bfloat16, torch.float16)
 
 
 # What checkpoints keep a callback by, from transformers 4.41 on.
@@ -216,13 +216,4 @@ def _policy_in(state: TrainerState) -> Policy | None:
 
 def _in_float32(module: torch.nn.Module, args: Any, output: Any) -> Any:
     """A module's output with its low-precision tensors in float32, as accelerate gives it under its own mixed precision."""
-    if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype in _LOW else output
-    if isinstance(output, Mapping):
-        values = {key: _in_float32(module, args, value) for key, value in output.items()}
-        # a ModelOutput's fields are its items, its attributes and its constructor's arguments
-        return type(output)(**values) if hasattr(output, "to_tuple") else type(output)(values)  # type: ignore[call-arg]
-    if isinstance(output, (list, tuple)):
-        items = [_in_float32(module, args, item) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return output
+    return in_dtype(output, torch.float32)

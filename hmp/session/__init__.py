@@ -1,6 +1,6 @@
 """Puts policies in force: convert() for the process, casts() for a region, apply() for a module's calls."""
 
-from ..torch_hooks import applied_policy
+from ..torch_hooks import applied_policy, in_dtype
 from ..wrapping import Observer, Op, OpRule, op_wrap
 from .applied_models import apply, remove
 from .called_modules import convert_script
@@ -19,6 +19,7 @@ __all__ = [
     "casts",
     "convert",
     "convert_script",
+    "in_dtype",
     "is_converted",
     "is_in_place",
     "observed_by",
