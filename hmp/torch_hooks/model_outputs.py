@@ -37,10 +37,10 @@ def in_dtype(value: Any, dtype: torch.dtype) -> Any:
         if dataclasses.is_dataclass(found) and not isinstance(found, type):
             names = [field.name for field in dataclasses.fields(found) if hasattr(found, field.name)]
             changed = {name: new for name in names if (new := map_tensors(old := getattr(found, name), one, others)) is not old}
-            copied = copy.copy(found) if changed else found
+            instance: Any = copy.copy(found) if changed else found
             for name, new in changed.items():
-                object.__setattr__(copied, name, new)  # it may be frozen
-            return copied
+                object.__setattr__(instance, name, new)  # it may be frozen
+            return instance
         if isinstance(found, MutableMapping):
             items = {key: new for key, old in found.items() if (new := map_tensors(old, one, others)) is not old}
             copied = copy.copy(found) if items else found

@@ -123,9 +123,9 @@ def test_scoped_lines_and_a_file_with_the_whole_model() -> None:
     hmp.apply(model, LINEAR.replace(fp32={"linear @ 1"}), outputs="float32")
     assert model(x).dtype is F32 and model[0](x).dtype is F32  # called by itself it is not the model's
     buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
     with pytest.warns(UserWarning, match="policy 'linear"):
-        torch.save(model, buffer)
-        buffer.seek(0)
         loaded = torch.load(buffer, weights_only=False)
     assert torch.equal(loaded(x), hmp.remove(model)(x))
 
