@@ -362,9 +362,8 @@ def dynamo() -> Any:
 DYNAMOS_MODULES = "torch._dynamo.variables.nn_module"
 
 
-def call_impl_of_modules() -> Any:
-    """What calls of every module pass, after their `__call__`."""
-    return torch.nn.Module._call_impl
+# Where the function is that calls of every module pass, after their `__call__`.
+CALL_OF_MODULES: tuple[Any, str] = (torch.nn.Module, "_call_impl")
 
 
 def tell_dynamo_of_call_impl(own: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from ..context import CompiledPolicy, Off, state, suspensions
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import DYNAMOS_MODULES, call_impl_of_modules, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
+from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
 from . import late_imports
 from .model_outputs import in_dtype
 
@@ -290,11 +290,10 @@ def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
 def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
     """Has `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
     global _look
-    every_module: Any = torch.nn.Module
-    own = call_impl_of_modules()
+    own = getattr(*CALL_OF_MODULES)
     _look = look
     patches.on_restore(_look_no_more)
-    patches.rebind(every_module, "_call_impl", _looking(own))
+    patches.rebind(*CALL_OF_MODULES, _looking(own))
     late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
 
 
