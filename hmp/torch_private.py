@@ -382,6 +382,21 @@ def dynamo() -> Any:
     return sys.modules.get("torch._dynamo")
 
 
+DYNAMOS_MODULES = "torch._dynamo.variables.nn_module"
+
+
+# Where the function is that calls of every module pass, after their `__call__`.
+CALL_OF_MODULES: tuple[Any, str] = (torch.nn.Module, "_call_impl")
+
+
+def tell_dynamo_of_call_impl(own: Any) -> None:
+    """Has Dynamo take `own` for torch's `_call_impl` of modules; it takes what stands there when it is imported, and skips that."""
+    for name in ("torch._dynamo.utils", DYNAMOS_MODULES):
+        module = sys.modules.get(name)
+        if hasattr(module, "unpatched_nn_module_call_impl"):
+            vars(module).update(unpatched_nn_module_call_impl=own)
+
+
 def dynamo_foldable() -> dict[Any, Any]:
     """Dynamo's table of functions whose results it treats as constants; empty until Dynamo is imported."""
     found: dict[Any, Any] = getattr(sys.modules.get("torch._dynamo.variables.torch"), "constant_fold_functions", {})

@@ -76,6 +76,8 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         if item.get_closest_marker("native_kernels") is not None:
             patch.setenv("HMP_LOW_KERNELS", "native")
+        if "hmp.low_kernels" in sys.modules:  # what a test sets for the process would go before the environment of the next
+            patch.setattr("hmp.low_kernels._chosen", None)
         return (yield)
 
 

@@ -52,7 +52,7 @@ def run(  # noqa: PLR0913
     where = _device(device, model)
     untouched = not is_in_place()
     with disable_casts(), random_state_kept(where):
-        compared = variants(default_names() if policies is None else policies, where, model)
+        compared = variants(default_names(where) if policies is None else policies, where, model)
         before = allocated(where)
         snapshot = Snapshot(model, optimizer, state, reset)
         memory_kind, measure = meter(where, snapshot.tensors, allocated(where) - before)

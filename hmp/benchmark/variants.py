@@ -21,9 +21,9 @@ FLOAT32 = "float32"
 AUTOCAST = "autocast"
 
 
-def default_names() -> tuple[str, str, str]:
+def default_names(device: torch.device) -> tuple[str, str, str]:
     """Plain torch, torch.autocast, and hmp with the lists of the same."""
-    return FLOAT32, AUTOCAST, device_preset()
+    return FLOAT32, AUTOCAST, device_preset(device)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def _variant(given: Any, device: torch.device, model: torch.nn.Module | None) ->
 def in_force(policy: Policy, model: torch.nn.Module | None = None) -> Iterator[None]:
     """A region with `policy` in force, its scoped lines in `model`; after it what hmp did before is done again, nothing if it did none."""
     # convert() and not casts(): a handle takes the patches off again
-    with convert(policy=policy, model=model), Region("in_force()", lambda _: PROCESS):
+    with convert(policy=policy, model=model), Region("benchmark()", lambda _: PROCESS):
         yield
 
 

@@ -151,25 +151,25 @@ def each_castable(values: Iterable[Any]) -> Iterator[Tensor]:
     return filter(castable, each_tensor(values))
 
 
-def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+def map_tensors(value: Any, function: Callable[[Tensor], Tensor], others: Callable[[Any], Any] | None = None) -> Any:
     """`value` with every tensor in it replaced by `function(tensor)`. A container in which nothing changes is returned itself.
 
-    Goes into lists, tuples and dicts; new ones keep their class.
+    Goes into lists, tuples and dicts; new ones keep their class. What is none of these is replaced by `others(it)`, if that is given.
     """
     if isinstance(value, Tensor):
         return function(value)
     if isinstance(value, (list, tuple)):
-        items = [map_tensors(item, function) for item in value]
+        items = [map_tensors(item, function, others) for item in value]
         return value if all(new is old for new, old in zip(items, value, strict=True)) else _of_type(value, items)
     if isinstance(value, dict):
-        found = {key: map_tensors(item, function) for key, item in value.items()}
+        found = {key: map_tensors(item, function, others) for key, item in value.items()}
         if all(found[key] is item for key, item in value.items()):
             return value
         copied = found if type(value) is dict else copy.copy(value)  # a subclass may have a constructor of its own
         for key, item in found.items():
             copied[key] = item  # and attributes that follow its items: what models of transformers give has no update()
         return copied
-    return value
+    return value if others is None else others(value)
 
 
 def _of_type(value: Any, items: list[Any]) -> Any:

@@ -91,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
         _check(script, options.is_module)
         captures.check(options)
         run_options.from_environment(options)
-        prepare(options)
+        called = prepare(options)
         pass_on(options)
     except hmp.HmpError as error:
         print(f"hmp run: {error}", file=sys.stderr)
@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> int:
                     watching.enter_context(hmp.detect_nonfinite(options.detect_nonfinite))
                 _launch(script, arguments, options.is_module)
     except SystemExit as end:
+        run_options.say_what_matched_nothing(called)
         if end.code in (None, 0, _WRONG_USE):
             run_options.say_where_nothing_was_cast(options, script, arguments, is_wrong_use=end.code == _WRONG_USE)
         raise
@@ -112,6 +113,7 @@ def run(options: argparse.Namespace) -> int:
         is_for_gaudi = _lacks_habanas(error) and not (options.habana or options.device_map)
         _show_from_script_on(_WITH_HABANA if is_for_gaudi else "")
         raise  # python itself prints it, and ends as it does after it
+    run_options.say_what_matched_nothing(called)
     run_options.say_where_nothing_was_cast(options, script, arguments)
     return 0
 
@@ -164,8 +166,9 @@ def _check(script: str, is_module: bool) -> None:
             raise hmp.HmpError(f"-m {script}: there is no such module; give the name of one that python -m runs, or a file without -m")
 
 
-def prepare(options: argparse.Namespace) -> None:
-    """Installs the shim and converts, as far as the options ask for it. HmpError where that cannot be."""
+def prepare(options: argparse.Namespace) -> Any:
+    """Installs the shim and converts, as far as the options ask for it. Returns what finds the modules that scoped lines speak of, if there
+    are such lines, else None. HmpError where that cannot be."""
     converts = [name for name in run_options.CASTING if getattr(options, name) is not None]
     if options.policy is not None and converts != ["policy"]:
         others = ", ".join("--" + name.replace("_", "-") for name in converts if name != "policy")
@@ -175,16 +178,19 @@ def prepare(options: argparse.Namespace) -> None:
     if options.report is not None:
         _check_report(Path(options.report))
     check_page(options.html)
+    called = None
     with contextlib.ExitStack() as undo:
         if options.habana or options.device_map is not None:
             from ..compat import habana  # here: other runs do without
 
             undo.enter_context(habana.install("auto" if options.device_map is None else options.device_map))
         if converts:
-            level, bf16, fp32 = options.opt_level or "O1", options.bf16 or "", options.fp32 or ""
-            kept, fp8 = options.saved or "", options.fp8 or ""
-            hmp.convert(level, bf16, fp32, options.verbose, fp8_file_path=fp8, saved_file_path=kept, policy=options.policy)
+            from ..session import convert_script
+
+            files = (options.bf16 or "", options.fp32 or "", "", options.fp8 or "", options.saved or "")
+            called = convert_script(options.opt_level or "O1", options.policy, files, options.verbose)
         undo.pop_all()  # all of it stays
+    return called
 
 
 def _check_report(target: Path) -> None:

@@ -6,6 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 import hmp
 
@@ -25,6 +26,18 @@ def from_environment(options: argparse.Namespace) -> None:
     except hmp.HmpError as error:
         raise hmp.HmpError(f"{error}; the environment variable {POLICY} names it") from None
     options.policy = named
+
+
+def say_what_matched_nothing(called: Any) -> None:
+    """A line on stderr for each scoped entry that matched none of the modules that the script called."""
+    if called is None or not called.unmatched:
+        return
+    from ..observing import speaks  # here: it imports torch
+
+    where = f"of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
+    for entry in called.unmatched if speaks() else ():
+        at = f"{entry.place}: " if entry.path else ""
+        print(f"hmp run: {at}{entry.text!r} matched no module {where}".replace(" :", ":"), file=sys.stderr)
 
 
 def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:

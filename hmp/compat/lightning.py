@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import warnings
 import weakref
 from collections.abc import Collection, Iterator
@@ -20,7 +21,7 @@ import torch
 import hmp
 
 from ..context import without_casts
-from ..lists import as_policy
+from ..lists import DEFAULT, as_policy, names_lists
 from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
@@ -69,8 +70,8 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
     """A precision plugin that runs the model under an hmp policy: `Trainer(plugins=[HMPPrecision()])`, `Fabric(plugins=[...])`.
 
     `policy` is an hmp.Policy, a preset's name or a folder. Without one it is what LOWER_LIST and FP32_LIST name
-    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "habana" where
-    they are unset: it takes the place of Habana's HPUPrecisionPlugin.
+    (or PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST) when the plugin is made, and "autocast" where
+    they are unset: torch.autocast's own lists for the accelerator that there is, else for the CPU.
 
     Casts are in force where `precision="bf16-mixed"` has torch.autocast: in the training, validation, test and predict step,
     and in the calls of a module that Fabric has set up, whose outputs become float32. They are not in optimizer steps,
@@ -94,7 +95,10 @@ class HMPPrecision(_Plugins):  # type: ignore[misc]  # its bases are known when 
         verify: bool = False,
         allow: Collection[str] = (),
     ) -> None:
-        self.policy = hmp.Policy.from_env() if policy is None else as_policy(policy)
+        if policy is None and names_lists(os.environ):
+            self.policy = hmp.Policy.from_env()
+        else:
+            self.policy = as_policy(DEFAULT if policy is None else policy)
         check_kinds(allow)
         self._to_verify, self._verifying, self._allow = verify, False, allow
         self._module: Any = None  # the LightningModule that the Trainer runs

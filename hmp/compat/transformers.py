@@ -16,12 +16,13 @@ import hmp
 from .. import HmpError, Policy
 from ..extras import needed
 from ..formatting import versioned
-from ..lists import as_policy
+from ..lists import DEFAULT, as_policy
 from ..numerics.spread import of_all_ranks
 from ..numerics.tokens import TokenDistance
 from ..numerics.twice import CallWithLogits, beside_float32
 from ..observing import log
 from ..report.verified import check_kinds, verified
+from ..session import in_dtype
 
 with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments, trainer_callback
@@ -29,7 +30,6 @@ with needed("hmp.compat.transformers needs", "transformers", "transformers"):
     from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 POLICY_FILE = "hmp_policy.json"
-_LOW = (torch.bfloat16, torch.float16)
 
 
 # What checkpoints keep a callback by, from transformers 4.41 on.
@@ -52,12 +52,13 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
 
     def __init__(
         self,
-        policy: Policy | str | Path | Mapping[str, Any] = "autocast",
+        policy: Policy | str | Path | Mapping[str, Any] = DEFAULT,
         *,
         verbose: bool = False,
         verify: bool = False,
         allow: Collection[str] = (),
     ) -> None:
+        self._given = policy
         self.policy = Policy.from_dict(policy) if isinstance(policy, Mapping) else as_policy(policy)
         self._verbose, self._verify, self._allow = verbose, verify, allow
         check_kinds(allow)
@@ -70,6 +71,8 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         """Has every call of `model` run under the policy from now on. A Trainer that is given the callback does this."""
         if self._model is not None and self._model is not model:
             self.detach()
+        if self._given == DEFAULT:
+            self.policy = as_policy(DEFAULT, model)
         hmp.apply(model, self.policy, verbose=self._verbose)
         for key in [key for key, hook in model._forward_hooks.items() if hook is _in_float32]:
             del model._forward_hooks[key]  # another callback's
@@ -84,7 +87,12 @@ class HMPCallback(TrainerCallback, _ExportableState):  # type: ignore[misc]
         self._model = self._hook = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> HMPCallback:
-        return HMPCallback(copy.deepcopy(self.policy, memo), verbose=self._verbose, verify=self._verify, allow=self._allow)
+        return HMPCallback(
+            DEFAULT if self._given == DEFAULT else copy.deepcopy(self.policy, memo),
+            verbose=self._verbose,
+            verify=self._verify,
+            allow=self._allow,
+        )
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps of the callback: the policy."""
@@ -208,13 +216,4 @@ def _policy_in(state: TrainerState) -> Policy | None:
 
 def _in_float32(module: torch.nn.Module, args: Any, output: Any) -> Any:
     """A module's output with its low-precision tensors in float32, as accelerate gives it under its own mixed precision."""
-    if isinstance(output, torch.Tensor):
-        return output.float() if output.dtype in _LOW else output
-    if isinstance(output, Mapping):
-        values = {key: _in_float32(module, args, value) for key, value in output.items()}
-        # a ModelOutput's fields are its items, its attributes and its constructor's arguments
-        return type(output)(**values) if hasattr(output, "to_tuple") else type(output)(values)  # type: ignore[call-arg]
-    if isinstance(output, (list, tuple)):
-        items = [_in_float32(module, args, item) for item in output]
-        return type(output)(*items) if hasattr(output, "_fields") else type(output)(items)
-    return output
+    return in_dtype(output, torch.float32)

@@ -9,6 +9,7 @@ import torch
 
 from ..casting import Tensor, cast
 from ..errors import HmpError
+from ..formatting import dtype_name
 from ..torch_private import in_plain_autograd
 from .kernels import matmul_as_given, multiply
 from .quantising import Layout, Quantised, quantise, transposed
@@ -40,7 +41,7 @@ def product(left: Tensor, right: Tensor, settings: Settings) -> Tensor:
     if not _compiling() and not in_plain_autograd():
         raise HmpError(
             f"{settings.op} in FP8 has no rule for function transforms (torch.func), forward-mode differentiation and torch.jit.trace: "
-            "run it in the low dtype there, as why_not() says"
+            f"run it in the low dtype there, {dtype_name(settings.low)}"
         )
     if _grad_enabled() and (left.requires_grad or right.requires_grad):
         result: Tensor = _Product.apply(left, right, settings)  # type: ignore[no-untyped-call]

@@ -78,7 +78,7 @@ def _matrix(batch: Quantised, i: int) -> Quantised:
 
 def _scaled_product(left: Quantised, right: Quantised, low: torch.dtype, fast: bool) -> Tensor:
     """The product of two matrices by torch's kernel."""
-    assert scaled_mm is not None, "kernel_for() says 'emulate' without it"
+    assert scaled_mm is not None, "without such a kernel FP8 is emulated"
     # kernels take a row-major left and a column-major right matrix, and an inner dimension that is a multiple of 16: zeros add nothing
     rows = _with_whole_inner(on_gpu.row_major(left.data))
     columns = _transpose(_with_whole_inner(on_gpu.row_major(_transpose(right.data, 0, 1))), 0, 1)

@@ -1,7 +1,7 @@
 """List files and their entries, policies made of them, and what a policy's scoped entries mean for a model."""
 
 from . import asking, conflicts, policy_folder, scopes, spelling
-from .entries import AUTOCAST, CASTS, DTYPES, EVERY_OP, LISTS, ListEntry, ListName, parse_list, read_list
+from .entries import AUTOCAST, CASTS, DTYPES, EVERY_OP, LISTS, ListEntry, ListName, names_lists, parse_list, read_list
 from .listed import Listed
 from .model_wrappers import unwrapped
 from .policy import DEFAULT, HABANA, Policy, as_policy
@@ -31,6 +31,7 @@ __all__ = [
     "exactness",
     "home",
     "list_files",
+    "names_lists",
     "parse_list",
     "plain_path",
     "policies",

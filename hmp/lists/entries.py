@@ -107,9 +107,21 @@ def read_list(path: str | Path, cast: ListName) -> tuple[ListEntry, ...]:
     return parse_list(read_text(file), cast, file)
 
 
-def list_from_env(cast: ListName, environ: Mapping[str, str], *variables: str) -> tuple[ListEntry, ...] | None:
-    """The entries in the file that the first of `variables` to be set names; None where all are unset or empty."""
-    for variable in variables:
+# Those of each list that hmp reads, and Gaudi's autocast does: the first that is set counts.
+VARIABLES: dict[ListName, tuple[str, ...]] = {
+    "bf16": ("LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST"),
+    "fp32": ("FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST"),
+}
+
+
+def names_lists(environ: Mapping[str, str]) -> bool:
+    """Return True if one of the variables names a file."""
+    return any(environ.get(each) for variables in VARIABLES.values() for each in variables)
+
+
+def list_from_env(cast: ListName, environ: Mapping[str, str]) -> tuple[ListEntry, ...] | None:
+    """The entries in the file that the first of the list's variables to be set names; None where all are unset or empty."""
+    for variable in VARIABLES[cast]:
         if environ.get(variable):
             try:
                 return read_list(environ[variable], cast)

@@ -26,15 +26,11 @@ class Listed:
         self._starred = frozenset(sites.starred()) if self.star is not None else frozenset()
 
     def source(self, op: str) -> ListEntry | None:
-        """The list entry that `op` follows: its own, else its base's or a synonym's; FP8 before BF16 and FP32 before promote (R4)."""
-        line = sites.ancestry(op)
-        lists: tuple[tuple[ListName, ...], ...] = (("fp8",), ("bf16", "fp32"), ("promote",))
-        for casts in lists:
-            for name in line:
-                for cast in casts:
-                    if name in self.by_cast[cast]:
-                        return self.by_cast[cast][name]
-        return None
+        """The list entry that `op` follows: its own, else its base's or a synonym's; of one name FP8 before BF16 and FP32 before promote
+        (R4)."""
+        lists: tuple[ListName, ...] = ("fp8", "bf16", "fp32", "promote")
+        tables = [self.by_cast[cast] for cast in lists]
+        return next((table[name] for name in sites.ancestry(op) for table in tables if name in table), None)
 
     def entry(self, op: str) -> ListEntry | None:
         """The list entry that decides `op`: what source() gives, else `*` where that stands for the op."""

@@ -39,7 +39,7 @@ from .listed import Listed
 from .policy_folder import BASE_FILE, SAID, WORDS, low_dtype
 from .presets import meaning, policies
 
-DEFAULT = "autocast"  # what casts a model or a region, where no policy is named
+DEFAULT = presets.OF_DEVICE  # what casts a model or a region, where no policy is named
 HABANA = "habana"  # what convert() puts in force, and what stands in for list files that are not given
 
 
@@ -116,6 +116,13 @@ class Policy:
         if not isinstance(policy, (str, os.PathLike)):
             kind = type(policy).__name__
             raise HmpError(f"Policy.load() takes a preset's name ({presets.names()}) or a folder, not an object of type {kind}")
+        return cls._load(policy, presets.device_in_use())
+
+    @classmethod
+    def _load(cls, policy: str | Path, device: torch.device) -> Policy:
+        """`load()`, where "autocast" is that of `device`, also in base.txt."""
+        if str(policy) == presets.OF_DEVICE:
+            return _autocast(device)
         folder = presets.folder(str(policy)) if str(policy) in policies() else Path(policy)
         if not folder.is_dir():
             raise OpListError(presets.unknown(str(policy)))
@@ -124,7 +131,7 @@ class Policy:
         base = policy_folder.read_base(folder)
         if not base:
             return cls._from_entries(folder.name, entries, **policy_folder.read_words(folder, policy_folder.NO_BASE))
-        under = cls.load(base)
+        under = cls._load(base, device)
         words = policy_folder.read_words(folder, under._words)
         return cls._laid_over(folder.name, entries, (*under.origin.values(), *under.scoped), (), **words)
 
@@ -178,8 +185,8 @@ class Policy:
             if entry.cast in replaced:
                 continue
             winner = next((taken[entry.about, op] for op in spelling.resolve(entry) if (entry.about, op) in taken), None)
-            if winner is None or entry.cast == "promote":
-                entries.append(entry)
+            if winner is None or (entry.cast == "promote" and not {*spelling.resolve(winner)}.isdisjoint(spelling.resolve(entry))):
+                entries.append(entry)  # of one name BF16 and FP32 win over promote anyway
             elif winner.cast != entry.cast and (winner.cast, entry.cast) != ("fp8", "bf16"):
                 said = "%s on the given %s list wins over %s on the default %s list"
                 log.info(said, winner.name, winner.cast, entry.name, entry.cast)
@@ -194,14 +201,16 @@ class Policy:
         return cls(name=name, **{"dtype": dtype, **words}, scoped=scoped, origin=origin, **lists)
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Policy:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> Policy:
         """The policy of the list files that the environment variables LOWER_LIST and FP32_LIST name, or else
         PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST and PT_HPU_AUTOCAST_FP32_OPS_LIST. For a variable that is unset or empty: the default list.
 
-        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast.
+        A name on both lists is taken from the lower-precision list, as in Gaudi's autocast. `environ` is read in the place of the
+        process's environment.
         """
-        lower = list_from_env("bf16", environ, "LOWER_LIST", "PT_HPU_AUTOCAST_LOWER_PRECISION_OPS_LIST")
-        fp32 = list_from_env("fp32", environ, "FP32_LIST", "PT_HPU_AUTOCAST_FP32_OPS_LIST")
+        environ = os.environ if environ is None else environ
+        lower = list_from_env("bf16", environ)
+        fp32 = list_from_env("fp32", environ)
         given: list[ListEntry] = list(lower or ())
         low: dict[str | None, dict[str, ListEntry]] = {}
         for entry in given:
@@ -375,18 +384,40 @@ def _refuse_other(field_name: str, value: Any) -> None:
         raise HmpError(f"{field_name} {value!r} is unknown; use {' or '.join(map(repr, WORDS[field_name]))}")
 
 
+def _autocast(device: torch.device) -> Policy:
+    """The policy "autocast" on `device`: the lists that torch.autocast has for it, in bfloat16 where it has instructions for that.
+
+    An accelerator without such instructions gets float16. The CPU, and a backend that does not say, have the low dtype of their lists.
+    """
+    lists = as_policy(presets.device_preset(device))
+    natively = presets.computes_in_bfloat16(device)
+    return lists if natively is None else _in_dtype(lists, torch.bfloat16 if natively else torch.float16)
+
+
 @functools.cache
-def _named(name: str) -> Policy | None:
+def _in_dtype(policy: Policy, dtype: torch.dtype) -> Policy:
+    return policy if policy.dtype is dtype else policy.replace(dtype=dtype)
+
+
+@functools.cache
+def _named(name: str, device: torch.device) -> Policy | None:
     """The preset of that name, None where there is none. Cached, as training loops run `with hmp.casts("habana")` at each step."""
-    return Policy.load(name) if name in policies() else None
+    return Policy._load(name, device) if name in policies() else None
 
 
-def as_policy(policy: Policy | str | Path) -> Policy:
-    """`policy` itself, or the policy of the preset or folder that it names. OpListError where it names none, HmpError for other types."""
+def as_policy(policy: Policy | str | Path, model: torch.nn.Module | None = None) -> Policy:
+    """`policy` itself, or the policy of the preset or folder that it names; "autocast", also as its base, is that of the device that
+    `model` is on.
+
+    OpListError where it names none, HmpError for other types."""
     if isinstance(policy, Policy):
         return policy
     if isinstance(policy, str):
-        return _named(meaning(policy)) or Policy.load(policy)  # "autocast" means another one once "hpu" is a device
+        if policy == presets.OF_DEVICE:
+            return _autocast(presets.device_in_use(model))  # means another one once "hpu" is a device
+        name = meaning(policy)
+        found = _named(name, presets.device_in_use(model) if presets.has_base(name) else torch.device("cpu"))
+        return found or Policy._load(policy, presets.device_in_use(model))
     if isinstance(policy, os.PathLike):
-        return Policy.load(policy)
+        return Policy._load(policy, presets.device_in_use(model))
     raise HmpError(f"{policy!r} is no policy; give an hmp.Policy, a preset's name ({presets.names()}) or a folder")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
+import itertools
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ _KEPT: dict[str, dict[str, str]] = {
     "torch-xla": {"2.9": "2.7 2.8 2.9"},
 }
 _FOLDER = {f"{preset}@{same}": f"{preset}@{kept}" for preset, of in _KEPT.items() for kept, equal in of.items() for same in equal.split()}
-_OF_THIS_DEVICE = "autocast"
+OF_DEVICE = "autocast"  # the lists of the device that the model is on, see `Policy.load()`
 # The accelerator → the preset that "autocast" means there. XPU's lists are CUDA's without cuDNN's own ops.
 # on Gaudi: torch.hpu.is_available() is true once the bridge is imported, as torch does by itself where it finds the bridge; what is asked
 # before then is answered for the CPU. torch.autocast("hpu") casts what the lists of "gaudi" name, which are those of Habana's pages.
@@ -50,22 +52,53 @@ def home() -> Path:
 
 def policies() -> list[str]:
     """The names of the presets that ship with hmp, sorted."""
-    return sorted({*_folders(), *_KEPT, *_FOLDER, _OF_THIS_DEVICE}, key=_by_release)
+    return sorted({*_folders(), *_KEPT, *_FOLDER, OF_DEVICE}, key=_by_release)
 
 
 def meaning(preset: str) -> str:
-    """The preset's folder for this torch and device: "torch-cpu@2.13" for "torch-cpu" and, without an accelerator, for "autocast"."""
-    if preset == _OF_THIS_DEVICE:
-        preset = device_preset()
+    """The preset's folder for this torch: "torch-cpu@2.13" for "torch-cpu"."""
     return _frozen(preset, _installed(preset)) if preset in _KEPT else _FOLDER.get(preset, preset)
 
 
-def device_preset() -> str:
-    """What "autocast" stands for on the device in use: "torch-cpu" without an accelerator, "gaudi" on HPU, "torch-xla" where torch_xla is
-    imported, else "torch-cuda"."""
-    known = next((lists for kind, lists in _ACCELERATORS.items() if _available(kind)), None)
-    accelerator = torch.accelerator.current_accelerator() if known is None and torch.accelerator.is_available() else None
-    return known or ("torch-cpu" if accelerator is None else _of_another(accelerator.type))
+def device_preset(device: torch.device) -> str:
+    """The preset whose lists "autocast" means on `device`."""
+    return "torch-cpu" if device.type == "cpu" else _ACCELERATORS.get(device.type) or _of_another(device.type)
+
+
+def device_in_use(model: torch.nn.Module | None = None) -> torch.device:
+    """Return the device that `model` computes on: that of its parameters and buffers, where they are on several the accelerator.
+
+    Without a model, and for one that has none or has them on "meta": the accelerator that there is, else the CPU.
+    """
+    tensors = () if not isinstance(model, torch.nn.Module) else itertools.chain(model.parameters(), model.buffers())
+    found = {tensor.device.type: torch.device(tensor.device) for tensor in tensors if tensor.device.type != "meta"}
+    cpu = found.pop("cpu", None)
+    if found or cpu is not None:
+        return next(iter(found.values()), None) or torch.device("cpu")
+    known = next((kind for kind in _ACCELERATORS if _available(kind)), None)
+    if known is not None:
+        return torch.device(known)
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return torch.device("cpu") if accelerator is None else accelerator
+
+
+def computes_in_bfloat16(device: torch.device) -> bool | None:
+    """Return True if the accelerator has instructions for bfloat16, None where its backend does not say."""
+    module: Any = getattr(torch, device.type, None)
+    asked = getattr(module, "is_bf16_supported", None)
+    if device.type in ("cpu", "hpu") or asked is None:  # Gaudi's lists are for bfloat16
+        return None
+    with module.device(device) if device.index is not None and module.device_count() > 1 else contextlib.nullcontext():
+        try:
+            return bool(asked(including_emulation=False))
+        except TypeError:  # a backend that has one answer
+            return bool(asked())
+
+
+@functools.cache
+def has_base(preset: str) -> bool:
+    """Return True for a preset whose lists are laid over those of another one, which may be "autocast"."""
+    return (home() / preset / "base.txt").is_file()
 
 
 def folder(preset: str) -> Path:

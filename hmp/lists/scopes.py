@@ -62,17 +62,18 @@ def refuse_without_model(policy: Policy) -> None:
         )
 
 
-def resolve(policy: Policy, model: torch.nn.Module) -> dict[torch.nn.Module, Policy]:
+def resolve(policy: Policy, model: torch.nn.Module, *, may_match_nothing: bool = False) -> dict[torch.nn.Module, Policy]:
     """Each module of `model` → the policy in force in it, an unscoped one; the model itself comes first.
 
     A scoped entry holds in the modules whose path its glob matches and in all modules inside them. It wins over the unscoped lists for its
     ops and for those that follow them. Of several entries for one op, the one whose glob matches the nearest module wins; at equal distance
     the one whose glob has more characters that are no wildcards; BF16 and FP32 win over promote. A module at several paths has the entries
     of all of them. Modules with the same entries get the same object. Raises OpListError for an entry that matches no module, and for two
-    equally near and exact entries that put an op on the BF16 and on the FP32 list.
+    equally near and exact entries that put an op on the BF16 and on the FP32 list. With `may_match_nothing` an entry may.
     """
     nodes = list(_nodes(model, policy.scoped))
-    _refuse_unmatched(policy, nodes)
+    if not may_match_nothing:
+        _refuse_unmatched(policy, nodes)
     nearness: dict[torch.nn.Module, dict[ListEntry, int]] = {}
     for node in nodes:
         steps = nearness.setdefault(node.module, {})
@@ -81,6 +82,20 @@ def resolve(policy: Policy, model: torch.nn.Module) -> dict[torch.nn.Module, Pol
                 steps[entry] = min(distance, steps.get(entry, distance))
     of_ranks = functools.cache(functools.partial(effective, policy.unscoped))
     return {module: of_ranks(_by_rank(steps)) for module, steps in nearness.items()}
+
+
+def matched(policy: Policy, model: torch.nn.Module) -> set[ListEntry]:
+    """The scoped entries of the policy that match a module of `model`."""
+    return {entry for node in _nodes(model, policy.scoped) for entry in node.matched}
+
+
+def of_user(policy: Policy) -> list[ListEntry]:
+    """The scoped entries that the user meant some module by. A preset's speaks of what some models have, and in a policy that holds all of
+    a preset's, as one that was saved, they are that preset's."""
+    texts = {(entry.cast, entry.text) for entry in policy.scoped}
+    of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
+    theirs = set().union(*(each for each in of_presets if each <= texts))
+    return [entry for entry in policy.scoped if (entry.cast, entry.text) not in theirs and not presets.is_in_one(entry.path)]
 
 
 def differing(policies: Mapping[torch.nn.Module, Policy], model: torch.nn.Module, outside: Policy) -> dict[torch.nn.Module, Policy]:
@@ -215,17 +230,12 @@ def _paths_inside(node: ModuleNode, name: str) -> tuple[str, ...]:
 
 
 def _refuse_unmatched(policy: Policy, nodes: list[ModuleNode]) -> None:
-    """Raises OpListError for an entry that matches no module: the user meant one. A preset's speaks of what some models have, and in a
-    policy that holds all of a preset's, as one that was saved, they are that preset's."""
-    matched = {entry for node in nodes for entry in node.matched}
-    unmatched = [entry for entry in policy.scoped if entry not in matched and not presets.is_in_one(entry.path)]
-    if not unmatched:
+    """Raises OpListError for an entry that matches no module: the user meant one."""
+    found = {entry for node in nodes for entry in node.matched}
+    if found.issuperset(policy.scoped):
         return
-    texts = {(entry.cast, entry.text) for entry in policy.scoped}
-    of_presets = [{(entry.cast, entry.text) for entry in as_policy(preset).scoped} for preset in presets.policies()]
-    theirs = set().union(*(each for each in of_presets if each <= texts))
-    for entry in unmatched:
-        if (entry.cast, entry.text) not in theirs:
+    for entry in of_user(policy):
+        if entry not in found:
             model = type(nodes[0].module).__name__
             raise OpListError(
                 f"{entry.text!r} matches no module of {model}, whose modules are named as model.named_modules() has them; "

@@ -72,8 +72,8 @@ def chosen_policy(model: torch.nn.Module, policy: Policy | str | Path | None) ->
     where another one is asked for than what is applied, which the model's calls follow."""
     applied = applied_policy(model)
     if policy is None:
-        return applied or current_state().user_policy or as_policy(DEFAULT)
-    chosen = as_policy(policy)
+        return applied or current_state().user_policy or as_policy(DEFAULT, model)
+    chosen = as_policy(policy, model)
     if applied is not None and applied != chosen:
         raise HmpError(
             f"policy {applied.name!r} is applied to the model, whose calls follow it and not {chosen.name!r}; call hmp.remove(model) first"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import torch
 
@@ -14,7 +16,7 @@ from ..caches import clear_cache
 from ..casting import each_tensor
 from ..context import disable_casts
 from ..errors import HmpError
-from ..formatting import dtype_name, provenance
+from ..formatting import dtype_name, provenance, two_digits
 from ..lists import Policy, can_be_listed
 from ..session import applied_policy
 from ..torch_private import dispatch_mode_stack, without_torch_dispatch, without_torch_function
@@ -35,6 +37,7 @@ from .values import OF_WHOLES, Values
 Tensor = torch.Tensor
 Loss = Callable[..., Tensor]
 Several = list[Any] | tuple[Any, ...]  # policies
+_LAST_SEEN = 5  # ops that an error of the model is told with
 LEAST_SHARE = 0.005  # an op with less of the error is not worth a line in a list
 
 
@@ -84,6 +87,9 @@ def compare(
     there is none, or under `torch.no_grad()`, only the forward is compared. Without a policy: the one in force here, else
     "autocast", or what hmp.apply() gave the model; it is in force for the loss too.
 
+    First the model runs once in float32 without hmp, forward and loss: a model that picks a constant or a branch by the dtype is another
+    one there, which the float32 beside each op follows. Where it raises, its error has a note of what was compared until then.
+
     Every op runs as it does without the comparison, on the model itself; beside it, it runs in float32 on the same inputs, and in
     float32 on what float32 made of them. Random draws are the same in all three, and under each policy. Memory: two float32 copies for
     each tensor that is alive at a time, so under `torch.no_grad()` it does not grow with the depth of the model; beside other policies
@@ -123,8 +129,9 @@ def compare_under(
     if len(policies) > 1:
         first = Values()
         values = [first, *(Values(first) for _ in policies[1:])]
+    untouched = _untouched(model, batch, loss)
     found = [
-        _with_packing(_compared(model, batch, each, loss, scopes or model, beside), model, batch, each, loss, scopes or model)
+        _with_packing(_compared(model, batch, each, loss, scopes or model, beside, untouched), model, batch, each, loss, scopes or model)
         for each, beside in zip(policies, values, strict=True)
     ]
     whole = found[0] if len(found) == 1 else side_by_side(found, [each for each in values[1:] if each is not None])
@@ -174,8 +181,57 @@ def told_apart(policies: Sequence[Policy]) -> list[Policy]:
     return [policy.replace(name=name) for policy, name in zip(policies, names, strict=True)]
 
 
+class _Untouched(NamedTuple):
+    """What a run in float32 gives that hmp has not touched; `why_not` is why it is not compared with, "" where it is."""
+
+    outputs: tuple[Tensor, ...] = ()
+    loss: float | None = None
+    why_not: str = ""
+
+    def distance_of(self, outputs: Sequence[Tensor]) -> float | None:
+        if self.why_not:
+            return None
+        if [t.shape for t in outputs] != [t.shape for t in self.outputs]:
+            return math.inf
+        return total(zip(outputs, self.outputs, strict=True))
+
+    def distance_of_loss(self, loss: float | None) -> float | None:
+        if loss is None or self.loss is None:
+            return None
+        return total([(torch.tensor(loss, dtype=torch.float64), torch.tensor(self.loss, dtype=torch.float64))])
+
+
+def _untouched(model: torch.nn.Module, batch: Any, loss: Callable[[Any], Tensor] | None) -> _Untouched:
+    """The forward pass and the loss without hmp."""
+    written = written_of(map(local, _tensors(model, batch)))
+    with as_before(model, _leaves(model, batch), written), running_uncompiled(), disable_casts():
+        before = torch.get_rng_state()
+        try:
+            output = calling.call(model, batch)
+            value = calling.own_loss(output) if loss is None else loss(output)
+        except Exception as error:
+            return _Untouched(why_not=f"that raised {type(error).__name__}: {error}")
+        if not torch.equal(before, torch.get_rng_state()):
+            return _Untouched(
+                why_not="the model draws random numbers, others in float32 than in the low dtype: to compare it with a run without hmp "
+                "call model.eval()"
+            )
+        number = float(local(value).detach()) if isinstance(value, Tensor) and value.numel() == 1 else None
+        return _Untouched(tuple(t.detach().clone() for t in _floating(output)), number)
+
+
+def _floating(output: Any) -> list[Tensor]:
+    return [t for t in map(local, each_tensor((output,))) if t.is_floating_point() or t.is_complex()]
+
+
 def _compared(
-    model: torch.nn.Module, batch: Any, chosen: Policy, loss: Callable[[Any], Tensor] | None, scopes: torch.nn.Module, values: Values | None
+    model: torch.nn.Module,
+    batch: Any,
+    chosen: Policy,
+    loss: Callable[[Any], Tensor] | None,
+    scopes: torch.nn.Module,
+    values: Values | None,
+    untouched: _Untouched,
 ) -> Comparison:
     statistics = Statistics()
     attribution = Attribution(
@@ -184,7 +240,7 @@ def _compared(
         lambda path, output: shadows.left(path, output),
     )
     shadows = Shadows(attribution, _recorder(statistics), _by_storage(model, batch), values)
-    output_error = gradient_error = loss_error = loss_value = None
+    output_error = gradient_error = loss_error = loss_value = far = None
     for tensor in (*model.parameters(), *each_tensor((batch,))):
         refuse_xla(tensor.device, "compare()")
     clear_cache()  # a weight cast before has lost what it was cast from
@@ -195,13 +251,14 @@ def _compared(
         calling.region(model, chosen, scopes),
         shadows,
     ):
-        output = calling.call(model, batch)
-        value, source = _loss_of(model, output, loss)
-        if value is not None:
-            value.backward()
+        with _saying_what_was_seen(chosen, statistics):
+            output = calling.call(model, batch)
+            value, source = _loss_of(model, output, loss)
+            if value is not None:
+                value.backward()
         with disable_casts(), without_torch_dispatch(), without_torch_function(), torch.no_grad():
-            outputs = map(local, each_tensor((output,)))
-            output_error = total((t, shadows.reference(t)) for t in outputs if t.is_floating_point() or t.is_complex())
+            outputs = _floating(output)
+            output_error, far = total((t, shadows.reference(t)) for t in outputs), untouched.distance_of(outputs)
             tokens = distance_of_tokens(output, calling.named_arguments(model, *calling.arguments(batch)), value, shadows.reference)
             if value is not None:
                 loss_value = float(local(value))
@@ -228,8 +285,30 @@ def _compared(
         tokens=tokens,
         packing=None,
         rank=None,
+        untouched_why_not=untouched.why_not,
+        untouched_output=far,
+        untouched_loss=untouched.distance_of_loss(loss_value),
+        untouched_loss_value=None if loss_value is None else untouched.loss,
         **provenance(),
     )
+
+
+@contextmanager
+def _saying_what_was_seen(chosen: Policy, statistics: Statistics) -> Iterator[None]:
+    """Adds to an error of the model's what was compared until then: the last ops that ran are next to its cause."""
+    try:
+        yield
+    except Exception as error:
+        rows = sorted(statistics.rows(), key=lambda row: row.order)
+        last = [f"{row.op} ({row.direction}, {row.module or 'no module'}) in {row.dtype}: {two_digits(row.accumulated)}" for row in rows]
+        seen = "; ".join(last[-_LAST_SEEN:]) or "no op"
+        notes = [
+            *getattr(error, "__notes__", ()),
+            f"compare() under policy {chosen.name!r} saw before that, with the error to float32: {seen}",
+        ]
+        with contextlib.suppress(AttributeError):  # an exception with slots
+            error.__notes__ = notes  # type: ignore[attr-defined]  # what add_note() of Python 3.11 does
+        raise
 
 
 def _keep_whole(values: Values, shadows: Shadows, model: torch.nn.Module, output: Any, loss: Tensor | None) -> None:

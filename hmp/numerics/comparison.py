@@ -71,6 +71,10 @@ class Comparison:
     is the model's class, `date` when it was compared, `hmp` and `torch` are versions. `packing` is what the policy's saved list does to
     the gradients, None without such a list or without backward: nothing else here has it. `tokens` is how far the log-probabilities of
     the chosen tokens are from float32's, None for an output without logits.
+    `untouched_output` and `untouched_loss` are the relative distances of the model's output and of the loss from those of a float32 run
+    that hmp has not touched, whose loss is `untouched_loss_value`: there a model may go another way than under the policy, where it picks
+    a constant or a branch by the dtype, which the float32 beside each op follows. None where `untouched_why_not` says why: the run failed,
+    or drew random numbers.
     `rank` is the process that this is the comparison of, None where it was alone.
     """
 
@@ -92,6 +96,10 @@ class Comparison:
     packing: Packing | None = None
     tokens: TokenDistance | None = None
     rank: int | None = None
+    untouched_output: float | None = None
+    untouched_loss: float | None = None
+    untouched_loss_value: float | None = None
+    untouched_why_not: str = ""
 
     def by_op(self) -> list[Group]:
         """One group for each op, the largest share first."""
@@ -103,7 +111,8 @@ class Comparison:
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""
-        names = "policy output loss gradient loss_value loss_source squares model device date hmp torch rank".split()
+        names = """policy output loss gradient loss_value loss_source untouched_output untouched_loss untouched_loss_value
+            untouched_why_not squares model device date hmp torch rank""".split()
         return versioned(
             {
                 **{name: getattr(self, name) for name in names},
@@ -127,7 +136,8 @@ class Comparison:
         return in_notebook(str(self))
 
     def __str__(self) -> str:
-        lines = [f"policy {self.policy!r} against float32, {self.loss_source}", f"  accumulated relative error: {self._ends()}"]
+        lines = [f"policy {self.policy!r} against float32, {self.loss_source}", *self._of_untouched()]
+        lines.append(f"  accumulated relative error: {self._ends()}")
         lines += [f"  {said}" for said in self.said_of_tokens_and_packing()]
         for title, groups in (("op", self.by_op()), ("module", self.by_module())):
             lines += ["", *(f"  {line}" for line in aligned(_table(title, groups[:TABLE_ROWS])))]
@@ -139,6 +149,22 @@ class Comparison:
         """A line of the tokens' log-probabilities and one of what packing does, where there is something to say."""
         tokens = [] if self.tokens is None else [f"log-probabilities: {self.tokens}"]
         return tokens if self.packing is None else [*tokens, str(self.packing)]
+
+    def _of_untouched(self) -> list[str]:
+        """A line of how far the run is from one that hmp has not touched, and one where the model goes another way there."""
+        far = [each for each in (self.untouched_output, self.untouched_loss) if each is not None]
+        if not far:
+            return [f"  not compared with a run without hmp: {self.untouched_why_not}"] if self.untouched_why_not else []
+        told = [] if self.untouched_output is None else [f"output {two_digits(self.untouched_output)}"]
+        if self.untouched_loss is not None:
+            told.append(f"loss {two_digits(self.untouched_loss)} ({self.untouched_loss_value:.5g} became {self.loss_value:.5g})")
+        lines = [f"  relative distance from a float32 run without hmp: {', '.join(told)}"]
+        if max(far) > _OTHER_WAY * max(self.output or 0.0, self.loss or 0.0, _LEAST):
+            lines.append(
+                "  that is more than its ops account for: the model goes another way in float32, where it picks a constant or a branch by "
+                "the dtype, such as torch.finfo(x.dtype).eps"
+            )
+        return lines
 
     def _ends(self) -> str:
         """The errors of the whole that are known."""
@@ -161,6 +187,9 @@ class Comparison:
             if ops:
                 found.append(f"to {change} first: {ops}")
         return found or [self._why_nothing()]
+
+
+_OTHER_WAY, _LEAST = 3, 1e-3  # so many times what its ops make of a run is another run, if it is no trifle
 
 
 class Statistics:

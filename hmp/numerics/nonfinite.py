@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any, Literal, NoReturn
 
@@ -11,6 +11,7 @@ from ..errors import HmpError, NonFiniteError
 from ..observing import log
 from .attribution import Attribution
 from .finding import Finding
+from .meant import Meant
 from .ranks import Ranks, rank_of_several
 from .watcher import Watcher
 
@@ -19,7 +20,9 @@ class Findings(list[Finding]):
     """What a region has found so far, in order; one for each op and line."""
 
 
-def detect_nonfinite(on_find: Literal["raise", "log"] = "raise") -> contextlib.AbstractContextManager[Findings]:
+def detect_nonfinite(
+    on_find: Literal["raise", "log"] = "raise", *, ignore: Collection[str] = ()
+) -> contextlib.AbstractContextManager[Findings]:
     """A region in which the first op that makes NaN or Inf out of finite arguments is found, in forward or backward, as
     NonFiniteError with `.finding`, or, with "log", as an error of the logger `hmp`; context manager and decorator.
 
@@ -33,16 +36,21 @@ def detect_nonfinite(on_find: Literal["raise", "log"] = "raise") -> contextlib.A
     first where the next step ends, or the region: until then the process that found it takes part in what all do together. A step ends
     where the optimizer steps that stepped first in the region.
 
+    `ignore` names the ops and the modules whose Infs are meant, such as "masked_fill" and "*.mask", a glob over module paths that holds in
+    the modules inside too: an Inf that they make counts as written. Their NaNs are findings.
+
     Ops of other threads than the one that entered, and those inside a kernel, are not seen; compiled models run uncompiled. Each op's
     results are read once, and on a GPU waited for.
     """
     if on_find not in ("raise", "log"):
         raise HmpError(f'on_find={on_find!r} is unknown; use "raise" to stop at the first finding or "log" to go on')
-    return _region(on_find)
+    if isinstance(ignore, str) or not all(isinstance(each, str) for each in ignore):
+        raise HmpError(f'ignore={ignore!r}: expected a list of names of ops and of globs over module paths, such as ["*.mask", "exp"]')
+    return _region(on_find, Meant(ignore))
 
 
 @contextlib.contextmanager
-def _region(on_find: str) -> Iterator[Findings]:
+def _region(on_find: str, meant: Meant) -> Iterator[Findings]:
     findings = Findings()
     said: set[Any] = set()
     ranks = Ranks()
@@ -66,7 +74,7 @@ def _region(on_find: str) -> Iterator[Findings]:
             ranks.publish(finding)
 
     attribution = Attribution(call_ended=lambda _, result: watcher.call_ended(result))
-    watcher = Watcher(attribution, report)
+    watcher = Watcher(attribution, report, meant)
     with ranks.watch(stop) if on_find == "raise" else contextlib.nullcontext(), attribution.watch():
         with watcher:
             yield findings

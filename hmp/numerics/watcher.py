@@ -20,6 +20,7 @@ from .aten import Facts, argument, facts, refuse_xla, storage_address
 from .attribution import Attribution, Call
 from .distance import widened
 from .finding import Finding, find
+from .meant import Meant
 
 Tensor = torch.Tensor
 FLOATS = frozenset(
@@ -58,8 +59,9 @@ class Held:
 class Watcher(TorchDispatchMode):
     """The mode; `report` is called with each finding, and may raise."""
 
-    def __init__(self, attribution: Attribution, report: Callable[[Finding], None]) -> None:
+    def __init__(self, attribution: Attribution, report: Callable[[Finding], None], meant: Meant) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._meant = meant
         self._attribution = attribution
         self._report = report
         self._origins: dict[int, tuple[StorageWeakRef, Origin]] = {}
@@ -174,6 +176,9 @@ class Watcher(TorchDispatchMode):
             # the product overflows where it is rounded (R11): it is told of with the inputs that it was given, which lose nothing by this
             known, inputs = of_product, [t.to(odd[0].dtype) for t in of_inputs]
         finding = find(call, known, inputs, odd)
+        if not has_nan and self._meant.names(finding):
+            self._mark_all(odd, Origin("written"))
+            return
         if not has_nan and self._may_be_meant(call, known, inputs):
             self._mark_all(odd, Origin("pending", finding))
             return

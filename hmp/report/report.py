@@ -290,6 +290,8 @@ class Report:
             raise HmpError(f"Report.from_dict() takes the dict that Report.to_dict() gave, not an object of type {type(values).__name__}")
         if values.get("hmp_report") != FORMAT:
             raise HmpError(f"is no report of hmp's, or one of another version: hmp_report is {values.get('hmp_report')!r}, not {FORMAT}")
+        if not isinstance(values.get("rows"), list):
+            raise HmpError("is a report without rows: it was cut off, or is part of one; give all that Report.to_dict() gave")
         kinds: dict[str, Any] = {"rows": Row, "fp8": Fp8Row, "kept": KeptRow, "violations": Violation, "models": Model}
         # which reports of older releases have not all of
         found = {name: [of_json(kind, each) for each in values.get(name, ())] for name, kind in kinds.items()}

@@ -137,7 +137,7 @@ def _unlisted(found: list[Row]) -> str:
 
 def _heading(report: Report) -> str:
     decided = sum(row.calls for row in report.rows if row.rule not in (PAST, UNLISTED))
-    names = ", ".join(f"{each['name']} ({each['fingerprint']})" for each in report.policies) or "none"
+    names = ", ".join(f"{each['name']} ({each['dtype']}, {each['fingerprint']})" for each in report.policies) or "none"
     sums = total(report.rows)
     return (
         f"hmp record: policy {names}; {decided} decided calls, {sums.casts} casts ({size(sums.cast_bytes)}, "

@@ -1,8 +1,9 @@
 """Puts policies in force: convert() for the process, casts() for a region, apply() for a module's calls."""
 
-from ..torch_hooks import applied_policy
+from ..torch_hooks import applied_policy, in_dtype
 from ..wrapping import Observer, Op, OpRule, op_wrap
 from .applied_models import apply, remove
+from .called_modules import convert_script
 from .compiled_policies import any_compiled
 from .conversion import Handle, any_applied, casts, convert, is_converted, is_in_place, observed_by, register, revert, set_low_kernels
 
@@ -17,6 +18,8 @@ __all__ = [
     "apply",
     "casts",
     "convert",
+    "convert_script",
+    "in_dtype",
     "is_converted",
     "is_in_place",
     "observed_by",

@@ -13,7 +13,7 @@ import torch
 from ..errors import HmpError
 from ..lists import DEFAULT, Policy, as_policy
 from ..patching import patches
-from ..torch_hooks import applied_policy, module_calls
+from ..torch_hooks import applied_policy, as_dtype, module_calls
 from . import compiled_policies
 from .compiled_policies import lock
 from .conversion import module_of, resolved, specialised, unscripted
@@ -22,23 +22,28 @@ from .log_observer import announce
 M = TypeVar("M", bound=torch.nn.Module)
 
 
-def apply(model: M, policy: Policy | str | Path = DEFAULT, *, verbose: bool = False) -> M:
-    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast",
-    torch.autocast's own lists for the device in use.
+def apply(model: M, policy: Policy | str | Path = DEFAULT, *, outputs: torch.dtype | str | None = None, verbose: bool = False) -> M:
+    """`model`; every call of it runs under `policy` from now on. Nothing outside its calls is cast. Without a policy it is "autocast":
+    torch.autocast's own lists for the device that the model's parameters are on, in bfloat16 where that device has instructions for it,
+    else float16. So move the model first.
 
     Works through `model(...)`, not through a direct `model.forward(...)`. Scoped lines (`softmax @ decoder.*`) are resolved for the modules
     that the model has now; they apply to calls of these modules inside calls of the model. A deep copy of the model has the policy too, and
-    so has the model in another process that multiprocessing hands it to; a file has none, and loading it warns. `verbose` logs the policy
+    so has the model in another process that multiprocessing hands it to; a file has none, and loading it warns.
+
+    `outputs` is a dtype, such as "float32": the floating tensors that a call of the model returns are cast to it, also in nested lists,
+    tuples, dicts and dataclasses, as accelerate and Lightning do; float64 and integers stay. For a loss, numpy or an op without a kernel
+    in the low dtype behind the model. What the model's own layers hand on is not changed. `verbose` logs the policy
     and every distinct decision once. `hmp.remove(model)` undoes it; torch stays patched until `hmp.revert()`.
     """
     if not isinstance(model, torch.nn.Module):
         raise HmpError(f"apply() takes a torch.nn.Module; {type(model).__name__} is none. To decorate functions use hmp.casts(policy)")
-    chosen = as_policy(policy)
+    chosen, dtype = as_policy(policy, model), as_dtype(outputs)
     marked = module_calls.inside_compiled(unscripted(model, "apply()"))
     with lock:
         compiled = resolved(chosen, model, None, verbose) if chosen.scoped else compiled_policies.compile_policy(chosen, verbose)
         module_calls.unmark(marked)
-        module_calls.mark(marked, specialised(compiled))
+        module_calls.mark(marked, specialised(compiled), dtype)
         _send_with_policy(marked)
     if verbose:
         announce(chosen)
@@ -77,13 +82,13 @@ def _sent(model: torch.nn.Module) -> Any:
     parts = [*reduced, None, None, None][:5]
     function, arguments, state, items, pairs = parts
     arguments = tuple(map(module_calls.without_mark, arguments))
-    return function, arguments, (module_calls.without_mark(state), policy), items, pairs, _arrive
+    return function, arguments, (module_calls.without_mark(state), policy, module_calls.applied_outputs(model)), items, pairs, _arrive
 
 
-def _arrive(model: torch.nn.Module, sent: tuple[Any, Policy]) -> None:
+def _arrive(model: torch.nn.Module, sent: tuple[Any, Policy, torch.dtype | None]) -> None:
     """Sets the state of a model that another process sent, and applies the policy: the modules that scoped lines speak of are there now."""
-    state, policy = sent
+    state, policy, outputs = sent
     if state is not None:
         model.__setstate__(state)
     module_calls.drop_lost_marks(model)
-    apply(model, policy)
+    apply(model, policy, outputs=outputs)

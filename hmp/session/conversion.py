@@ -87,7 +87,9 @@ def convert(  # noqa: PLR0913
     is_verbose = isVerbose if verbose is None else verbose
     # reading the lists is within the pause too: it makes enough objects for the garbage collector to look through all of torch's
     with compiled_policies.gc_paused():
-        chosen = _choose_policy(opt_level, policy, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path))
+        chosen = choose_policy(
+            opt_level, policy, model, (bf16_file_path, fp32_file_path, promote_file_path, fp8_file_path, saved_file_path)
+        )
         if dtype is not None:
             chosen = chosen.replace(dtype=dtype)
         with _lock:
@@ -102,6 +104,11 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
         compiled = resolved(chosen, unscripted(model, "convert(model=...)"), chosen.unscoped, is_verbose)
     else:
         compiled = compiled_policies.compile_policy(chosen, is_verbose)
+    return in_force(chosen, compiled, was_patched, is_verbose)
+
+
+def in_force(chosen: Policy, compiled: CompiledPolicy, was_patched: bool, is_verbose: bool) -> Handle:
+    """Put `compiled` in force for the process, as the latest conversion."""
     if not was_patched:
         calls_in_flight.wait_for(never_cast.codes())
     handle = Handle(compiled)
@@ -114,7 +121,9 @@ def _convert(chosen: Policy, model: torch.nn.Module | None, is_verbose: bool) ->
     return handle
 
 
-def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tuple[str | Path | None, ...]) -> Policy:
+def choose_policy(
+    opt_level: str, policy: Policy | str | Path | None, model: torch.nn.Module | None, files: tuple[str | Path | None, ...]
+) -> Policy:
     if opt_level not in ("O1", "O2"):
         raise HmpError(f"opt_level {opt_level!r} is unknown; use 'O1' (the lists) or 'O2' (products in the low dtype, the rest in float32)")
     if policy is not None:
@@ -122,7 +131,7 @@ def _choose_policy(opt_level: str, policy: Policy | str | Path | None, files: tu
             raise HmpError("policy= and list files exclude each other; give one of them, or Policy.from_files(...)")
         if opt_level == "O2":
             raise HmpError("policy= and opt_level='O2', which is the policy 'habana-o2', exclude each other; give one of them")
-        return as_policy(policy)
+        return as_policy(policy, model)
     if opt_level == "O2":
         for cast, file, lacks in (("fp8", files[3], "has no product in FP8"), ("saved", files[4], "packs nothing")):
             if file:
@@ -169,7 +178,7 @@ def any_applied() -> bool:
 def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: torch.nn.Module | None = None) -> Any:
     """A region of the calling thread or task in which `policy` is in force: context manager and decorator; nests.
 
-    Without a policy: "autocast", torch.autocast's own lists for the device in use.
+    Without a policy: "autocast", torch.autocast's own lists for the device that `model` is on, without one for the device in use.
 
     `model` is the one whose modules scoped lines speak of, as it is now; HmpError for a policy with such lines and no model. torch stays
     patched until `hmp.revert()`; outside the region the patches do nothing.
@@ -178,7 +187,7 @@ def casts(policy: Policy | str | Path | Callable[..., Any] = DEFAULT, *, model: 
         _refuse_tracing()
     if isinstance(policy, (types.FunctionType, types.MethodType)):
         return casts()(policy)
-    chosen = _uncompiled(as_policy)(policy)
+    chosen = _uncompiled(as_policy)(policy, model)
     _check_model(model, chosen, "casts(model=...)")
     made = _CastsIn(chosen, model) if model is not None and chosen.scoped else lambda: compiled_policies.compile_policy(chosen)
 

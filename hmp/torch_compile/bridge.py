@@ -276,6 +276,17 @@ def _casts_of_module(tx: Any, args: list[Any], kwargs: dict[str, Any], source: A
     return dynamo_names.constant(tx, None) if casts is None else dynamo_internals.variables().Object(casts)
 
 
+def _outputs_of_call(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    # guarded with the policy of the call, which was asked for before
+    return dynamo_names.constant(tx, module_calls.outputs_of_call(dynamo_names.value_of(args[0])))
+
+
+def _is_new(tx: Any, args: list[Any], kwargs: dict[str, Any], source: Any = None) -> Any:
+    if module_calls.is_new(dynamo_names.value_of(args[0]), is_traced=True):
+        raise dynamo_names.part("exc").UnspecializeRestartAnalysis  # marks have changed, on which the trace is guarded
+    return dynamo_names.constant(tx, False)
+
+
 def _answer(original: Callable[..., Any]) -> Callable[..., Any]:
     """What Dynamo calls for `original`, torch.is_autocast_enabled or the like: the user's code gets the answer of eager code (R17)."""
 
@@ -321,6 +332,8 @@ def _fill_functions() -> None:
             state.call_under: _call_under,
             suspensions.call_innermost: _call_innermost,
             module_calls.policy_of_call_now: _casts_of_module,
+            module_calls.is_new: _is_new,
+            module_calls.outputs_of_call: _outputs_of_call,
         }
     )
     functions.update((each, _region(each)) for each in entering)

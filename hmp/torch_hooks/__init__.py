@@ -19,16 +19,19 @@ from . import (
     resizing,
     scripted,
 )
+from .model_outputs import as_dtype, in_dtype
 from .module_calls import applied_policy
 
 __all__ = [
     "applied_policy",
     "around_models",
+    "as_dtype",
     "autocast",
     "backward",
     "captures",
     "checkpoint",
     "dispatch_modes",
+    "in_dtype",
     "late_imports",
     "library_ops",
     "module_calls",

@@ -51,6 +51,11 @@ def running(steps: Iterable[Step]) -> Iterator[torch.nn.Module]:
             yield module
 
 
+def is_inside_another(module: torch.nn.Module, frame: types.FrameType) -> bool:
+    """Whether a call of another module than `module` is running at `frame`."""
+    return any(each is not module for each in running(frames(frame, CALLS)))
+
+
 def is_of_wrapper(steps: Iterable[Step]) -> bool:
     """Whether the innermost call of a module is that of a wrapper around a model, such as DeepSpeed's engine, not of the model."""
     return any(unwrapped(module)[1] is not module for module in itertools.islice(running(steps), 1))

@@ -18,7 +18,9 @@ import torch
 from ..context import CompiledPolicy, Off, state, suspensions
 from ..errors import HmpError
 from ..patching import patches
-from ..torch_private import dynamo, is_any_autocast_enabled
+from ..torch_private import CALL_OF_MODULES, DYNAMOS_MODULES, dynamo, is_any_autocast_enabled, tell_dynamo_of_call_impl
+from . import late_imports
+from .model_outputs import in_dtype
 
 MARK = "_hmp_applied"
 
@@ -31,20 +33,27 @@ class Mark:
     its scope id.
     """
 
-    __slots__ = ("__weakref__", "applied", "key", "module", "scoped")
+    __slots__ = ("__weakref__", "applied", "key", "module", "outputs", "scoped")
 
-    def __init__(self, module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy]) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        applied: CompiledPolicy | None,
+        scoped: dict[int, CompiledPolicy],
+        outputs: torch.dtype | None = None,
+    ) -> None:
         self.applied = applied
+        self.outputs = outputs  # the dtype of what a call returns; None as it is
         self.scoped = scoped
         # what code of torch.compile's is guarded on: modules with equal keys put the same policies in force
-        self.key = (_number(applied), *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))))
+        self.key = (_number(applied), outputs, *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))))
         self.module = weakref.ref(module)
         _marks.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
         # copy.deepcopy notes the new module before it copies the module's __dict__
         copied = memo.get(id(self.module()))
-        return None if copied is None else Mark(copied, self.applied, self.scoped)
+        return None if copied is None else Mark(copied, self.applied, self.scoped, self.outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.applied is None or self.applied.user_policy is None:
@@ -73,11 +82,11 @@ def _count_change() -> None:
     _changes += 1
 
 
-def mark(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
-    """Marks `module`: `compiled` is in force during every call of it and of its deep copies."""
+def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype | None = None) -> None:
+    """Marks `module`: `compiled` is in force during every call of it and of its deep copies, which returns tensors of dtype `outputs`."""
     _follow_marks(module)
     found: Mark | None = vars(module).get(MARK)
-    _put(module, compiled, {} if found is None else found.scoped)
+    _put(module, compiled, {} if found is None else found.scoped, outputs)
 
 
 def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
@@ -85,15 +94,18 @@ def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     _follow_marks(module)
     found: Mark | None = vars(module).get(MARK)
     scoped = {} if found is None else found.scoped
-    _put(module, None if found is None else found.applied, {**scoped, compiled.scope_id: compiled})
+    applied, outputs = (None, None) if found is None else (found.applied, found.outputs)
+    _put(module, applied, {**scoped, compiled.scope_id: compiled}, outputs)
 
 
-def _put(module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy]) -> None:
+def _put(
+    module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy], outputs: torch.dtype | None = None
+) -> None:
     # a new Mark: a replica may share the old one
     if applied is None and not scoped:
         vars(module).pop(MARK, None)
     else:
-        vars(module)[MARK] = Mark(module, applied, scoped)
+        vars(module)[MARK] = Mark(module, applied, scoped, outputs)
     _count_change()
 
 
@@ -134,7 +146,7 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
         found: Mark | None = self.__dict__.get(MARK)
         if found is not None and made is not self and MARK not in made.__dict__:
             _follow_marks(made)
-            _put(made, found.applied, found.scoped)
+            _put(made, found.applied, found.scoped, found.outputs)
         return made
 
     return copying
@@ -204,7 +216,8 @@ def unmark_scope(scope_id: int) -> None:
 def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
     found: Mark | None = vars(module).get(MARK)
     if found is not None and scope_id in found.scoped:
-        _put(module, found.applied, {number: compiled for number, compiled in found.scoped.items() if number != scope_id})
+        scoped = {number: compiled for number, compiled in found.scoped.items() if number != scope_id}
+        _put(module, found.applied, scoped, found.outputs)
 
 
 def unmark_all() -> None:
@@ -240,6 +253,17 @@ def policy_of_call(module: torch.nn.Module, current: CompiledPolicy | Off) -> Co
     return compiled
 
 
+def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
+    """The dtype of what a call of `module`, in which its policy is in force, returns; None as it is."""
+    found: Mark | None = module.__dict__.get(MARK)
+    return None if found is None else found.outputs
+
+
+def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
+    """The dtype that `apply(module, outputs=...)` was given."""
+    return outputs_of_call(inside_compiled(module))
+
+
 def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
     """The policy in whose place `off` is in force, inside calls of the modules `running`, outermost first; None for none.
 
@@ -252,6 +276,41 @@ def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any
         if found is not None:
             compiled = (found.applied if is_around else None) or found.scoped.get(compiled.scope_id) or compiled
     return compiled.policy
+
+
+_look: Callable[[torch.nn.Module, bool], bool] | None = None  # what is to see the modules that are called
+
+
+def is_new(module: torch.nn.Module, is_traced: bool = False) -> bool:
+    """Return True if what `look_at_calls` was given found something to do for `module`, and has done it. `is_traced` is whether
+    torch.compile traces the call."""
+    return _look is not None and _look(module, is_traced)
+
+
+def look_at_calls(look: Callable[[torch.nn.Module, bool], bool]) -> None:
+    """Has `look` see every module that is called, until patches.restore(). Where it returns True the call begins anew, with new marks."""
+    global _look
+    own = getattr(*CALL_OF_MODULES)
+    _look = look
+    patches.on_restore(_look_no_more)
+    patches.rebind(*CALL_OF_MODULES, _looking(own))
+    late_imports.after({DYNAMOS_MODULES: functools.partial(tell_dynamo_of_call_impl, own)})
+
+
+def _look_no_more() -> None:
+    global _look
+    _look = None
+
+
+def _looking(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(call_impl)
+    def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_new(self):
+            marked: Any = self
+            return marked._call_impl(*args, **kwargs)  # its class's, which follows marks now
+        return call_impl(self, *args, **kwargs)
+
+    return _call_impl
 
 
 def changes() -> int:
@@ -268,7 +327,9 @@ def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
         compiled = policy_of_call_now(self)
         if compiled is None:
             return call_impl(self, *args, **kwargs)
-        return suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
+        result = suspensions.call_innermost(compiled, call_impl, self, *args, **kwargs)
+        outputs = outputs_of_call(self)
+        return result if outputs is None else in_dtype(result, outputs)
 
     _call_impl.hmp_follows_marks = True  # type: ignore[attr-defined]
     return _call_impl
@@ -316,6 +377,6 @@ def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
         if found is None:  # what a mark becomes in a pickle
             del self.__dict__[MARK]
         elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
-            self.__dict__[MARK] = Mark(self, found.applied, found.scoped)
+            self.__dict__[MARK] = Mark(self, found.applied, found.scoped, found.outputs)
 
     return __setstate__

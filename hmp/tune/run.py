@@ -58,7 +58,7 @@ def run(  # noqa: PLR0913
         )
     packs, small = objective == "bytes", _SMALL[objective]
     bounds = as_tolerance(tolerance, metric is not None)
-    begin = _start(as_policy(start), levels, packs)
+    begin = _start(as_policy(start, model), levels, packs)
     allowed = Budget(budget)
     shared = scopes.shared(model) if per_module and isinstance(model, torch.nn.Module) else ()
     decisions = Decisions(begin, ops, per_module, shared, in_fp8=_in_fp8(levels), packs=packs)

@@ -72,7 +72,7 @@ class Search:
         start = self._decisions.start
         self._trials.of(start.name, start)
         if self._decisions.all:  # these say what is done with ops that are not decided, too
-            devices = as_policy("autocast").replace(dtype=start.dtype)
+            devices = as_policy("autocast", self._task.model).replace(dtype=start.dtype)
             self._trials.of(devices.name, devices)
             if self._trials.objective == "time":  # where nothing is cast no op need be looked at
                 self._trials.of("no lists", Policy(name="no lists", dtype=start.dtype), frozenset())

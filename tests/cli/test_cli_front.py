@@ -261,9 +261,12 @@ def test_the_pre_commit_hook_runs_the_check(tmp_path: Path, capsys: pytest.Captu
     hook = (ROOT / ".pre-commit-hooks.yaml").read_text(encoding="utf-8")
     (entry,) = re.findall(r"^  entry: hmp (.+)$", hook, re.MULTILINE)
     (files,) = re.findall(r"^  files: (.+)$", hook, re.MULTILINE)
-    for name in ("bf16.txt", "my/fp32.txt", "lists/my_bf16_ops.txt", "promote.txt"):
+    for name in ("bf16.txt", "my/fp32.txt", "lists/my_bf16_ops.txt", "promote.txt", "my/fp8.txt", "saved.txt", "my_fp8_ops.txt"):
         assert re.search(files, name), name
-    for name in ("requirements.txt", "bf16.py", "notes.txt"):
+    marks = [file.name for file in (ROOT / "op_lists" / "fp8").iterdir()] + [file.name for file in (ROOT / "op_lists" / "saved8").iterdir()]
+    words = {"base.txt", "dtype.txt", "saved_recipe.txt"}  # of a folder, and no lists
+    assert {name for name in marks if not re.search(files, name)} == words
+    for name in ("requirements.txt", "bf16.py", "notes.txt", "recipe.txt"):
         assert not re.search(files, name), name
     (tmp_path / "bf16.txt").write_text("liner\n")
     assert main([*entry.split(), str(tmp_path / "bf16.txt")]) == 1

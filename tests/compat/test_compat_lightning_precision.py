@@ -175,8 +175,9 @@ def no_lists_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_an_argument_wins_over_the_environment_and_without_either_it_is_habanas(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    assert HMPPrecision().policy == hmp.Policy.load("habana") and HMPPrecision().policy.name == "habana"
+def test_an_argument_wins_over_the_environment_and_without_either_it_is_autocast(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    autocast = hmp.Policy.load("autocast")
+    assert HMPPrecision().policy == autocast and HMPPrecision().policy.name == autocast.name
     monkeypatch.setenv("LOWER_LIST", write(tmp_path, low="softmax\n")["low"])
     assert HMPPrecision().policy.bf16 == {"softmax"}
     assert HMPPrecision("bert").policy == hmp.Policy.load("bert")

@@ -243,5 +243,5 @@ def test_a_transform_is_refused_with_a_reason(name: str) -> None:
     # torch.jit.trace calls the function once more, without a trace, to compare
     assert set(reasons) - {""} == {"torch.func, forward-mode differentiation or torch.jit.trace"}
     assert "" not in reasons or name == "jit.trace"
-    with pytest.raises(hmp.HmpError, match="run it in the low dtype there, as why_not"):
+    with pytest.raises(hmp.HmpError, match="run it in the low dtype there, bfloat16"):
         _transforms()[name](lambda x, w: PRODUCTS["linear"](x, w, recipe=RECIPES["tensorwise"], low=BF16))

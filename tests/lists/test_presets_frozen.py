@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import hmp
 from hmp.cli import main
@@ -158,6 +159,63 @@ def test_autocast_is_the_list_of_the_device_in_use(monkeypatch: pytest.MonkeyPat
     assert hmp.Policy.load("autocast") == hmp.Policy.load(lists)
 
 
+def _linear_on(device: str) -> torch.nn.Module:
+    """A layer whose parameters are on a device that need not be there."""
+    model = torch.nn.Linear(2, 2, bias=False, device="meta")
+    with FakeTensorMode():
+        model.weight = torch.nn.Parameter(torch.empty(2, 2, device=device))
+    return model
+
+
+def _pretend_cuda(monkeypatch: pytest.MonkeyPatch, computes_in_bfloat16: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation or computes_in_bfloat16)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("natively", [True, False])
+def test_autocast_is_the_list_of_the_device_that_the_model_is_on(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, device: str, natively: bool
+) -> None:
+    """On a machine with CUDA: a model on the CPU has the CPU's lists, and float16 is for cards without bfloat16 alone."""
+    _pretend_cuda(monkeypatch, natively)
+    low = torch.bfloat16 if natively or device == "cpu" else torch.float16
+    lists = hmp.Policy.load(f"torch-{device}").replace(dtype=low)
+    with caplog.at_level(logging.INFO, logger="hmp"):
+        model = hmp.apply(_linear_on(device), verbose=True)
+    said = next(each for each in caplog.messages if each.startswith("policy "))
+    assert said == str(lists) and f"'torch-{device}@" in said and f"low dtype {str(low).removeprefix('torch.')}" in said
+    assert f"policy {lists.name!r}" in repr(model)
+    on_cuda = hmp.Policy.load("torch-cuda").replace(dtype=torch.bfloat16 if natively else torch.float16)
+    assert hmp.Policy.load("autocast") == on_cuda  # without a model: the accelerator's
+    assert hmp.Policy.load("torch-cuda").dtype is torch.float16  # as torch has it
+
+
+def test_autocast_of_a_model_without_parameters_or_on_meta_or_on_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    _pretend_cuda(monkeypatch, True)
+    for model in (torch.nn.ReLU(), torch.nn.Linear(2, 2, device="meta"), torch.nn.Sequential(torch.nn.Linear(2, 2), _linear_on("cuda"))):
+        assert "'torch-cuda@" in repr(hmp.apply(model))
+    assert "'torch-cpu@" in repr(hmp.apply(torch.nn.BatchNorm1d(2, affine=False)))  # it has buffers
+
+
+def test_what_is_laid_over_autocast_is_laid_over_that_of_the_models_device(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    _pretend_cuda(monkeypatch, True)
+    (tmp_path / "base.txt").write_text("autocast\n")
+    (tmp_path / "fp32.txt").write_text("linear\n")
+    for policy in ("saved8", tmp_path):
+        with hmp.record() as report:
+            hmp.apply(torch.nn.Linear(2, 2), policy)(torch.ones(1, 2))
+        (ran_under,) = report.policies
+        assert set(ran_under["fp32"]) - {"linear"} == hmp.Policy.load("torch-cpu").fp32
+        assert set(hmp.Policy.load(policy).entries("fp32")) - {"linear"} == hmp.Policy.load("torch-cuda").fp32
+
+
+def test_the_report_says_which_lists_and_low_dtype_autocast_is() -> None:
+    with hmp.record() as report:
+        hmp.apply(torch.nn.Linear(2, 2))(torch.ones(1, 2))
+    assert re.match(r"hmp record: policy torch-cpu@[0-9.]+ \(bfloat16, ", str(report).splitlines()[0])
+
+
 @pytest.mark.parametrize(
     ("kind", "said"), [("mtia", []), ("mps", ["hmp keeps no autocast lists of mps; those of CUDA, torch-cuda, stand for them here"])]
 )
@@ -167,7 +225,9 @@ def test_autocast_is_cudas_list_on_another_accelerator_and_a_warning_where_torch
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device(kind))
     presets._of_another.cache_clear()
-    assert hmp.Policy.load("autocast") == hmp.Policy.load("torch-cuda") == hmp.Policy.load("autocast")
+    low = torch.bfloat16 if kind == "mtia" else torch.float16  # torch.mtia says that it has bfloat16, torch.mps does not say
+    lists = hmp.Policy.load("torch-cuda").replace(dtype=low)
+    assert hmp.Policy.load("autocast") == lists == hmp.Policy.load("autocast")
     assert [record.getMessage() for record in caplog.records if "stand for them" in record.getMessage()] == said
 
 

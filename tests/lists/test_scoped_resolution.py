@@ -68,8 +68,8 @@ def naive(model: torch.nn.Module, lines: list[tuple[str, str | None, str]]) -> d
             for name in names:
                 if {(name, "bf16"), (name, "fp32")} <= set(those):
                     raise Tie
-            # BF16 and FP32 before promote; its own name before a synonym's
-            those.sort(key=lambda each: (each[1] == "promote", each[0] != op))
+            # its own name before a synonym's; of one name BF16 and FP32 before promote
+            those.sort(key=lambda each: (each[0] != op, each[1] == "promote"))
             told[op] = those[0][1] if those else None
         for path in its_paths:
             found[path] = told

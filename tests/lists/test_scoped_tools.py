@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 
 import hmp
+from command_kit import ROOT, RUN, python
 from hmp import cli
 from hmp.compat import gaudi_config
 from hmp.diagnostics import check_lists
@@ -97,12 +100,88 @@ def test_scope_lists_diff_and_explain_of_the_shell(folder: Path, capsys: pytest.
     assert json.loads(capsys.readouterr().out)["scoped"][1].startswith("softmax @ decoder, on the fp32 list")
 
 
-def test_scope_run_says_that_it_has_no_model(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    script = tmp_path / "script.py"
-    script.write_text("")
-    assert cli.main(["run", "--policy", str(folder), str(script)]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"hmp run: {folder / 'fp32.txt'}:4: 'softmax @ *.linear' speaks of the modules of a model")
+SCRIPT = """
+import copy, sys
+import torch
+from test_scoped_tools import Net, X
+
+class Outer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+    def forward(self, x):
+        return self.net(x)
+
+def seen(net, call=None):
+    (net if call is None else call)(X)
+    return [str(dtype).removeprefix("torch.") for dtype in net.seen]
+
+net = Net()
+print(*seen(net), *seen(net))
+print(*seen(copy.deepcopy(net)), *seen(Net()))
+outer = Outer()
+print(*seen(outer.net, outer), *seen(outer.net))  # paths are those in an outermost module
+print(torch.softmax(torch.nn.Linear(4, 4)(X), -1).dtype)
+if sys.argv[1:] == ["compiled"]:
+    whole, inside = Net(), Net()
+    step = torch.compile(lambda x: inside(x), backend="eager", fullgraph=True)
+    print(*seen(whole, torch.compile(whole, backend="eager", fullgraph=True)), *seen(inside, step), *seen(inside, step))
+    whole.compile(backend="eager")
+    print(*seen(whole))
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path / "script.py"
+
+
+def test_scope_run_has_the_lines_in_the_outermost_modules_that_the_script_calls(
+    folder: Path, script: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
+    told = capsys.readouterr()
+    assert told.out.splitlines() == [
+        "bfloat16 float32 bfloat16 float32",
+        "bfloat16 float32 bfloat16 float32",
+        "bfloat16 bfloat16 bfloat16 float32",
+        "torch.bfloat16",
+    ]
+    assert told.err == ""
+
+
+def test_scope_run_tells_what_matched_nothing_and_where_nothing_was_called(folder: Path, script: Path, capsys: pytest.CaptureFixture[str]):
+    (folder / "fp32.txt").write_text("exp\nsoftmax @ decoder\nsoftmax @ decodr.*\n")
+    assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
+    unmatched = f"hmp run: {folder / 'fp32.txt'}:3: 'softmax @ decodr.*' matched no module"
+    assert capsys.readouterr().err == f"{unmatched} of Linear, Net, Outer, which the script called\n"
+    hmp.revert()
+    script.write_text("import torch; raise SystemExit(3)")
+    with pytest.raises(SystemExit):
+        cli.main(["run", "--policy", str(folder), str(script)])
+    assert f"{unmatched}: this process called none\n" in capsys.readouterr().err
+    hmp.revert()
+    script.write_text("import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))")
+    assert cli.main(["run", "--policy", "fp8", str(script)]) == 0  # a preset speaks of what some models have
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_scope_run_has_the_lines_in_compiled_modules_and_in_modules_that_compiled_functions_call(folder: Path, script: Path):
+    done = python(*RUN, "--policy", folder, script, "compiled", cwd=script.parent, PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
+    assert done.stdout.splitlines()[-2:] == ["bfloat16 float32 bfloat16 float32 bfloat16 float32", "bfloat16 float32"], done.stderr
+
+
+def test_scope_run_that_was_reverted_or_converted_by_the_script(folder: Path, script: Path, capsys: pytest.CaptureFixture[str]):
+    for line, expected in (("hmp.revert()", "float32 float32"), ("hmp.convert(policy=hmp.Policy(bf16={'softmax'}))", "bfloat16 bfloat16")):
+        script.write_text(f"import hmp\n{line}\n" + SCRIPT)
+        call = torch.nn.Module.__dict__["_call_impl"]
+        assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
+        assert capsys.readouterr().out.splitlines()[0] == f"{expected} {expected}"
+        hmp.revert()
+        assert torch.nn.Module.__dict__["_call_impl"] is call
 
 
 @pytest.mark.slow

@@ -364,3 +364,81 @@ def test_a_view_on_a_list_that_casts_goes_on_from_its_inputs_reference(mode: Any
         low = torch.nn.functional.linear(x.bfloat16(), weight.bfloat16(), bias.bfloat16()).detach()
     assert comparison.output == pytest.approx(float((low - exact).norm() / exact.norm()), rel=1e-3)
     assert lossy.output == pytest.approx(float((x.bfloat16() - x).norm() / x.norm()), rel=1e-3)
+
+
+class _ByDtype(torch.nn.Module):
+    """Picks a constant by the dtype, as many losses do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(64, 512)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        y = torch.softmax(self.layer(x), -1)
+        return {"loss": -(y.clamp_min(torch.finfo(y.dtype).eps)).log().min(), "y": y}
+
+
+def test_a_run_without_hmp_is_its_first_column():
+    torch.manual_seed(0)
+    model, x = _ByDtype(), 30 * torch.randn(8, 64)
+    plain = model(x)["loss"].item()
+    with hmp.casts("torch-cpu"):
+        cast = model(x)["loss"].item()
+    found = hmp.compare(model, x, "torch-cpu")
+    assert abs(cast - plain) > 0.5 * abs(plain)
+    assert found.untouched_loss_value == pytest.approx(plain) and found.loss_value == pytest.approx(cast)
+    assert found.untouched_loss == pytest.approx(abs(cast - plain) / abs(plain))
+    assert found.loss is not None and found.loss < 0.01  # the float32 beside each op goes the policy's way
+    first = str(found).splitlines()[1]
+    assert first.startswith("  relative distance from a float32 run without hmp: output ")
+    assert f"({plain:.5g} became {cast:.5g})" in first
+    assert "goes another way in float32" in str(found)
+    assert found.to_dict()["untouched_loss_value"] == found.untouched_loss_value
+
+
+def test_a_branch_by_dtype_and_a_model_whose_ops_account_for_the_distance():
+    class Branch(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(8, 8)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            return y[:, :4] if y.dtype is torch.bfloat16 else y
+
+    x = torch.randn(4, 8)
+    assert hmp.compare(Branch(), x, "torch-cpu").untouched_output == float("inf")
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
+    with torch.no_grad():
+        plain = model(x)
+    for under in ("torch-cpu", hmp.Policy("nothing")):
+        found = hmp.compare(model, x, under)
+        with hmp.casts(under), torch.no_grad():
+            distance = (model(x).float() - plain).norm() / plain.norm()
+        assert found.untouched_output == pytest.approx(distance.item(), rel=1e-3)
+        assert "goes another way" not in str(found)
+    dropping = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout())
+    found = hmp.compare(dropping, x, "torch-cpu")
+    assert found.untouched_output is None and "draws random numbers" in str(found)
+    assert hmp.compare(dropping.eval(), x, "torch-cpu").untouched_output < 0.01
+
+
+def test_a_model_that_raises_is_told_with_what_was_seen():
+    class Raises(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = torch.tanh(self.layer(x))
+            if y.dtype is torch.bfloat16:
+                raise KeyError("label")
+            return y
+
+    model = Raises()
+    weight = model.layer.weight.clone()
+    with pytest.raises(KeyError, match="label") as caught:
+        hmp.compare(model, torch.randn(2, 4), "torch-cpu")
+    (note,) = caught.value.__notes__
+    assert note.startswith("compare() under policy 'torch-cpu@") and "linear (forward, layer) in bfloat16: 0.00" in note and "tanh" in note
+    assert torch.equal(model.layer.weight, weight) and model.layer.weight.grad is None

@@ -240,3 +240,50 @@ def test_hmps_own_saturation_is_no_finding():
         scores = torch.randn(4, 4) + torch.zeros(4, 4).masked_fill(torch.ones(4, 4).triu(1) > 0, MIN)
         scores.softmax(-1)
     assert findings == []
+
+
+class _Masked(torch.nn.Module):
+    """Makes an Inf that is meant, in a module of its own, and one that is not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.block = torch.nn.ModuleDict({"mask": _Mask()})
+        self.layer = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
+        scores = self.layer(x) + self.block["mask"](x)
+        return (torch.softmax(scores, -1) * scale).exp()
+
+
+class _Mask(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        keep = torch.tensor([1.0, 1.0, 0.0]).expand_as(x)
+        return torch.log(keep + x.detach() * 0)  # -Inf where nothing is kept
+
+
+@pytest.mark.parametrize("ignore", [["*.mask"], ["block"], ["log"], {"exp", "block.ma?k"}], ids=str)
+def test_infs_that_are_meant_are_ignored(ignore: Any) -> None:
+    model, x = _Masked(), torch.randn(2, 3)
+    with pytest.raises(hmp.NonFiniteError) as found, hmp.detect_nonfinite():
+        model(x)
+    assert (found.value.finding.op, found.value.finding.module) == ("log", "block.mask")
+    with hmp.detect_nonfinite(ignore=ignore) as findings:
+        model(x).sum().backward()
+    assert findings == []
+
+
+def test_others_and_nans_are_found_beside_what_is_ignored() -> None:
+    model, x = _Masked(), torch.randn(2, 3)
+    with pytest.raises(hmp.NonFiniteError) as found, hmp.detect_nonfinite(ignore=["*.mask"]):
+        model(x, scale=1000.0)
+    assert found.value.finding.op == "exp"
+    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite(ignore=["sqrt"]):
+        torch.sqrt(-torch.ones(2) - x[0, :2].abs())
+    with pytest.raises(hmp.NonFiniteError), hmp.detect_nonfinite(ignore=["other.*", "div"]):
+        model(x)
+
+
+@pytest.mark.parametrize("wrong", ["*.mask", [3]])
+def test_ignore_is_a_list_of_names(wrong: Any) -> None:
+    with pytest.raises(hmp.HmpError, match=r"^ignore=.*: expected a list of names of ops and of globs over module paths"):
+        hmp.detect_nonfinite(ignore=wrong)

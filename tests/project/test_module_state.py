@@ -86,6 +86,7 @@ STAYS = {
     "wrapping.in_fp8._counted": "a thread's own, put back by whoever set it",
     "torch_hooks.autocast._said": "a warning is given once",
     "torch_hooks.autocast._regions": "weak: autocast regions that are alive",
+    "torch_hooks.module_calls._look": "one function, taken back by revert()",
     "torch_hooks.module_calls._changes": "counts: compiled code is guarded on it",
     "torch_hooks.module_calls._numbers": "weak: numbers of policies that are alive",
     "torch_hooks.whole_models._looks_left": "counts down to a limit; revert() begins anew",

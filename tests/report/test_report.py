@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -231,3 +232,17 @@ def test_rank_0_gathers_the_reports_of_all_ranks(tmp_path: Path) -> None:
     ran = python("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2, script, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert [(tmp_path / f"rank{rank}").read_text() for rank in (0, 1)] == ["(3, 2)", "(2, 1)"]
+
+
+@pytest.mark.parametrize("rows", [None, {}, "x"])
+def test_a_report_without_rows_is_none(rows: Any, tmp_path: Path) -> None:
+    with hmp.record() as report:
+        pass
+    values = report.to_dict()
+    assert not hmp.Report.from_dict(values).rows  # an empty one has an empty list
+    del values["rows"]
+    if rows is not None:
+        values["rows"] = rows
+    (tmp_path / "report.json").write_text(json.dumps(values))
+    with pytest.raises(hmp.HmpError, match=r"report\.json: is a report without rows"):
+        hmp.Report.load(tmp_path / "report.json")

@@ -321,3 +321,29 @@ def test_a_recording_that_verify_ends_leaves_nothing(tmp_path: Path):
     with pytest.raises(ZeroDivisionError):
         hmp.verify(nn.Sequential(nn.Linear(3, 3)), torch.randn(2, 3), LISTS, loss=lambda out: 1 / 0)
     assert torch._C._len_torch_function_stack() == 0
+
+
+_ODD = [name for name in ("complex32", "float4_e2m1fn_x2", "float8_e8m0fnu", "bits8") if hasattr(torch, name)]
+
+
+@pytest.mark.parametrize("name", _ODD)
+@pytest.mark.parametrize("shape", [(8,), ()], ids=str)
+def test_buffers_of_every_dtype_are_as_before(name: str, shape: tuple[int, ...]) -> None:
+    dtype = getattr(torch, name)
+
+    class Holding(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 2)
+            values = torch.full(shape, 7, dtype=torch.uint8)
+            self.register_buffer("held", torch.zeros(shape, dtype=dtype) if name == "complex32" else values.view(dtype))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.layer(x)
+
+    model, x = Holding(), torch.ones(1, 2)
+    held = model.held
+    hmp.verify(model, x, "torch-cpu")
+    assert hmp.compare(model, x, "torch-cpu").output is not None
+    assert model.held is held
+    assert bytes(held.reshape(-1).view(torch.uint8).numpy()) == (bytes(held.nbytes) if name == "complex32" else b"\x07" * held.nbytes)

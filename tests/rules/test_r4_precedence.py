@@ -59,6 +59,18 @@ def test_r4_a_synonym_that_is_listed_itself_keeps_its_own_list() -> None:
         assert low.multiply(low).dtype is F32
 
 
+@pytest.mark.parametrize(("cast", "dtype"), [("bf16", BF16), ("fp32", F32)])
+def test_r4_a_synonym_on_the_promote_list_is_promoted_and_of_one_name_the_other_list_wins(cast: str, dtype: torch.dtype) -> None:
+    low, full = torch.ones(2).to(BF16), torch.ones(2)
+    with hmp.casts(lists(**{cast: {"mul", "linalg.matmul", "div"}}, promote={"multiply", "matmul", "div", "rmul"})):
+        assert torch.mul(full, full).dtype is torch.div(full, full).dtype is torch.divide(full, full).dtype is dtype
+        assert torch.linalg.matmul(torch.eye(2), torch.eye(2)).dtype is dtype
+        assert torch.multiply(low, low).dtype is low.multiply(low).dtype is BF16
+        assert torch.multiply(full, low).dtype is F32
+        assert (torch.eye(2).to(BF16) @ torch.eye(2).to(BF16)).dtype is BF16
+    assert hmp.explain("multiply", lists(**{cast: {"mul"}}, promote={"multiply"})).listed_as == "multiply"
+
+
 def file(tmp_path, name: str, *ops: str) -> str:
     path = tmp_path / f"{name}.txt"
     path.write_text("\n".join(ops))

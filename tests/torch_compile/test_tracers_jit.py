@@ -35,6 +35,7 @@ def by_hand(model, x):
     return torch.softmax((hidden @ hidden.t()).to(F32), -1), low.relu(), low.relu()
 
 
+@pytest.mark.native_kernels
 @pytest.mark.filterwarnings("error::torch.jit.TracerWarning")
 @pytest.mark.parametrize("width", [4, 128], ids=["small", "of a size that is shared"])
 def test_a_trace_holds_the_casts(width):

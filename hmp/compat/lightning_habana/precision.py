@@ -18,8 +18,8 @@ _LOW = {"bf16-mixed": torch.bfloat16, "bf16": torch.bfloat16, "16-mixed": torch.
 class HPUPrecisionPlugin(HMPPrecision):
     """`Trainer(plugins=[HPUPrecisionPlugin(device="hpu", precision="bf16-mixed")])`, and what `precision="bf16-mixed"` is on "hpu".
 
-    "bf16-mixed" is HMPPrecision() with its policy: what LOWER_LIST and FP32_LIST name, else "habana". "16-mixed" is the same in float16,
-    with a scaled loss. "32-true", the default, casts nothing. HmpError for any other precision.
+    "bf16-mixed" is HMPPrecision() with the policy of Habana's plugin: what LOWER_LIST and FP32_LIST name, else "habana". "16-mixed" is
+    the same in float16, with a scaled loss. "32-true", the default, casts nothing. HmpError for any other precision.
     """
 
     def __init__(self, precision: str = "32-true", device: str = "hpu") -> None:

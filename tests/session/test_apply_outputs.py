@@ -1,0 +1,164 @@
+"""apply(model, outputs=...): what a call of the model returns is cast, and nothing that its layers hand on."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import io
+from collections import OrderedDict, UserDict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+import hmp
+from process_kit import alone
+
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+LINEAR = hmp.Policy("linear", bf16={"linear"})
+
+
+class Pair(NamedTuple):
+    low: torch.Tensor
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    low: torch.Tensor
+    more: Any
+    name: str = "found"
+
+
+class Many(torch.nn.Module):
+    """Returns its layer's result in every container."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+        self.seen: list[torch.dtype] = []
+
+    def forward(self, x: torch.Tensor) -> Any:
+        low = self.layer(x)
+        self.seen.append(low.dtype)
+        ids = torch.arange(3)
+        return {
+            "one": low,
+            "nested": [low, (low, {"deep": low})],
+            "pair": Pair(low, 7),
+            "found": Found(low, [Pair(low, 1)]),
+            "ordered": OrderedDict(a=low),
+            "user": UserDict(a=low),
+            "ids": ids,
+            "wide": low.double(),
+            "complex": torch.complex(x, x),
+            "none": None,
+        }
+
+
+def dtypes(out: Any) -> set[torch.dtype]:
+    places = (
+        out["one"],
+        out["nested"][0],
+        out["nested"][1][0],
+        out["nested"][1][1]["deep"],
+        out["pair"].low,
+        out["found"].low,
+        out["found"].more[0].low,
+        out["ordered"]["a"],
+        out["user"]["a"],
+    )
+    return {place.dtype for place in places}
+
+
+@pytest.mark.parametrize(
+    ("outputs", "dtype"), [("float32", F32), (torch.float32, F32), ("torch.float16", F16), ("float64", F64), (None, BF16)]
+)
+def test_floating_outputs_in_every_container_have_the_dtype(outputs: Any, dtype: torch.dtype) -> None:
+    model, x = Many(), torch.randn(2, 4)
+    expected = torch.nn.functional.linear(x.to(BF16), model.layer.weight.to(BF16), model.layer.bias.to(BF16)).to(dtype)
+    out = hmp.apply(model, LINEAR, outputs=outputs)(x)
+    assert dtypes(out) == {dtype} and torch.equal(out["one"], expected)
+    assert model.seen == [BF16]  # what the layer hands on
+    assert (out["ids"].dtype, out["wide"].dtype, out["complex"].dtype, out["none"]) == (torch.int64, F64, torch.complex64, None)
+    assert (type(out["pair"]), type(out["found"]), type(out["ordered"]), type(out["user"])) == (Pair, Found, OrderedDict, UserDict)
+    assert out["found"].name == "found" and out["pair"].count == 7
+
+
+def test_gradients_pass_and_what_needs_no_cast_is_returned_itself() -> None:
+    model = torch.nn.Linear(4, 4)
+    out = hmp.apply(model, LINEAR, outputs="float32")(torch.randn(2, 4))
+    out.sum().backward()
+    assert out.dtype is F32 and model.weight.grad is not None and model.weight.grad.dtype is F32
+
+    class Same(torch.nn.Module):
+        def forward(self, x: Any) -> Any:
+            return x
+
+    given = {"x": torch.ones(2), "y": [torch.ones(1)]}
+    assert hmp.apply(Same(), LINEAR, outputs="float32")(given) is given
+
+
+def test_it_lasts_as_long_as_the_policy_does() -> None:
+    model, x = torch.nn.Linear(4, 4), torch.randn(2, 4)
+    hmp.apply(model, LINEAR, outputs="float32")
+    assert copy.deepcopy(model)(x).dtype is F32
+    with hmp.disable_casts():
+        assert torch.equal(model(x), torch.nn.functional.linear(x, model.weight, model.bias))
+    hmp.apply(model, LINEAR)  # again, without
+    assert model(x).dtype is BF16
+    assert hmp.apply(model, hmp.Policy("half", dtype=F16, bf16={"linear"}), outputs=F32)(x).dtype is F32
+    hmp.remove(model)
+    low = torch.nn.Linear(4, 4).to(BF16)
+    assert model(x).dtype is F32 and hmp.remove(low)(x.to(BF16)).dtype is BF16
+    hmp.apply(low, LINEAR, outputs="float32")
+    assert low(x).dtype is F32
+    hmp.revert()
+    assert low(x.to(BF16)).dtype is BF16
+
+
+def test_scoped_lines_and_a_file_with_the_whole_model() -> None:
+    model, x = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)), torch.randn(2, 4)
+    hmp.apply(model, LINEAR.replace(fp32={"linear @ 1"}), outputs="float32")
+    assert model(x).dtype is F32 and model[0](x).dtype is F32  # called by itself it is not the model's
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    with pytest.warns(UserWarning, match="policy 'linear"):
+        loaded = torch.load(buffer, weights_only=False)
+    assert torch.equal(loaded(x), hmp.remove(model)(x))
+
+
+@pytest.mark.parametrize("wrong", ["int64", torch.int32, 3, "float8_e4m3fn", torch.complex64])
+def test_what_is_no_dtype_of_outputs_is_an_error(wrong: Any) -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(hmp.HmpError, match=r"^outputs=.*: expected None or one of float32, bfloat16, float16, float64$"):
+        hmp.apply(model, outputs=wrong)
+    assert "policy" not in repr(model)
+
+
+@pytest.mark.slow
+def test_compiled_models_give_the_same(tmp_path: Path) -> None:
+    alone(
+        tmp_path,
+        """
+        import dataclasses, torch, hmp
+        from torch.nn.functional import linear
+        from collections import namedtuple
+        Pair = namedtuple("Pair", "low count")
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = torch.nn.Linear(4, 4)
+            def forward(self, x):
+                return {"pair": Pair(self.layer(x), 3), "list": [self.layer(x)]}
+        policy, model, x = hmp.Policy("linear", bf16={"linear"}), Model(), torch.randn(2, 4)
+        for called in (model, lambda x: model(x)):
+            made = torch.compile(called, backend="eager", fullgraph=True)
+            for outputs, dtype in (("float32", torch.float32), (None, torch.bfloat16), ("float16", torch.float16)):
+                hmp.apply(model, policy, outputs=outputs)
+                out = made(x)
+                assert (out["pair"].low.dtype, out["pair"].count, out["list"][0].dtype) == (dtype, 3, dtype), (outputs, out)
+        """,
+    )
