@@ -261,7 +261,7 @@ class _Mask(torch.nn.Module):
         return torch.log(keep + x.detach() * 0)  # -Inf where nothing is kept
 
 
-@pytest.mark.parametrize("ignore", [["*.mask"], ["block"], ["log"], {"exp", "block.ma?k"}], ids=str)
+@pytest.mark.parametrize("ignore", [["*.mask"], ["block"], ["log"], {"exp", "block.ma?k"}], ids=["pattern", "module", "op", "set"])
 def test_infs_that_are_meant_are_ignored(ignore: Any) -> None:
     model, x = _Masked(), torch.randn(2, 3)
     with pytest.raises(hmp.NonFiniteError) as found, hmp.detect_nonfinite():
