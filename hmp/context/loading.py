@@ -64,7 +64,7 @@ def while_loading(function: Callable[..., Any]) -> Callable[..., Any]:
     uncast = without_casts(function)
 
     def called_while_loading(*args: Any, **kwargs: Any) -> Any:
-        if _load_here() is not None:
+        if _compiling() or _load_here() is not None:  # compiled code starts no thread
             return uncast(*args, **kwargs)
         load = _Load()
         token = _current.set(load)

@@ -86,7 +86,8 @@ def computes_in_bfloat16(device: torch.device) -> bool | None:
     """Return True if the accelerator has instructions for bfloat16, None where its backend does not say."""
     module: Any = getattr(torch, device.type, None)
     asked = getattr(module, "is_bf16_supported", None)
-    if device.type in ("cpu", "hpu") or asked is None:  # Gaudi's lists are for bfloat16
+    # on Gaudi: its lists are for bfloat16, which it computes in.
+    if device.type in ("cpu", "hpu") or asked is None:
         return None
     with module.device(device) if device.index is not None and module.device_count() > 1 else contextlib.nullcontext():
         try:

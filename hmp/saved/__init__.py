@@ -4,7 +4,7 @@ from .copies import noting
 from .formats import FORMATS
 from .hooks import check_torch, counting, keeping
 from .kept import is_pending, refuse_written
-from .packable import KEEPS, how_of, why_never, why_not
+from .packable import KEEPS, how_of, why_never
 from .watching import watchers
 
 __all__ = [
@@ -19,5 +19,4 @@ __all__ = [
     "refuse_written",
     "watchers",
     "why_never",
-    "why_not",
 ]

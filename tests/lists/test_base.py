@@ -24,7 +24,7 @@ def test_the_base_decides_what_the_lists_do_not_name(tmp_path: Path) -> None:
     assert {"gelu", "matmul"} <= policy.fp32 and "softmax" in policy.bf16
     for cast in ("bf16", "fp32"):
         assert getattr(policy, cast) - {"gelu", "matmul", "softmax"} == getattr(base, cast) - {"gelu", "matmul", "softmax"}
-    assert policy.promote == base.promote - {"linalg.matmul"}  # a synonym of the user's matmul
+    assert policy.promote == base.promote
     assert not policy.bf16 & policy.fp32
     x = torch.randn(4, 4)
     with hmp.casts(policy):

@@ -234,7 +234,7 @@ def test_explain_says_list_place_sites_and_synonyms() -> None:
         ("gelu", "habana", None, "left to torch"),
         ("lstm", "habana", None, "first castable input"),
         ("add", "habana", "promote", "torch itself promotes"),
-        ("multiply", "habana", "promote", "on the promote list"),
+        ("multiply", "habana", "bf16", "follows 'mul'"),
         ("mul_", "habana", "bf16", "\n  an in-place form: its result has the dtype of what it writes into, whatever list it is on (R5)\n"),
         ("iadd", "apex-o1", "promote", "\n  an in-place form"),
         ("gelu", "habana-o2", "fp32", "float32"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,50 +139,48 @@ def script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "script.py"
 
 
-def test_scope_run_has_the_lines_in_the_outermost_modules_that_the_script_calls(
-    folder: Path, script: Path, capsys: pytest.CaptureFixture[str]
-):
-    assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [
+def ran(policy: Path | str, script: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`hmp run` in a process of its own, whose multiprocessing it changes."""
+    path = os.pathsep.join([str(ROOT), *sys.path])
+    return python(*RUN, "--policy", policy, script, *arguments, cwd=script.parent, PYTHONPATH=path)
+
+
+def test_scope_run_has_the_lines_in_the_outermost_modules_that_the_script_calls(folder: Path, script: Path):
+    told = ran(folder, script)
+    assert told.returncode == 0
+    assert told.stdout.splitlines() == [
         "bfloat16 float32 bfloat16 float32",
         "bfloat16 float32 bfloat16 float32",
         "bfloat16 bfloat16 bfloat16 float32",
         "torch.bfloat16",
     ]
-    assert told.err == ""
+    assert told.stderr == ""
 
 
-def test_scope_run_tells_what_matched_nothing_and_where_nothing_was_called(folder: Path, script: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.slow
+def test_scope_run_tells_what_matched_nothing_and_where_nothing_was_called(folder: Path, script: Path):
     (folder / "fp32.txt").write_text("exp\nsoftmax @ decoder\nsoftmax @ decodr.*\n")
-    assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
     unmatched = f"hmp run: {folder / 'fp32.txt'}:3: 'softmax @ decodr.*' matched no module"
-    assert capsys.readouterr().err == f"{unmatched} of Linear, Net, Outer, which the script called\n"
-    hmp.revert()
+    assert ran(folder, script).stderr == f"{unmatched} of Linear, Net, Outer, which the script called\n"
     script.write_text("import torch; raise SystemExit(3)")
-    with pytest.raises(SystemExit):
-        cli.main(["run", "--policy", str(folder), str(script)])
-    assert f"{unmatched}: this process called none\n" in capsys.readouterr().err
-    hmp.revert()
+    told = ran(folder, script)
+    assert told.returncode == 3 and f"{unmatched}: this process called none\n" in told.stderr
     script.write_text("import torch; torch.nn.Linear(2, 2)(torch.ones(1, 2))")
-    assert cli.main(["run", "--policy", "fp8", str(script)]) == 0  # a preset speaks of what some models have
-    assert capsys.readouterr().err == ""
+    told = ran("fp8", script)  # a preset speaks of what some models have
+    assert told.returncode == 0 and told.stderr == ""
 
 
 @pytest.mark.slow
 def test_scope_run_has_the_lines_in_compiled_modules_and_in_modules_that_compiled_functions_call(folder: Path, script: Path):
-    done = python(*RUN, "--policy", folder, script, "compiled", cwd=script.parent, PYTHONPATH=os.pathsep.join([str(ROOT), *sys.path]))
+    done = ran(folder, script, "compiled")
     assert done.stdout.splitlines()[-2:] == ["bfloat16 float32 bfloat16 float32 bfloat16 float32", "bfloat16 float32"], done.stderr
 
 
-def test_scope_run_that_was_reverted_or_converted_by_the_script(folder: Path, script: Path, capsys: pytest.CaptureFixture[str]):
+@pytest.mark.slow
+def test_scope_run_that_was_reverted_or_converted_by_the_script(folder: Path, script: Path):
     for line, expected in (("hmp.revert()", "float32 float32"), ("hmp.convert(policy=hmp.Policy(bf16={'softmax'}))", "bfloat16 bfloat16")):
         script.write_text(f"import hmp\n{line}\n" + SCRIPT)
-        call = torch.nn.Module.__dict__["_call_impl"]
-        assert cli.main(["run", "--policy", str(folder), str(script)]) == 0
-        assert capsys.readouterr().out.splitlines()[0] == f"{expected} {expected}"
-        hmp.revert()
-        assert torch.nn.Module.__dict__["_call_impl"] is call
+        assert ran(folder, script).stdout.splitlines()[0] == f"{expected} {expected}"
 
 
 @pytest.mark.slow

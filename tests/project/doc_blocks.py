@@ -31,7 +31,7 @@ def run(code: str, folder: Path) -> str:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch"])
     (folder / "block.py").write_text(code, encoding="utf-8")
-    process = context.Process(target=_run, args=(folder,))
+    process = context.Process(target=_run, args=(folder, os.environ.get("HMP_LOW_KERNELS", "")))
     process.start()
     process.join(_LIMIT)
     if process.is_alive():
@@ -42,8 +42,9 @@ def run(code: str, folder: Path) -> str:
     return printed
 
 
-def _run(folder: Path) -> None:
+def _run(folder: Path, low_kernels: str) -> None:
     os.chdir(folder)
+    os.environ["HMP_LOW_KERNELS"] = low_kernels  # the server has the environment in which it was started
     sys.path.insert(0, str(ROOT))
     sys.path.insert(0, str(folder))
     with open("printed", "w", encoding="utf-8") as printed, contextlib.redirect_stdout(printed):

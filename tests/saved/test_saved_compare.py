@@ -66,7 +66,7 @@ def test_packing_alone_moves_gradients_as_quantised_tensors_do(tmp_path: Path) -
     assert int(model.norm.num_batches_tracked) == 0 and all(p.grad is None for p in model.parameters())
     ((worst, error), (other, least)) = found.by_module
     line = f"  packing alone (fp8): gradient {found.gradient:.2g}; most in {worst} {error:.2g}, {other} {least:.2g}"
-    assert str(compared).splitlines()[2] == line
+    assert line in str(compared).splitlines()
     values = json.loads(compared.to_json(tmp_path / "compared.json").read_text(encoding="utf-8"))["packing"]
     assert values["gradient"] == found.gradient and values["by_module"][0] == [worst, error]
     pytest.importorskip("jinja2", reason="pages need the extra report")

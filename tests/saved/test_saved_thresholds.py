@@ -13,7 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 import hmp
-from hmp.saved import how_of, why_not
+from hmp.saved import how_of
+from hmp.saved.packable import why_not
 from saved_oracle import bytes_of, packs
 
 Tensor = torch.Tensor

@@ -177,6 +177,7 @@ def _owner(result: Any, owners: list[torch.Tensor]) -> int | None:
             return number
     for number, owner in enumerate(owners):
         dense = result.layout is torch.strided and owner.layout is torch.strided and result.numel() and owner.numel()
-        if dense and result.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr():
-            return number
+        with torch._C.DisableTorchFunctionSubclass():  # a cast copy of a view refuses to give its storage
+            if dense and result.untyped_storage().data_ptr() == owner.untyped_storage().data_ptr():
+                return number
     return None
