@@ -58,6 +58,19 @@ class LastWord:
         if policy is not None and (rule.kind in DTYPES or rule.kind == "autocast"):
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
+            if rule.kind == "fp32":
+                self._look_at_weights(policy, rule.op, given)
+
+    def _look_at_weights(self, policy: Policy, op: str, given: Given) -> None:
+        """An op on the FP32 list computes in float32 what was rounded before, where a weight of it is stored in a low dtype."""
+        entry = self._entry(policy, op)
+        for tensor in each_tensor(given):
+            low = dtype_name(tensor.dtype)
+            if isinstance(tensor, torch.nn.Parameter) and low in _LOW and entry is not None and entry.cast == "fp32":
+                source = f"{entry.text} ({entry.place})" if entry.path else entry.text
+                stored = Overrider("rounded before", f"a weight that is stored in {low}")
+                self._note(op, source, "float32", f"float32 of numbers rounded to {low}", stored)
+                return
 
     def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
         """A call of torch's own function by a name that Python code took before."""

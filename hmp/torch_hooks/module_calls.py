@@ -33,7 +33,7 @@ class Mark:
     its scope id.
     """
 
-    __slots__ = ("__weakref__", "applied", "key", "module", "outputs", "scoped")
+    __slots__ = ("__weakref__", "applied", "key", "methods", "module", "outputs", "scoped")
 
     def __init__(
         self,
@@ -41,19 +41,26 @@ class Mark:
         applied: CompiledPolicy | None,
         scoped: dict[int, CompiledPolicy],
         outputs: torch.dtype | None = None,
+        methods: tuple[str, ...] = (),
     ) -> None:
         self.applied = applied
         self.outputs = outputs  # the dtype of what a call returns; None as it is
+        self.methods = methods  # calls of these put `applied` in force too
         self.scoped = scoped
         # what code of torch.compile's is guarded on: modules with equal keys put the same policies in force
-        self.key = (_number(applied), outputs, *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))))
+        self.key = (
+            _number(applied),
+            outputs,
+            methods,
+            *(part for scope, compiled in sorted(scoped.items()) for part in (scope, _number(compiled))),
+        )
         self.module = weakref.ref(module)
         _marks.add(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
         # copy.deepcopy notes the new module before it copies the module's __dict__
         copied = memo.get(id(self.module()))
-        return None if copied is None else Mark(copied, self.applied, self.scoped, self.outputs)
+        return None if copied is None else Mark(copied, self.applied, self.scoped, self.outputs, self.methods)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.applied is None or self.applied.user_policy is None:
@@ -82,11 +89,13 @@ def _count_change() -> None:
     _changes += 1
 
 
-def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype | None = None) -> None:
-    """Marks `module`: `compiled` is in force during every call of it and of its deep copies, which returns tensors of dtype `outputs`."""
+def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype | None = None, methods: tuple[str, ...] = ()) -> None:
+    """Marks `module`: `compiled` is in force during every call of it, of its `methods` and of its deep copies, which gives `outputs`."""
     _follow_marks(module)
+    for name in methods:
+        patches.rebind(type(module), name, _following_marks(getattr(type(module), name), name))
     found: Mark | None = vars(module).get(MARK)
-    _put(module, compiled, {} if found is None else found.scoped, outputs)
+    _put(module, compiled, {} if found is None else found.scoped, outputs, methods)
 
 
 def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
@@ -94,18 +103,22 @@ def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     _follow_marks(module)
     found: Mark | None = vars(module).get(MARK)
     scoped = {} if found is None else found.scoped
-    applied, outputs = (None, None) if found is None else (found.applied, found.outputs)
-    _put(module, applied, {**scoped, compiled.scope_id: compiled}, outputs)
+    applied, outputs, methods = (None, None, ()) if found is None else (found.applied, found.outputs, found.methods)
+    _put(module, applied, {**scoped, compiled.scope_id: compiled}, outputs, methods)
 
 
 def _put(
-    module: torch.nn.Module, applied: CompiledPolicy | None, scoped: dict[int, CompiledPolicy], outputs: torch.dtype | None = None
+    module: torch.nn.Module,
+    applied: CompiledPolicy | None,
+    scoped: dict[int, CompiledPolicy],
+    outputs: torch.dtype | None = None,
+    methods: tuple[str, ...] = (),
 ) -> None:
     # a new Mark: a replica may share the old one
     if applied is None and not scoped:
         vars(module).pop(MARK, None)
     else:
-        vars(module)[MARK] = Mark(module, applied, scoped, outputs)
+        vars(module)[MARK] = Mark(module, applied, scoped, outputs, methods)
     _count_change()
 
 
@@ -146,7 +159,7 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
         found: Mark | None = self.__dict__.get(MARK)
         if found is not None and made is not self and MARK not in made.__dict__:
             _follow_marks(made)
-            _put(made, found.applied, found.scoped, found.outputs)
+            _put(made, found.applied, found.scoped, found.outputs, found.methods)
         return made
 
     return copying
@@ -217,7 +230,7 @@ def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
     found: Mark | None = vars(module).get(MARK)
     if found is not None and scope_id in found.scoped:
         scoped = {number: compiled for number, compiled in found.scoped.items() if number != scope_id}
-        _put(module, found.applied, scoped, found.outputs)
+        _put(module, found.applied, scoped, found.outputs, found.methods)
 
 
 def unmark_all() -> None:
@@ -262,6 +275,18 @@ def outputs_of_call(module: torch.nn.Module) -> torch.dtype | None:
 def applied_outputs(module: torch.nn.Module) -> torch.dtype | None:
     """The dtype that `apply(module, outputs=...)` was given."""
     return outputs_of_call(inside_compiled(module))
+
+
+def has_method(module: torch.nn.Module, name: str) -> bool:
+    """Return True if calls of the module's method put the policy in force that is applied to the module."""
+    found: Mark | None = module.__dict__.get(MARK)
+    return found is not None and name in found.methods
+
+
+def applied_methods(module: torch.nn.Module) -> tuple[str, ...]:
+    """The methods that `apply(module, methods=...)` was given, `forward` apart."""
+    found: Mark | None = inside_compiled(module).__dict__.get(MARK)
+    return () if found is None else found.methods
 
 
 def policy_if_casts_were_on(off: Off, running: Iterable[torch.nn.Module]) -> Any:
@@ -318,12 +343,15 @@ def changes() -> int:
     return _changes
 
 
-def _following_marks(call_impl: Callable[..., Any]) -> Callable[..., Any]:
+def _following_marks(call_impl: Callable[..., Any], method: str = "") -> Callable[..., Any]:
+    """`call_impl`, or the `method` of that name, which puts the policy of its module's mark in force."""
     if getattr(call_impl, "hmp_follows_marks", False):
         return call_impl  # a base class's
 
     @functools.wraps(call_impl)
     def _call_impl(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if method and not has_method(self, method):
+            return call_impl(self, *args, **kwargs)
         compiled = policy_of_call_now(self)
         if compiled is None:
             return call_impl(self, *args, **kwargs)
@@ -377,6 +405,6 @@ def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
         if found is None:  # what a mark becomes in a pickle
             del self.__dict__[MARK]
         elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
-            self.__dict__[MARK] = Mark(self, found.applied, found.scoped, found.outputs)
+            self.__dict__[MARK] = Mark(self, found.applied, found.scoped, found.outputs, found.methods)
 
     return __setstate__

@@ -98,7 +98,7 @@ KINDS = {
 
 
 def test_every_kind_is_pinned():
-    assert {kind for _, _, _, kind, _, _ in KINDS.values()} == REMEDIES.keys()
+    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | {"rounded before"} == REMEDIES.keys()  # that one has a test of its own
 
 
 @pytest.mark.sampled(2)
@@ -347,3 +347,18 @@ def test_buffers_of_every_dtype_are_as_before(name: str, shape: tuple[int, ...])
     assert hmp.compare(model, x, "torch-cpu").output is not None
     assert model.held is held
     assert bytes(held.reshape(-1).view(torch.uint8).numpy()) == (bytes(held.nbytes) if name == "complex32" else b"\x07" * held.nbytes)
+
+
+@pytest.mark.parametrize("store", [lambda head: head.half(), lambda head: head.to(torch.bfloat16)], ids=["half", "to"])
+def test_a_float32_line_whose_weight_was_rounded_before_is_told(store: Callable[[nn.Module], nn.Module]) -> None:
+    lists = policy(fp32={"linear", "softmax"})
+    model = nn.Sequential(nn.Linear(4, 4), store(nn.Linear(4, 4)))
+    (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
+    low = str(model[1].weight.dtype).removeprefix("torch.")
+    assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and low in found.by
+    with pytest.raises(hmp.ViolationError, match="what may be done: store the weight in float32"):
+        hmp.verify(model, X, lists)
+    assert hmp.verify(model, X, lists, allow=["rounded before"]).rows
+    model[1].float()
+    assert violations(lambda: torch.softmax(model(X), -1), lists) == []  # an input in a low dtype is what the policy itself makes
+    assert violations(lambda: model(X.half()), lists) == []
