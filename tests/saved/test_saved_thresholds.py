@@ -67,7 +67,7 @@ def jump(call: Callable[[], Any], leaves: list[Tensor], twice: bool) -> float:
 
 def jumps(op: Any) -> bool:
     """Whether a derivative of the op jumps for one of torch's own samples, with numbers that lie at corners."""
-    for sample in itertools.islice(op.sample_inputs("cpu", torch.float64, requires_grad=True), 12):
+    for sample in itertools.islice(op.sample_inputs_func(op, "cpu", torch.float64, True), 12):
         args = (sample.input, *sample.args)
         generator = torch.Generator().manual_seed(1)
         given = [each for each in tensors((args, sample.kwargs)) if each.is_leaf and each.requires_grad]

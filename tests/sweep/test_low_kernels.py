@@ -45,7 +45,7 @@ def garbage(info: Any, low: torch.dtype) -> list[str]:
         return []
     seed()
     lines, policy = [], hmp.Policy("low", dtype=low, bf16={name})
-    for sample in itertools.islice(info.sample_inputs("cpu", F32), SAMPLES):
+    for sample in itertools.islice(info.sample_inputs_func(info, "cpu", F32, False), SAMPLES):
         args, kwargs = _cast(((sample.input, *sample.args), sample.kwargs), low, F32)
         wide = _cast((args, kwargs), F64, low)
         try:
