@@ -19,11 +19,11 @@ F32, F64 = torch.float32, torch.float64
 SAMPLES = 3
 # Beyond this relative error of the whole result its kernel is at fault, not the rounding of what it computes.
 MOST = {torch.bfloat16: 0.5, torch.float16: 0.2}
-# Results that are random, or not determined by the inputs, or counts of rounding itself.
+# Results that are random, or not determined by the inputs, or counts of rounding itself; near zero nothing is left of x - tanh(x).
 UNDETERMINED = re.compile(
     r".*(dropout|rand|normal|uniform|lowrank|resize|svd|eig|arg|scaled_mm|fractional|householder|ormqr|geqrf|pinv|matrix_rank|histogram).*"
     r"|bernoulli|multinomial|exponential|cauchy|geometric|rrelu|poisson|(new_)?empty.*|nextafter|frexp|sort|topk|mode|unique.*|(linalg.)?qr"
-    r"|(linalg.)?(lu|ldl).*|floor.*|ceil|round|trunc|remainder|fmod|frac|sign|heaviside|histc|div|multi_head_attention_forward"
+    r"|(linalg.)?(lu|ldl).*|.*tanhshrink|floor.*|ceil|round|trunc|remainder|fmod|frac|sign|heaviside|histc|div|multi_head_attention_forward"
 )
 
 
