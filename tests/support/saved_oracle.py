@@ -146,6 +146,7 @@ def storages() -> dict[int, int]:
 
 def bytes_of(forward: Callable[[], Any]) -> tuple[int, Any]:
     """What is alive behind `forward()` that was not before it, its result apart: in bytes of memory, each once."""
+    gc.collect()  # graphs of tests before, which are packed at some call
     before = storages()
     gc.freeze()  # what there is, a million objects, need not be gone through again
     try:
