@@ -34,10 +34,10 @@ def say_what_matched_nothing(called: Any) -> None:
         return
     from ..observing import speaks  # here: it imports torch
 
-    where = f"of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
+    where = f" of {', '.join(sorted(called.classes))}, which the script called" if called.classes else ": this process called none"
     for entry in called.unmatched if speaks() else ():
         at = f"{entry.place}: " if entry.path else ""
-        print(f"hmp run: {at}{entry.text!r} matched no module {where}".replace(" :", ":"), file=sys.stderr)
+        print(f"hmp run: {at}{entry.text!r} matched no module{where}", file=sys.stderr)
 
 
 def say_where_nothing_was_cast(options: argparse.Namespace, script: str, arguments: Sequence[str], *, is_wrong_use: bool = False) -> None:

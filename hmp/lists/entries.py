@@ -54,6 +54,11 @@ class ListEntry(NamedTuple):
         """ "path:line", "path" where the line is unknown, "" where both are."""
         return "" if self.path is None else self.path if self.line is None else f"{self.path}:{self.line}"
 
+    @property
+    def source(self) -> str:
+        """The entry as list files spell it, with its place where that is known."""
+        return f"{self.text} ({self.place})" if self.path else self.text
+
 
 def parse_list(text: str, cast: ListName, path: str | Path | None = None) -> tuple[ListEntry, ...]:
     """The entries in `text`, in order. Lines and commas separate them; each is `name` or `name @ scope`; `#` starts a comment.

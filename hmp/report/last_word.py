@@ -63,14 +63,12 @@ class LastWord:
 
     def _look_at_weights(self, policy: Policy, op: str, given: Given) -> None:
         """An op on the FP32 list computes in float32 what was rounded before, where a weight of it is stored in a low dtype."""
-        entry = self._entry(policy, op)
-        for tensor in each_tensor(given):
-            low = dtype_name(tensor.dtype)
-            if isinstance(tensor, torch.nn.Parameter) and low in _LOW and entry is not None and entry.cast == "fp32":
-                source = f"{entry.text} ({entry.place})" if entry.path else entry.text
-                stored = Overrider("rounded before", f"a weight that is stored in {low}")
-                self._note(op, source, "float32", f"float32 of numbers rounded to {low}", stored)
-                return
+        stored = {dtype_name(tensor.dtype) for tensor in each_tensor(given) if isinstance(tensor, torch.nn.Parameter)} & _LOW
+        entry = self._entry(policy, op) if stored else None
+        if entry is not None and entry.cast == "fp32":
+            low = min(stored)
+            by = Overrider("rounded before", f"a weight that is stored in {low}")
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", by)
 
     def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
         """A call of torch's own function by a name that Python code took before."""
@@ -129,7 +127,7 @@ class LastWord:
             return None  # in place and out=: the first input's dtype counts (R5, R6)
         if overrider.kind != "region" and results and all(each.dtype is wanted for each in results):
             return None  # a look-up, whose table is not cast (R2), and what saturates (R12)
-        return (f"{entry.text} ({entry.place})" if entry.path else entry.text), dtype_name(wanted)
+        return entry.source, dtype_name(wanted)
 
     def _entry(self, policy: Policy, op: str) -> ListEntry | None:
         known = self._listed.get(id(policy))

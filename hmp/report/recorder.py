@@ -311,7 +311,7 @@ class Recorder(Observer):
             if rule == UNLISTED and entry is not None and entry.cast == "promote":
                 rule = "promote"  # torch itself promotes: no wrapper is needed
             follows = entry is not None and (rule in (entry.cast, PAST) or (rule == _AUTOCASTS and entry.is_autocasts))
-            source = "" if not follows else f"{entry.text} ({entry.place})" if entry.path else entry.text
+            source = entry.source if follows else ""
             found.append(Row(op, rule, source, *rest))
         return grouped(found, "call")  # policies that are the same in other modules make the same rows
 

@@ -60,7 +60,11 @@ class Mark:
     def __deepcopy__(self, memo: dict[int, Any]) -> Mark | None:
         # copy.deepcopy notes the new module before it copies the module's __dict__
         copied = memo.get(id(self.module()))
-        return None if copied is None else Mark(copied, self.applied, self.scoped, self.outputs, self.methods)
+        return None if copied is None else self.of(copied)
+
+    def of(self, module: torch.nn.Module, scoped: dict[int, CompiledPolicy] | None = None) -> Mark:
+        """Return a mark of `module` with the same policies, those of scoped lines replaced by `scoped` where it is given."""
+        return Mark(module, self.applied, self.scoped if scoped is None else scoped, self.outputs, self.methods)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.applied is None or self.applied.user_policy is None:
@@ -95,30 +99,22 @@ def mark(module: torch.nn.Module, compiled: CompiledPolicy, outputs: torch.dtype
     for name in methods:
         patches.rebind(type(module), name, _following_marks(getattr(type(module), name), name))
     found: Mark | None = vars(module).get(MARK)
-    _put(module, compiled, {} if found is None else found.scoped, outputs, methods)
+    _put(module, Mark(module, compiled, {} if found is None else found.scoped, outputs, methods))
 
 
 def mark_scoped(module: torch.nn.Module, compiled: CompiledPolicy) -> None:
     """Marks `module`: `compiled` is in force during those calls of it that are made where a policy of the same scope id is in force."""
     _follow_marks(module)
-    found: Mark | None = vars(module).get(MARK)
-    scoped = {} if found is None else found.scoped
-    applied, outputs, methods = (None, None, ()) if found is None else (found.applied, found.outputs, found.methods)
-    _put(module, applied, {**scoped, compiled.scope_id: compiled}, outputs, methods)
+    found = vars(module).get(MARK) or Mark(module, None, {})
+    _put(module, found.of(module, {**found.scoped, compiled.scope_id: compiled}))
 
 
-def _put(
-    module: torch.nn.Module,
-    applied: CompiledPolicy | None,
-    scoped: dict[int, CompiledPolicy],
-    outputs: torch.dtype | None = None,
-    methods: tuple[str, ...] = (),
-) -> None:
+def _put(module: torch.nn.Module, new: Mark) -> None:
     # a new Mark: a replica may share the old one
-    if applied is None and not scoped:
+    if new.applied is None and not new.scoped:
         vars(module).pop(MARK, None)
     else:
-        vars(module)[MARK] = Mark(module, applied, scoped, outputs, methods)
+        vars(module)[MARK] = new
     _count_change()
 
 
@@ -159,7 +155,7 @@ def _marking_copies(copied: Callable[..., Any]) -> Callable[..., Any]:
         found: Mark | None = self.__dict__.get(MARK)
         if found is not None and made is not self and MARK not in made.__dict__:
             _follow_marks(made)
-            _put(made, found.applied, found.scoped, found.outputs, found.methods)
+            _put(made, found.of(made))
         return made
 
     return copying
@@ -203,7 +199,7 @@ def unmark(model: torch.nn.Module) -> None:
     found: Mark | None = vars(model).get(MARK)
     if found is None or found.applied is None:
         return
-    _put(model, None, found.scoped)
+    _put(model, Mark(model, None, found.scoped))
     if found.applied.scope_id:
         shared = _modules_of_marked_models(found.applied.scope_id)
         for module in model.modules():
@@ -230,7 +226,7 @@ def _unmark_scoped(module: torch.nn.Module, scope_id: int) -> None:
     found: Mark | None = vars(module).get(MARK)
     if found is not None and scope_id in found.scoped:
         scoped = {number: compiled for number, compiled in found.scoped.items() if number != scope_id}
-        _put(module, found.applied, scoped, found.outputs, found.methods)
+        _put(module, found.of(module, scoped))
 
 
 def unmark_all() -> None:
@@ -405,6 +401,6 @@ def _without_loaded_mark(set_state: Callable[..., None]) -> Callable[..., None]:
         if found is None:  # what a mark becomes in a pickle
             del self.__dict__[MARK]
         elif isinstance(found, Mark) and found.module() is not self:  # a shallow copy brings the mark of another module
-            self.__dict__[MARK] = Mark(self, found.applied, found.scoped, found.outputs, found.methods)
+            self.__dict__[MARK] = found.of(self)
 
     return __setstate__

@@ -132,9 +132,7 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
 
     def cast_call(*args: Any, **kwargs: Any) -> Any:
         tensors = survey(args, kwargs, rule) or []
-        if not replaces_autocast(rule, tensors) or (rule.op == "sparse.mm" and not reaches_sparse(args, kwargs, tensors)):
-            return by_autocast(*args, **kwargs)
-        if not _has_a_product(rule.op, args, kwargs, tensors):
+        if not replaces_autocast(rule, tensors) or not _has_a_product(rule.op, args, kwargs, tensors):
             return by_autocast(*args, **kwargs)
         if rule.op in op_facts.RECURRENT and _is_wide_under_autocast(rule, args):
             weights = range(2, len(args)) if rule.op in op_facts.CELLS else [i for i, a in enumerate(args) if type(a) in (list, tuple)][-1:]
@@ -144,8 +142,10 @@ def under_autocast(by_autocast: Op, op: Op, rule: OpRule, caster: Caster) -> Op:
     return cast_call
 
 
-def _has_a_product(op: str, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[Tensor]) -> bool:
+def _has_a_product(op: str, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]) -> bool:
     """Return False for a call that torch.autocast computes without a product in the low dtype, or in chunks whose dtypes it mixes."""
+    if op == "sparse.mm":
+        return reaches_sparse(args, kwargs, tensors)
     if op == "linear_cross_entropy":
         return kwargs.get("options") is None
     if op == "tensordot":  # to one element: a sum of products, which torch writes so
