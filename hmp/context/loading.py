@@ -66,13 +66,13 @@ def while_loading(function: Callable[..., Any]) -> Callable[..., Any]:
     def called_while_loading(*args: Any, **kwargs: Any) -> Any:
         if _compiling() or _load_here() is not None:  # compiled code starts no thread
             return uncast(*args, **kwargs)
-        load = _Load()
-        token = _current.set(load)
-        try:
+        load, before = _Load(), _current.get()
+        try:  # an interrupt may come right after the call
+            _current.set(load)
             return uncast(*args, **kwargs)
         finally:
-            load.has_ended = True
-            _current.reset(token)
+            load.has_ended = True  # first: whoever finds the load then knows
+            _current.set(before)
 
     return called_while_loading
 
@@ -102,13 +102,13 @@ def _submitting(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _inheriting(load: _Load, function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
-        before = state.get()
-        token = _current.set(load)
-        try:
+        before, outer = state.get(), _current.get()
+        try:  # an interrupt may come right after either call
+            _current.set(load)
             state.put(OffWhileLoading(before, load))
             return function(*args, **kwargs)
         finally:
             state.put(before)
-            _current.reset(token)
+            _current.set(outer)
 
     return run

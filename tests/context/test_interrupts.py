@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import _thread
 import contextlib
+import contextvars
 import ctypes
 import gc
 import random
@@ -391,3 +392,33 @@ def test_an_error_set_from_outside_leaves_another_thread_as_it_was(name: str, in
 @pytest.mark.parametrize("name", FROM_OUTSIDE)
 def test_thousands_of_errors_from_outside_leave_another_thread_as_it_was(name: str, in_force: None) -> None:
     interrupt_from_outside(ACTIONS[name], 2000)
+
+
+def test_an_interrupt_while_a_module_is_made_leaves_threads_cast() -> None:
+    """R9: casts are off in threads that a constructor starts, and on in those that are started once it has ended, however it ended."""
+    hmp.convert(policy=LISTS)
+
+    def check(call: int) -> None:
+        assert F.linear(x, w).dtype is torch.bfloat16, f"an interrupt after call {call}"
+
+    def interrupted(call: int) -> bool:
+        calls = iter(range(call))
+
+        def after_each_call(frame: object, event: str, arg: object) -> None:
+            if event == "c_return" and next(calls, None) is None:
+                sys.setprofile(None)
+                raise Interrupt
+
+        try:
+            sys.setprofile(after_each_call)
+            torch.nn.Linear(2, 2)
+            return False
+        except Interrupt:
+            return True
+        finally:
+            sys.setprofile(None)
+            torch.set_grad_enabled(True)  # torch's own no_grad() is left on by an interrupt in it
+            in_thread(check, call)
+
+    # what an interrupt leaves of this thread's own state stays in the copied context
+    assert not contextvars.copy_context().run(lambda: all(map(interrupted, range(2000))))
