@@ -61,8 +61,9 @@ def environment(device: str, results: Path) -> dict[str, str]:
     """That of the processes: hmp and the helpers come from this checkout."""
     paths = [str(ROOT), *(str(ROOT / "tests" / folder) for folder in ("device", "support"))]
     own = {"HMP_TEST_DEVICE": device, "HMP_DEVICE_RESULTS": str(results), "PYTHONPATH": os.pathsep.join(paths), "PYTHONUNBUFFERED": "1"}
-    # cuBLAS may else choose another algorithm for the same product, and bits are compared
-    return {**os.environ, "CUBLAS_WORKSPACE_CONFIG": ":4096:8", **own, **devices_here.environment(device)}
+    # Bits are compared: cuBLAS may else choose another algorithm for the same product, and hmp other kernels than torch on a processor
+    kernels = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8", "HMP_LOW_KERNELS": "native"}
+    return {**os.environ, **kernels, **own, **devices_here.environment(device)}
 
 
 def run(command: list[str], seconds: float, environment: dict[str, str]) -> int | None:
