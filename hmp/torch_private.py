@@ -303,8 +303,9 @@ def is_profiled() -> bool:
 # An op of torch.ops with one schema, and one with several.
 OpOverload: type = _required("torch._ops.OpOverload")
 OpOverloadPacket: type = _required("torch._ops.OpOverloadPacket")
-# The modules whose code stands between a call of a tensor's method and the `__torch_function__` that it is handed to.
-METHODS_CODE = ("torch._tensor", "torch.overrides")
+# The modules whose code stands between a call of a tensor's method and the `__torch_function__` that it is handed to; the last is that of
+# torch.set_default_device().
+METHODS_CODE = ("torch._tensor", "torch.overrides", "torch.utils._device")
 schemas_of: Callable[[str], list[Any]] = _required("torch._C._jit_get_schemas_for_operator")
 all_schemas: Callable[[], list[Any]] = _required("torch._C._jit_get_all_schemas")
 parse_graph: Callable[[str], Any] = _required("torch._C.parse_ir")

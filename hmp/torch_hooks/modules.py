@@ -13,7 +13,7 @@ import torch
 from ..casting import tensor_casts
 from ..context import UnderCapturedState, disable_casts, state
 from ..patching import patches
-from ..torch_private import without_torch_function
+from ..torch_private import function_mode_stack, without_torch_function
 from .torchs_functions import replace
 
 # torch's own, taken before anything is patched
@@ -90,6 +90,12 @@ class _Packing:
         return getattr(self._encoder, name)
 
 
+def _is_handed_on(layer: torch.nn.Module) -> bool:
+    """Whether somebody's `__torch_function__` hears of what the layer computes: torch packs nothing then. hmp's recorder does not count."""
+    kinds = {type(parameter) for parameter in layer.parameters()} - {torch.Tensor, torch.nn.Parameter}
+    return bool(kinds) or any(not type(mode).__module__.startswith("hmp.") for mode in function_mode_stack())
+
+
 def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """A TransformerEncoder.forward that leaves zeros before its norm where torch does: at the padded positions of a batch that it would
     pack into a nested tensor for its fast path."""
@@ -97,7 +103,7 @@ def _zeros_at_padding(original: Callable[..., torch.Tensor]) -> Callable[..., to
     def forward(self: Any, src: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         output = original(self, src, *args, **kwargs)
         padding = kwargs["src_key_padding_mask"] if "src_key_padding_mask" in kwargs else args[1] if len(args) > 1 else None
-        if padding is None or type(src) is not torch.Tensor or _compiling() or not state.casts_enabled():
+        if padding is None or type(src) is not torch.Tensor or _compiling() or not state.casts_enabled() or _is_handed_on(self.layers[0]):
             return output
         with without_torch_function(), disable_casts():
             packed = original(_Packing(self), src, *args, **kwargs)

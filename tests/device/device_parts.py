@@ -184,13 +184,13 @@ def _table(rows: list[dict[str, Any]]) -> str:
 
 PARTS: dict[str, Part] = {
     "presets": Part("hmp.apply(model) beside torch.autocast of the device", 60, checks("presets")),
-    "rules": Part("the cast rules beside explicit casts, with torch alone", 60, checks("rules")),
+    "rules": Part("the cast rules beside explicit casts, with torch alone", 150, checks("rules")),
     "threads": Part("user Python in backward and checkpoints, on the thread of the device", 60, checks("threads")),
     "caches": Part("caches of casts, on one stream and on several", 60, checks("caches")),
     "graphs": Part("captured CUDA graphs", 60, checks("graphs")),
     "marks": Part("writes to the device's memory, and what torch's copy-on-write mark does there", 90, checks("marks")),
     "fp16": Part("float16 with GradScaler", 60, checks("fp16")),
-    "fp8": Part("products in FP8: kernels beside the emulation, training", 60, checks("fp8")),
+    "fp8": Part("products in FP8: kernels beside the emulation, training", 150, checks("fp8")),
     "ddp": Part("DDP and FSDP2 with one process", 90, checks("ddp")),
     "tools": Part("recordings, findings of NaN, memory", 60, checks("tools")),
     "compile": Part("torch.compile", 120, checks("compile")),

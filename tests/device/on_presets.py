@@ -169,12 +169,17 @@ def _equal_to_autocast(dtype: torch.dtype, region: Callable[[torch.nn.Module], A
 
 @check
 def without_a_policy_apply_takes_the_lists_of_the_device() -> str:
-    default = torch.get_autocast_dtype(DEVICE)
     named = hmp.Policy.load("autocast")
     for_device = hmp.Policy.load(preset())
     assert (named.bf16, named.fp32, named.promote) == (for_device.bf16, for_device.fp32, for_device.promote)
-    assert named.dtype is for_device.dtype is default
+    assert for_device.dtype is torch.get_autocast_dtype(DEVICE)
+    assert named.dtype is _low_dtype()
     return f"{named.name!r}: {len(named.bf16)} ops low, {len(named.fp32)} float32, {len(named.promote)} promote; low dtype {named.dtype}"
+
+
+def _low_dtype() -> torch.dtype:
+    """bfloat16 on GPUs with instructions for it, else torch.autocast's own default."""
+    return BF16 if DEVICE == "cuda" and torch.cuda.get_device_capability()[0] >= 8 else torch.get_autocast_dtype(DEVICE)
 
 
 def _in_bfloat16() -> hmp.Policy:
@@ -209,16 +214,18 @@ def apply_equals_torch_autocast_in_float16() -> str:
 
 
 @check
-def the_low_dtype_is_that_of_torch_autocast_s_own_default() -> str:
+def the_low_dtype_is_bfloat16_and_of_torch_s_own_lists_torch_s_own_default() -> str:
     """float16 on CUDA; and torch answers so when it is asked where hmp casts."""
     model, x = _build("mlp")
-    plain = _autocast(None)(model)(x).dtype
-    with hmp.casts():
-        got = model(x).dtype
-        assert got is plain, (got, plain)
-        assert torch.is_autocast_enabled(DEVICE)
-        assert torch.get_autocast_dtype(DEVICE) is plain
-    return f"{got}"
+    plain, said = _autocast(None)(model)(x).dtype, []
+    for policy, wanted in (("autocast", _low_dtype()), (preset(), plain)):
+        with hmp.casts(policy):
+            got = model(x).dtype
+            assert got is wanted, (policy, got, wanted)
+            assert torch.is_autocast_enabled(DEVICE)
+            assert torch.get_autocast_dtype(DEVICE) is wanted
+        said.append(f"{policy} {got}")
+    return ", ".join(said)
 
 
 @check

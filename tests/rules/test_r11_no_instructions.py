@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -102,6 +102,7 @@ def test_r11_a_product_on_the_promote_list_computes_in_float32_anyway(data: st.D
     product = data.draw(st.sampled_from([p for p in PRODUCTS if p.by_first]))
     low = data.draw(LOW)
     args = data.draw(drawn(product, st.sampled_from([F32, low, low])))
+    assume(len({a.dtype for a in args}) == 1 or all(a.shape for a in args))  # inner of a 0-dim tensor is torch's mul (R3)
     call = next(iter(product.calls.values()))
     expected = by_hand(call, low) if all(a.dtype is low for a in args) else lambda *given: call(*cast(given, F32))
     with hmp.casts(policy(promote=ALL_NAMES)):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -242,6 +245,31 @@ def test_r8_an_encoder_leaves_at_padded_positions_what_torch_leaves(
     assert cast.dtype is unpacked.dtype is trained.dtype and torch.equal(unpacked, trained)
     keep = padding == 0
     assert torch.equal(cast[keep], trained[keep])
+
+
+@pytest.mark.parametrize("what", ["a default device", "a mode", "a subclass"])
+def test_r8_an_encoder_packs_nothing_where_torch_hands_its_ops_on(what: str) -> None:
+    """torch packs no padded batch where a mode is active or a parameter is of a subclass; then it leaves no zeros either."""
+
+    class Mode(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return func(*args, **(kwargs or {}))
+
+    class Sub(torch.Tensor):
+        pass
+
+    layer = torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    encoder, a = torch.nn.TransformerEncoder(layer, 2).eval(), torch.randn(2, 5, 8)
+    around: Any = {"a default device": torch.device(a.device), "a mode": Mode()}.get(what, contextlib.nullcontext())
+    if what == "a subclass":
+        weight = encoder.layers[0].linear1.weight
+        encoder.layers[0].linear1.weight = torch.nn.Parameter(weight.detach().as_subclass(Sub))
+    with torch.no_grad(), around:
+        plain = encoder(a, None, LEFT)
+        with hmp.casts("habana"):
+            cast = encoder(a, None, LEFT)
+    assert bool(plain[0, 3:].any()) and bool(cast[0, 3:].any())
+    torch.testing.assert_close(cast.float(), plain, rtol=0.1, atol=0.1)
 
 
 def test_r8_an_encoder_layer_built_before_convert_has_it_too() -> None:

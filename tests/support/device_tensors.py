@@ -48,6 +48,13 @@ NOT_ON_A_DEVICE = {
     "test_r17_checkpoint_recomputes_autocast_regions_inside_it_as_its_forward_ran_them": _CPU_S_AUTOCAST,
     "test_r17_custom_fwd_keeps_real_autocast_as_torch_has_it": _CPU_S_AUTOCAST,
     "test_trap_catches_the_naive_caster": "it shows a mistake of another caster's, which a mode hides",
+    **dict.fromkeys(
+        (f"test_r11_no_instructions{which}.py" for which in ("", "_beside_others", "_in_programs")),
+        "products compute in float32 on processors without instructions alone",
+    ),
+    "test_r10_what_leaves_torch_is_the_view_of_the_real_input": "numpy takes the CPU's memory alone",
+    "test_r10_what_numpy_cannot_hold_is_read_only": "numpy takes the CPU's memory alone",
+    "test_r9_files_of_weights_are_read_and_written_as_they_are": "files are read into the CPU's memory",
     "test_r1_a_foreign_type_still_gets_its_turn_in_an_operator": "its foreign type computes with numpy",
     "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked[no mask]": _WAITS,
 }
@@ -70,6 +77,7 @@ NOT_ON = {
         "test_r11_a_write_in_place_is_counted_once": _KERNELS,
         "test_r11_op_without_a_low_kernel_runs_in_float32": _KERNELS,
         "test_r1_sparse_tensors_are_cast": "plain torch has no product of sparse bfloat16 matrices on CUDA",
+        "test_r10_per_sample_gradients_of_expanded_weights": "torch's group_norm has no backward there for low inputs and wide weights",
         "test_r15_plumbing_computes_what_it_computes_without_hmp": "plain torch cannot average integers on CUDA (addcdiv)",
         "test_r12_a_low_softmax_saves_a_bool_an_element_more_than_the_plain_one_if_something_is_masked": "to ask would wait for the device",
         **dict.fromkeys(
