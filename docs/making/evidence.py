@@ -16,6 +16,7 @@ def pages() -> dict[str, str | Path]:
         "evidence/tuning.md": _page("TUNING.md", "Tuned lists"),
         "evidence/fp8.md": _page("FP8.md", "What FP8 can compute"),
         "evidence/h100.md": _page("nvidia-h100-80gb-hbm3.md", "On an NVIDIA H100"),
+        "evidence/h200.md": _page("nvidia-h200.md", "On an NVIDIA H200"),
         "evidence/models.md": _page("ZOO.md", "A first step of the model zoo"),
     }
     return found | {f"evidence/{picture.name}": picture for picture in sorted(_RESULTS.glob("*.png"))}
