@@ -8,13 +8,13 @@ from pathlib import Path
 
 from . import covering, page, trying
 from .choosing import MOST
-from .mutants import CORE
 
 ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / ".build" / "mutation"
 COVERING, FOUND = BUILD / "covering.json", BUILD / "found.jsonl"
 KEPT = ROOT / "benchmarks" / "results" / "mutants.json"
-FOLDERS = sorted({"rules", *CORE} & {folder.name for folder in (ROOT / "tests").iterdir()})
+NOT_ASKED = {"device", "project", "support"}  # of the page's making, of other devices, of other things than hmp
+FOLDERS = sorted({file.relative_to(ROOT / "tests").parts[0] for file in (ROOT / "tests").glob("*/**/test_*.py")} - NOT_ASKED)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

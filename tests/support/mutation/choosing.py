@@ -9,6 +9,7 @@ from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
+from .covering import UNTRACED
 from .mutants import Mutant
 
 MOST = 120  # tests for one mutant
@@ -34,7 +35,8 @@ class Choice:
             spent[file] += self.seconds[test]
             ranked[file.startswith(f"tests/{mutant.package}/")].append((spent[file], test))
         own, others = (sorted(each) for each in ranked.values())
-        return [test for pair in zip_longest(own, others) for _, test in filter(None, pair)][:MOST]
+        chosen = [test for pair in zip_longest(own, others) for _, test in filter(None, pair)][:MOST]
+        return chosen + [test for test in self.names if UNTRACED.get(test.partition("::")[0]) == mutant.package]
 
     def few(self) -> list[str]:
         """The two quickest tests of each file."""

@@ -14,8 +14,7 @@ from cosmic_ray import plugins
 from cosmic_ray.ast import ast_nodes, get_ast_from_path
 from cosmic_ray.mutating import mutate_code
 
-CORE = "caches casting context diagnostics dispatch formatting fp8 lists observing ops patching session torch_compile".split()
-ALONE = ("errors.py", "fork_safe.py", "torch_private.py")  # modules of the core in no package
+DOOR = "hmp/session/__init__.py"  # convert(), apply(), casts(): what these import is the core
 LEAST = 4  # of each package
 
 # What Python refuses at once, such as `<<` of two strings, says nothing about tests: only what is likely to give another answer.
@@ -100,12 +99,36 @@ def _seen(source: str) -> str:
     return ast.dump(_WithoutHints().visit(ast.parse(source)))
 
 
+def core(root: Path) -> list[Path]:
+    """The modules of hmp that `DOOR` imports, directly or not, inside of functions too."""
+    found, todo = set(), [root / DOOR]
+    while todo:
+        file = todo.pop()
+        if file not in found and file.is_file():
+            found.add(file)
+            todo += [each for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) for each in _imported(root, file, node)]
+    return sorted(found)
+
+
+def _imported(root: Path, file: Path, node: ast.AST) -> list[Path]:
+    """The files that an import statement of a module of hmp's may mean: modules, packages and names in them."""
+    if isinstance(node, ast.Import):
+        modules = [root.joinpath(*alias.name.split(".")) for alias in node.names if alias.name.split(".")[0] == "hmp"]
+    elif isinstance(node, ast.ImportFrom) and (node.level or str(node.module).split(".")[0] == "hmp"):
+        of = file.parents[node.level - 1] if node.level else root
+        module = of.joinpath(*node.module.split(".")) if node.module else of
+        names = [module / alias.name for alias in node.names]
+        modules = names if module == root / "hmp" else [module, *names]  # hmp/__init__ imports everything
+    else:
+        return []
+    return [each for module in modules for each in (module.with_suffix(".py"), module / "__init__.py")]
+
+
 def all_mutants(root: Path) -> dict[str, list[Mutant]]:
     """By package, every change that the operators know, those included that nobody could see."""
     operators = {name: plugins.get_operator("core/" + name)() for name in OPERATORS}
-    files = [file for package in CORE for file in sorted((root / "hmp" / package).glob("*.py"))] + [root / "hmp" / name for name in ALONE]
     found: dict[str, list[Mutant]] = defaultdict(list)
-    for file in files:
+    for file in core(root):
         nodes = list(ast_nodes(get_ast_from_path(file)))
         for name, operator in operators.items():
             places = [start for node in nodes for start, _ in operator.mutation_positions(node)]

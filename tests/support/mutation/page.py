@@ -24,10 +24,10 @@ in the tests, or changes nothing that could be seen.
 as of {commit}: {ran} mutants, drawn with the seed {seed} of those that cosmic-ray's operators make in the core, from each package \
 in proportion. {asked}At most {most} tests were asked about one, half of them from the package's own folder, the quickest of each \
 file first, for at most {budget:g} seconds of the processor. They are chosen of {tests} that passed while `cover` measured them, \
-of the default suite: {folders}. What other tests notice (models, tools, the slow ones, those in processes of their own) is not \
-counted.
+of the default suite: {folders}. What slow tests notice, and those in processes of their own, is not counted.
 
-**{killed} of {ran} were killed, {rate}**: {how}. What survived is listed below, as it came; some of it is equivalent.
+**{killed} of {counted} were killed, {rate}**: {how}. Apart from these, {apart} are in lines that no measured test runs: branches for \
+other devices and releases of torch. What survived is listed below, as it came; some of it is equivalent.
 
 | package | mutants | killed | |
 |---|---|---|---|
@@ -48,8 +48,10 @@ def write(root: Path, found: Path, kept: Path, most: int) -> None:
 def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
     packages: dict[str, list[Found]] = defaultdict(list)
     survivors: dict[str, list[Found]] = defaultdict(list)
+    counted = [each for each in mutants if each["is_run"] or each["outcome"] == "killed"]
     for each in mutants:
-        packages[package_of(each["file"])].append(each)
+        if each["is_run"] or each["outcome"] == "killed":
+            packages[package_of(each["file"])].append(each)
         if each["outcome"] == "survived":
             survivors[each["file"]].append(each)
     killed = [each for each in mutants if each["outcome"] == "killed"]
@@ -66,7 +68,9 @@ def _text(about: Found, mutants: Sequence[Found], most: int) -> str:
         tests=f"{about['tests']:,}",
         folders=_folders(about["folders"]),
         killed=len(killed),
-        rate=_rate(killed, mutants),
+        counted=len(counted),
+        apart=len(mutants) - len(counted),
+        rate=_rate(killed, counted),
         how=", ".join([f"a test failed with {test}", *how]),
     )
     for package in sorted(packages, key=lambda name: (name == "hmp", name)):
