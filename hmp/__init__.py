@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .numerics.nonfinite import detect_nonfinite
     from .numerics.summary import summary
     from .numerics.verify import verify
+    from .numerics.weights import cast_weights
     from .report.record import record
     from .report.report import Report
     from .session import Handle, apply, casts, convert, is_converted, register, remove, revert, set_low_kernels
@@ -52,6 +53,7 @@ __all__ = [
     "bf16_function",
     "cache_info",
     "capture",
+    "cast_weights",
     "casts",
     "casts_enabled",
     "clear_cache",
@@ -109,6 +111,7 @@ _ALONE = {
     ".numerics.nonfinite": "detect_nonfinite",
     ".numerics.summary": "summary",
     ".numerics.verify": "verify",
+    ".numerics.weights": "cast_weights",
 }
 _HOME_OF = {name: module for module, names in (_TOGETHER | _ALONE).items() for name in names.split()}
 

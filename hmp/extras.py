@@ -15,6 +15,7 @@ EXTRAS = {
     "demo": {"rich": "13", "sklearn": "1.3", "numpy": ""},
     "tune": {"scipy": "1.11", "rich": "13"},
     "capture": {"safetensors": "0.4.5", "numpy": ""},
+    "weights": {"safetensors": "0.4.5", "rich": "13"},
     "lightning": {"lightning": "1.8"},
     "transformers": {"transformers": "4.25.1", "accelerate": "0.15"},
 }

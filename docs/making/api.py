@@ -10,6 +10,7 @@ _GROUPS = {
     "Your own functions": "bf16_function fp32_function promote_function register",
     "See what ran": "record Report summary",
     "Numbers": "compare verify detect_nonfinite",
+    "Weights": "cast_weights",
     "Two programs": "capture Capture compare_captures",
     "Time and lists of your own": "benchmark tune",
     "Caches and memory": "cache_info set_cache_limit set_sharing clear_cache memory_stats",

@@ -14,7 +14,7 @@ from hmp import cli
 def page() -> str:
     """The help of hmp and of each of its commands."""
     whole = _help()
-    names = re.findall(r"^    (\w+)", whole.partition("SUBCOMMAND\n")[2], re.MULTILINE)
+    names = re.findall(r"^    ([\w-]+)", whole.partition("SUBCOMMAND\n")[2], re.MULTILINE)
     parts = ["# Command line\n\n`hmp` and `python -m hmp` are the same. What follows is what `-h` prints.\n", f"```text\n{whole}```\n"]
     parts += [f"## hmp {name}\n\n```text\n{_help(name)}```\n" for name in names]
     return "\n".join(parts)

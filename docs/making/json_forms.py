@@ -13,6 +13,7 @@ _FORMS = {
     "tuning.json": ("A search for lists", "`result.to_json(path)`"),
     "benchmark.json": ("A benchmark", "`result.to_json(path)`, `hmp benchmark --json FILE`"),
     "summary.json": ("A summary of layers", "`hmp summary --json FILE`"),
+    "weights.json": ("Weights that were cast", "`hmp cast-weights --json FILE`"),
     "doctor.json": ("The doctor's findings", "`hmp doctor --json FILE`"),
     "check.json": ("What is said of list files", "`hmp check --json FILE`"),
     "explain.json": ("What a policy does with an op", "`hmp explain --json FILE`"),

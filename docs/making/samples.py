@@ -49,11 +49,16 @@ def loss(model, batch):
 
 def optimizer(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+
+def with_batch():
+    return model(), batches()[0][0]
 """
 _COMMANDS = (
     "compare recipe.py --policy habana --html comparison.html --json comparison.json",
     "benchmark recipe.py --policies float32,autocast,habana --seconds 1 --json benchmark.json",
     "summary recipe.py --policy habana --json summary.json",
+    "cast-weights wide.safetensors --model recipe:with_batch -o low.safetensors --json weights.json",
     "doctor --json doctor.json",
     "check {lists} --json check.json",
     "explain softmax --policy habana --json explain.json",
@@ -79,13 +84,17 @@ def write() -> None:
     from hmp import cli
 
     Path("recipe.py").write_text(RECIPE, encoding="utf-8")
+    sys.path.insert(0, ".")
+    import recipe
+    from safetensors.torch import save_file
+
+    save_file(recipe.model().state_dict(), "wide.safetensors")
     for command in _COMMANDS:
         status = cli.main(command.format(lists=ROOT / "op_lists" / "habana").split())
         if status not in (0, 1):  # 1: the doctor found something, two policies differ
             raise SystemExit(f"hmp {command} ended with {status}")
-    sys.path.insert(0, ".")
-    import recipe
-
+    for file in Path().glob("*.safetensors"):
+        file.unlink()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model, batches = recipe.model(), recipe.batches()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import hmp
 
 from ..errors import is_interrupt
-from . import benchmark, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
+from . import benchmark, cast_weights, check, compare, demo, diff, doctor, explain, init, lists, run, summary, tune
 from .output import check_folder, flush, let_go_of_closed_pipes, let_go_of_full_disk
 from .parser import Parser, parse
 
@@ -22,7 +22,7 @@ __all__ = [
     "main",
 ]
 
-_SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune, summary, doctor)
+_SUBCOMMANDS = (demo, run, lists, check, explain, diff, init, compare, benchmark, tune, summary, cast_weights, doctor)
 _WRONG_USE = 2
 _INTERRUPTED = 130  # as a shell has it for a command that SIGINT ended
 _NOBODY_READS = 141  # and that SIGPIPE did

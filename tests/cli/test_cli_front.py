@@ -13,13 +13,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import hmp
 from command_kit import RECIPE, ROOT, python
 from hmp import cli
 from hmp.cli import main
 
-COMMANDS = [each.__name__.rpartition(".")[2] for each in cli._SUBCOMMANDS]
+COMMANDS = [each.__name__.rpartition(".")[2].replace("_", "-") for each in cli._SUBCOMMANDS]
 STOPS = """\
     if os.environ.get("STOP") == "loss":
         signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what is in the background without it
@@ -112,6 +113,7 @@ JSON = [
     ["benchmark", "recipe.py", "--policies", "float32", "--seconds", "0.1", "--steps", "1"],
     ["summary", "recipe.py"],
     ["doctor"],
+    ["cast-weights", "weights.safetensors", "--model", "model_of_weights:make", "-o", "low.safetensors"],
 ]
 
 
@@ -126,6 +128,8 @@ def test_a_command_with_json_is_among_those_whose_json_is_looked_at(name: str, c
 @pytest.mark.parametrize("arguments", JSON, ids=" ".join)
 def test_json_means_the_same_everywhere(arguments: list[str], recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hmp.Policy(bf16={"linear"}).save("lists")
+    Path("model_of_weights.py").write_text("import torch\n\ndef make():\n    return torch.nn.Linear(2, 2), torch.ones(1, 2)\n")
+    save_file(torch.nn.Linear(2, 2).state_dict(), "weights.safetensors")
     status = main([*arguments, "--json", "out.json"])
     text = capsys.readouterr().out
     assert text, "the text is printed too"

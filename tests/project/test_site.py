@@ -105,7 +105,7 @@ def test_the_keys_of_a_json_are_those_of_all_elements() -> None:
 def test_every_command_with_json_has_its_keys_on_the_page() -> None:
     printed = command_line.page()
     commands = {part.partition("\n")[0] for part in printed.split("## hmp ")[1:] if "--json" in part}
-    shown = {name for _, source in json_forms._FORMS.values() for name in re.findall(r"`hmp (\w+)[^`]* --json FILE`", source)}
+    shown = {name for _, source in json_forms._FORMS.values() for name in re.findall(r"`hmp ([\w-]+)[^`]* --json FILE`", source)}
     assert shown == commands, "the forms stand in docs/making/json_forms.py, the command that makes each in docs/making/samples.py"
 
 

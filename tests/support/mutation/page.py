@@ -26,8 +26,8 @@ in proportion. {asked}At most {most} tests were asked about one, half of them fr
 file first, for at most {budget:g} seconds of the processor. They are chosen of {tests} that passed while `cover` measured them, \
 of the default suite: {folders}. What slow tests notice, and those in processes of their own, is not counted.
 
-**{killed} of {counted} were killed, {rate}**: {how}. Apart from these, {apart} are in lines that no measured test runs, such as branches for \
-other devices and releases of torch. What survived is listed below, as it came; some of it is equivalent.
+**{killed} of {counted} were killed, {rate}**: {how}. Apart from these, {apart} are in lines that no measured test runs, such as branches \
+for other devices and releases of torch. What survived is listed below, as it came; some of it is equivalent.
 
 | package | mutants | killed | |
 |---|---|---|---|

@@ -1,0 +1,361 @@
+"""cast_weights(): which weights are stored low, that the model's numbers stay the same bits, and that it is all or none.
+
+Oracle: the dtypes by hand from what each op is, and the outputs and gradients of the same model before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import hmp
+
+BF16, F32 = torch.bfloat16, torch.float32
+POLICY = hmp.Policy("low", bf16={"linear", "conv2d"}, fp32={"softmax"})
+
+
+class Net(nn.Module):
+    """A weight of each kind."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(7, 8), nn.Linear(8, 7, bias=False)
+        self.first, self.again, self.never = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+        self.again.weight = self.first.weight
+        self.norm, self.batch_norm = nn.LayerNorm(8), nn.BatchNorm1d(8)
+        self.both, self.low = nn.Parameter(torch.randn(8, 8)), nn.Linear(8, 8).bfloat16()
+        self.register_buffer("table", torch.randn(8, 8))
+        self.register_buffer("scale", torch.randn(8))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, ids: torch.Tensor) -> dict[str, Any]:
+        x = self.norm(self.embed(ids))
+        x = self.batch_norm(self.again(F.gelu(self.first(x).float())).float()) * self.scale
+        x = F.linear(x, self.both.t()).float() @ self.both
+        x = self.low(F.linear(x, self.table)).float()
+        return {"logits": self.head(x), "more": [x]}
+
+
+IDS = torch.tensor([1, 2, 3, 4])
+# What each op of Net's is: a product on the list, or one that reads float32.
+LOW = {"head.weight", "first.weight", "first.bias", "again.bias", "table"}
+
+
+def make() -> Net:
+    torch.manual_seed(0)
+    return Net().eval()
+
+
+def dtypes(model: nn.Module) -> dict[str, torch.dtype]:
+    return {name: tensor.dtype for name, tensor in model.state_dict().items()}
+
+
+def leaves(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [leaf for each in (value.values() if isinstance(value, dict) else value) for leaf in leaves(each)]
+
+
+@contextlib.contextmanager
+def applied(model: nn.Module, policy: Any) -> Iterator[None]:
+    hmp.apply(model, policy)
+    yield
+    hmp.remove(model)
+
+
+def outputs(model: nn.Module, batch: Any, policy: Any, mode: Any = torch.no_grad) -> list[torch.Tensor]:
+    with applied(model, policy), mode():
+        return [each.clone() for each in leaves(dict(model(**batch)) if isinstance(batch, dict) else model(batch))]
+
+
+def same(got: list[torch.Tensor], want: list[torch.Tensor]) -> None:
+    assert [each.dtype for each in got] == [each.dtype for each in want]
+    assert all(torch.equal(one.nan_to_num(), other.nan_to_num()) for one, other in zip(got, want, strict=True))
+
+
+def test_what_every_op_takes_low_is_stored_low_and_the_outputs_are_the_same_bits() -> None:
+    model = make()
+    parameters, before = list(model.parameters()), dtypes(model)
+    want = outputs(model, IDS, POLICY)
+    result = hmp.cast_weights(model, IDS, POLICY)
+    assert {name for name, dtype in dtypes(model).items() if dtype is not before[name]} == LOW | {"again.weight"}
+    assert {dtypes(model)[name] for name in LOW} == {BF16}
+    assert [id(each) for each in model.parameters()] == [id(each) for each in parameters]
+    assert model.again.weight is model.first.weight and not model.training
+    for mode in (torch.no_grad, torch.inference_mode):
+        same(outputs(model, IDS, POLICY, mode), want)
+    stayed = {weight.name: weight.why for weight in result.weights if weight.why}
+    assert stayed["norm.weight"] == stayed["embed.weight"] == stayed["scale"] == "is used in float32"
+    assert stayed["never.weight"] == stayed["never.bias"] == "the batch does not reach it"
+    assert stayed["both"] == "is used in bfloat16 and float32" and stayed["low.weight"] == "is used in bfloat16"
+    assert stayed["batch_norm.running_mean"] == "the model may write it"
+    assert {each.name for each in result.weights if each.before != each.after} == LOW
+
+
+def test_bytes_are_those_of_the_weights_and_nothing_is_kept_beside_them() -> None:
+    model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64)).eval(), torch.randn(2, 64)
+    with applied(model, POLICY), torch.inference_mode():
+        model(x)
+        assert (
+            hmp.cache_info().bytes == 2 * 64 * 65 * 2 or hmp.cache_info().bytes == 2 * 64 * 65 * 6
+        )  # without instructions in float32, too
+        result = hmp.cast_weights(model, x, POLICY)
+        model(x)
+        assert hmp.cache_info().entries == 0
+    assert result.bytes_before == 4 * 2 * 64 * 65 and result.bytes_after == 2 * 2 * 64 * 65
+    assert sum(each.nbytes for each in model.parameters()) == result.bytes_after
+
+
+def test_the_table_and_the_json_say_what_was_done() -> None:
+    model = nn.Sequential(*(nn.Linear(4, 4, bias=False) for _ in range(3)), nn.LayerNorm(4)).eval()
+    result = hmp.cast_weights(model, torch.randn(2, 4), POLICY)
+    text = str(result)
+    assert "*.weight (3)" not in text and "0.weight" in text  # a name's first part is no number of a list in it
+    assert "float32 → bfloat16" in text and "is used in float32" in text and "3 of 5 weights are stored low" in text
+    values = json.loads(json.dumps(result.to_dict()))
+    assert values["bytes_after"] == 3 * 16 * 2 + 2 * 4 * 4 and values["weights"][0]["after"] == "bfloat16"
+    assert result["3.bias"].why == "is used in float32"
+    with pytest.raises(KeyError, match="no weight 'x'"):
+        result["x"]
+
+
+@pytest.mark.parametrize(
+    ("only", "low"),
+    [
+        ("first", {"first.weight", "first.bias"}),
+        ("*.bias", {"first.bias", "again.bias"}),
+        ("head.*", {"head.weight"}),
+        ("table", {"table"}),
+    ],
+)
+def test_only_takes_names_and_the_modules_around_them(only: str, low: set[str]) -> None:
+    model = make()
+    want = outputs(model, IDS, POLICY)
+    result = hmp.cast_weights(model, IDS, POLICY, only=only)
+    assert {each.name for each in result.weights if each.before != each.after} == low
+    same(outputs(model, IDS, POLICY), want)
+
+
+def test_scoped_lines_hold() -> None:
+    policy = POLICY.replace(fp32=POLICY.fp32 | {"linear @ head"})
+    model = make()
+    hmp.cast_weights(model, IDS, policy)
+    assert model.head.weight.dtype is F32 and model.first.weight.dtype is BF16
+
+
+class Lora(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(16, 16).requires_grad_(False)
+        self.a, self.b = nn.Linear(16, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.b(self.a(x))
+
+
+def test_frozen_leaves_what_is_trained_and_gradients_are_the_same_bits() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Lora(), nn.GELU(), Lora()), torch.randn(4, 16)
+
+    def gradients() -> list[torch.Tensor]:
+        with applied(model, POLICY):
+            loss = model(x).float().square().mean()
+            return list(torch.autograd.grad(loss, [p for p in model.parameters() if p.requires_grad]))
+
+    want = gradients()
+    result = hmp.cast_weights(model, x, POLICY, frozen=True)
+    assert {each.name for each in result.weights if each.before != each.after} == {
+        f"{at}.base.{name}" for at in (0, 2) for name in ("weight", "bias")
+    }
+    assert result["0.a.weight"].why == "is trained"
+    same(gradients(), want)
+
+
+class AsksForDtype(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.other = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(x) * x.to(self.asked.weight.dtype) + self.asked(x)
+
+
+class TakesFloat32(AsksForDtype):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.other(x) + torch.from_numpy(self.asked.weight.detach().numpy().sum(0)) * self.asked(x)
+
+
+@pytest.mark.parametrize("kind", [AsksForDtype, TakesFloat32])
+def test_a_weight_whose_dtype_the_code_asks_for_stays(kind: type[nn.Module]) -> None:
+    model, x = kind().eval(), torch.randn(3, 8)
+    want = outputs(model, x, POLICY)
+    result = hmp.cast_weights(model, x, POLICY)
+    assert result["asked.weight"].why == "the outputs would be others" and model.asked.weight.dtype is F32
+    assert model.other.weight.dtype is BF16
+    same(outputs(model, x, POLICY), want)
+
+
+def test_files_have_these_dtypes_and_load_both_ways(tmp_path: Any) -> None:
+    from safetensors.torch import load_file, load_model, save_model
+
+    model, plain = make(), make()
+    hmp.cast_weights(model, IDS, POLICY)
+    save_model(model, str(tmp_path / "low.safetensors"))
+    assert load_file(tmp_path / "low.safetensors")["head.weight"].dtype is BF16
+    torch.save(model.state_dict(), tmp_path / "low.pt")
+    wide = make()
+    load_model(wide, str(tmp_path / "low.safetensors"))
+    assert wide.head.weight.dtype is F32 and torch.equal(wide.head.weight, plain.head.weight.bfloat16().float())
+    model.load_state_dict(plain.state_dict())
+    assert model.head.weight.dtype is BF16 and torch.equal(model.head.weight, plain.head.weight.bfloat16())
+    model.load_state_dict(torch.load(tmp_path / "low.pt"))
+    same(outputs(copy.deepcopy(model), IDS, POLICY), outputs(plain, IDS, POLICY))
+
+
+def test_a_parametrized_weight_stays_and_a_float16_policy_stores_float16() -> None:
+    model, x = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)), nn.Linear(8, 8)).eval(), torch.randn(2, 8)
+    policy = POLICY.replace(dtype=torch.float16)
+    want = outputs(model, x, policy)
+    result = hmp.cast_weights(model, x, policy)
+    assert model[1].weight.dtype is torch.float16
+    assert {each.name for each in result.weights if each.before != each.after} == {"0.bias", "1.weight", "1.bias"}
+    same(outputs(model, x, policy), want)
+
+
+def test_an_fp32_line_whose_weight_was_stored_low_is_told() -> None:
+    model, x = nn.Linear(4, 4).eval(), torch.randn(2, 4)
+    hmp.cast_weights(model, x, POLICY)
+    with pytest.raises(hmp.ViolationError, match="stored in bfloat16"):
+        hmp.verify(model, x, hmp.Policy("wide", fp32={"linear"}))
+
+
+class Fails(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("mine")
+
+
+class Counts(nn.Linear):
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) + self.calls
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "message"),
+    [
+        (nn.Linear(4, 4, device="meta"), {}, "meta device"),
+        (nn.LazyLinear(4), {}, "no shape yet"),
+        (nn.ReLU(), {}, "no floating parameters"),
+        (nn.Linear(4, 4), {"policy": hmp.Policy("nothing")}, "no op on a low list"),
+        (nn.Linear(4, 4), {"only": "lm_head.*"}, "matches no weight"),
+        (Counts(4, 4), {}, "other numbers at each call"),
+        ("model", {}, "takes a torch.nn.Module"),
+    ],
+)
+def test_what_cannot_be_cast_is_told_and_nothing_is(model: Any, options: Any, message: str) -> None:
+    before = dtypes(model) if isinstance(model, nn.Linear) else None
+    with pytest.raises(hmp.HmpError, match=message):
+        hmp.cast_weights(model, torch.randn(2, 4), **{"policy": POLICY, **options})
+    assert before is None or dtypes(model) == before
+
+
+def test_an_error_of_the_model_is_its_own_and_leaves_it_as_it_was() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), Fails(4, 4))
+    with pytest.raises(RuntimeError, match="mine"):
+        hmp.cast_weights(model, torch.randn(2, 4), POLICY)
+    assert set(dtypes(model).values()) == {F32}
+
+
+def test_sharded_weights_are_to_be_cast_before() -> None:
+    from torch import distributed as dist
+    from torch.distributed.fsdp import fully_shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=0, world_size=1, store=FakeStore())
+    try:
+        model = nn.Linear(4, 4)
+        fully_shard(model, mesh=dist.init_device_mesh("cpu", (1,)))
+        with pytest.raises(hmp.HmpError, match="before fully_shard"):
+            hmp.cast_weights(model, torch.randn(2, 4), POLICY)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_recurrent_layers_and_quantized_ones() -> None:
+    model, x = nn.LSTM(8, 8), torch.randn(3, 2, 8)
+    want = outputs(model, x, "torch-cpu")
+    result = hmp.cast_weights(model, x, "torch-cpu")
+    assert result.bytes_after * 2 == result.bytes_before
+    same(outputs(model, x, "torch-cpu"), want)
+    quantized = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)), {nn.Linear}).eval()
+    result = hmp.cast_weights(quantized, torch.randn(2, 4), "torch-cpu")
+    assert [each.why for each in result.weights] == ["is used in float32"] * 2
+
+
+TRANSFORMERS = ["gpt2", "bert", "llama", "vit", "resnet"]
+
+
+def check_model(name: str) -> None:
+    from model_zoo import MODELS
+    from model_zoo.kit import build, feed, floats, seed_all
+
+    if not MODELS[name].available:
+        pytest.skip("the installed transformers lacks it")
+    model = build(MODELS[name]).eval()
+    batch = feed(MODELS[name], model)
+
+    def run(mode: Any) -> list[torch.Tensor]:
+        seed_all(3)
+        with applied(model, "torch-cpu"), mode():
+            return [each.clone() for each in floats(model(**batch))]
+
+    want = run(torch.no_grad)
+    result = hmp.cast_weights(model, batch, "torch-cpu")
+    for mode in (torch.no_grad, torch.inference_mode):
+        same(run(mode), want)
+    low = [weight for weight in result.weights if weight.before != weight.after]
+    assert low and all(weight.bytes_after * 2 == weight.bytes_before for weight in low)
+
+
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_a_model_of_transformers_has_the_same_bits(name: str) -> None:
+    pytest.importorskip("transformers")
+    check_model(name)
+
+
+@pytest.mark.nightly
+def test_every_model_of_the_zoo_has_the_same_bits() -> None:
+    pytest.importorskip("transformers")
+    from model_zoo import MODELS
+
+    for name in MODELS:
+        check_model(name)
+
+
+def test_save_pretrained_and_back(tmp_path: Any) -> None:
+    transformers = pytest.importorskip("transformers")
+    from safetensors.torch import load_file
+
+    from model_zoo import MODELS
+    from model_zoo.kit import build, feed
+
+    model = build(MODELS["llama"]).eval()
+    batch = feed(MODELS["llama"], model)
+    hmp.cast_weights(model, batch, "torch-cpu")
+    model.save_pretrained(tmp_path)
+    assert load_file(tmp_path / "model.safetensors")["lm_head.weight"].dtype is BF16
+    wide = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=F32)
+    assert wide.lm_head.weight.dtype is F32 and torch.equal(wide.lm_head.weight, model.lm_head.weight.float())
+    want = outputs(wide, dict(batch), "torch-cpu")
+    hmp.cast_weights(wide, batch, "torch-cpu")
+    same(outputs(wide, dict(batch), "torch-cpu"), want)
