@@ -1,34 +1,20 @@
-"""Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators.
-
-At the end of its block `with` calls `__exit__`. If that were a Python function, an interrupt (Ctrl-C) could be raised as it begins, and the
-region would stay in force for ever. So a region's `__exit__` is a builtin, that of io.IOBase. It calls `close`, which is the close() of a
-generator that is suspended inside a `try`, whose `finally` ends the region.
-
-Between an `__enter__` and the block, Python 3.14 raises an interrupt where it calls `__enter__` as a C function calls it: that is what it
-does with every function while Dynamo runs frames. Then `with` drops `__exit__` without calling it, and so it does in Python 3.10 where an
-interrupt comes as an error ends the block. So the generator is freed with that.
-"""
+"""Regions: what `hmp.casts()`, `disable_casts()` and `enable_casts()` return, for `with` and as decorators."""
 
 from __future__ import annotations
 
-import datetime
 import functools
 import inspect
-import io
-import threading
-import weakref
-from collections.abc import Callable, Generator
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
 from ..errors import HmpError
-from . import state
 from .state import (
     CompiledPolicy,
     EnteredRegion,
     Off,
+    began_here,
     begin,
     call_in,
     current_state,
@@ -46,71 +32,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _compiling: Callable[[], bool] = torch.compiler.is_dynamo_compiling
-# What was entered in this context, innermost first: `__exit__` knows only the Region object, which many threads may have entered at once.
-_open: ContextVar[tuple[weakref.ref[EnteredRegion], ...]] = ContextVar("hmp_open", default=())
-
-
-class _Holder(datetime.tzinfo):
-    """Holds what ends a region, for a datetime.time: the garbage collector does not look into one.
-
-    It would else find the generator that ends a region with the user's that is suspended in it, and finalize the two in any order.
-    """
-
-    __slots__ = ("ending",)
-    ending: Generator[None]
-
-
-class _Exit(io.IOBase):
-    """The object whose `__exit__` a `with` calls: io.IOBase has one that is written in C, and calls `close`."""
-
-    closed = True  # so that io.IOBase does not close it when it is freed  # type: ignore[assignment]
-    region: Region
-    holds: datetime.time
-
-    def close(self) -> None:
-        """Leaves the region. Where a `with` entered it, `Region.__enter__` has put a builtin in place of this that ends that entering."""
-        _leave(self.region)
-
-
-class _LookedUp(threading.local):
-    exit: weakref.ref[_Exit] | None = None  # what this thread's last look-up of `__exit__` made: `with` calls `__enter__` after it
-
-
-_looked_up = _LookedUp()
-
-
-class _ExitOf:
-    """The attribute `__exit__` of a region: each look-up on a region gives a builtin of its own, for one `with`; on the class, `_leave`."""
-
-    def __get__(self, region: Region | None, owner: type | None = None) -> Callable[..., None]:
-        if region is None:
-            return _leave
-        made = _Exit()
-        made.region = region
-        _looked_up.exit = weakref.ref(made)
-        return made.__exit__
-
-
-def _leave(region: Region, *exc_info: object) -> None:
-    for reference in _open.get():
-        entered = reference()
-        if entered is not None and entered.key is region and entered.now is not None:
-            end(entered)
-            return
-    # it was entered in another context: there is nothing to leave in this one
-
-
-def _ending(entered: EnteredRegion) -> Generator[None]:
-    try:
-        yield
-    finally:
-        try:  # Python 3.10 looks for interrupts where a `finally` begins after an error, but not in front of a `try`
-            entered.now = None  # end(), written out: an interrupt may be raised where a function is called
-            if state.get() is entered:
-                state.put(entered.before)
-        finally:
-            if entered.suspension is not None:
-                entered.suspension.end()
 
 
 class Region:
@@ -125,35 +46,30 @@ class Region:
         self._name = name
         self._choose = choose
         self.brings_casts = brings_casts
+        self._entered: list[EnteredRegion] = []  # and not left, in whatever context
 
     def __repr__(self) -> str:
         return f"hmp.{self._name}"
 
     def __enter__(self) -> Region:
-        reference, _looked_up.exit = _looked_up.exit, None
-        leaving = reference() if reference is not None else None
         entered = entered_region(self._choose(current_state()), self)
-        opened = _open.get()
-        if len(opened) > 8:
-            opened = tuple([each for each in opened if each() is not None])
-        _open.set((weakref.ref(entered), *opened))
-        try:
-            if leaving is not None and leaving.region is self:  # otherwise it is not a `with` that calls this
-                holder = _Holder()  # type: ignore[abstract]  # tzinfo is abstract in typeshed alone
-                holder.ending = ending = _ending(entered)
-                next(ending)
-                leaving.holds = datetime.time(0, 0, 0, 0, holder)
-                leaving.close = ending.close  # type: ignore[method-assign]
-            if self.brings_casts:
-                entered.suspension = suspend()
-            begin(entered)
-        except BaseException:
-            entered.now = None  # it may have begun: where Dynamo runs frames, interrupts are raised after calls of Python functions too
-            entered.suspension = None  # which ends it
-            raise
+        if self.brings_casts:
+            entered.suspension = suspend()
+        begin(entered)
+        self._entered.append(entered)
         return self
 
-    __exit__ = _ExitOf()
+    def __exit__(self, *exc_info: object) -> None:
+        here = next((entered for entered in reversed(self._entered) if began_here(entered)), None)
+        if here is None and len(self._entered) == 1:  # a generator that is suspended in it may be closed in another context
+            here = self._entered[0]
+        if here is not None:
+            self._entered.remove(here)
+            end(here)
+
+    def _once(self) -> Region:
+        """The same region for one `with`: one that is left in another context than it was entered in ends what it had entered."""
+        return Region(self._name, self._choose, self.brings_casts)
 
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         if inspect.isclass(function):
@@ -188,7 +104,7 @@ def _decorated_generator(region: Region, function: Callable[..., Any]) -> Callab
 
 def _decorated_coroutine(region: Region, function: Callable[..., Any]) -> Callable[..., Any]:
     async def wrapped(*args: Any, **kwargs: Any) -> Any:
-        with region:
+        with region._once():
             return await function(*args, **kwargs)
 
     return wrapped
@@ -202,7 +118,7 @@ def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> 
         try:
             while True:
                 try:
-                    with region:
+                    with region._once():
                         item = await step(*argument)
                 except StopAsyncIteration:
                     return
@@ -213,7 +129,7 @@ def _decorated_async_generator(region: Region, function: Callable[..., Any]) -> 
                 except BaseException as error:
                     step, argument = generator.athrow, (error,)
         finally:
-            with region:
+            with region._once():
                 await generator.aclose()
 
     return wrapped
@@ -292,9 +208,7 @@ def without_casts(function: Callable[P, R]) -> Callable[P, R]:
             put(off)
             return function(*args, **kwargs)
         finally:
-            try:
-                put(before)
-            finally:
-                regions_open.pop()
+            put(before)
+            regions_open.pop()
 
     return called_without_casts

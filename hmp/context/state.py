@@ -10,10 +10,6 @@ It is one of four:
 A ContextVar holds the state, so that threads and asyncio tasks never see each other's regions. Inside a region it holds an
 `EnteredRegion`, which knows the region's state and whether the region has ended. While no thread is in any region `regions_open` is
 empty, PROCESS is in force everywhere, and a dispatcher does not read the ContextVar.
-
-An interrupt (Ctrl-C) can be raised in the middle of this code: CPython checks for one where a Python function begins, where a loop goes
-round, and after a call of a C function. So a state is set inside the `try` whose `finally` ends it, and what must not be skipped is
-the first step of that `finally`, or done by an object whose `__del__` is a builtin.
 """
 
 from __future__ import annotations
@@ -133,12 +129,15 @@ regions_open: list[None] = []
 
 
 class CountsAsOpen:
-    """Has an item in `regions_open` for as long as it lives. Made by `CountsAsOpen(None)`. `__init__` and `__del__` are builtins, so that
-    no interrupt can come between the object and its item."""
+    """Has an item in `regions_open` for as long as it lives."""
 
     __slots__ = ()
-    __init__ = regions_open.append  # a builtin is not bound: called with None
-    __del__ = regions_open.pop  # and with nothing
+
+    def __init__(self) -> None:
+        regions_open.append(None)
+
+    def __del__(self) -> None:
+        regions_open.pop()
 
 
 class EnteredRegion(CountsAsOpen):
@@ -185,14 +184,13 @@ put = _current.set
 
 def entered_region(state: CompiledPolicy | Off, key: object = None) -> EnteredRegion:
     """An EnteredRegion of `state`, which `begin` puts in force."""
-    made: EnteredRegion = EnteredRegion(None)
+    made: EnteredRegion = EnteredRegion()
     made.state, made.key, made.now, made.token, made.suspension = state, key, None, None, None
     return made
 
 
 def begin(new: EnteredRegion) -> None:
-    """Puts the region's state in force in this thread or task. To be called in a `try` whose `finally` or `except` ends the region: an
-    interrupt may come as soon as this returns."""
+    """Puts the region's state in force in this thread or task."""
     new.before = get()
     new.now = new.state
     new.token = put(new)
@@ -216,7 +214,7 @@ class OffUntil(Off):
         super().__init__((before.now or in_force(before)).on)
         self.now = None
         self._before = before
-        self._entered = CountsAsOpen(None)
+        self._entered = CountsAsOpen()
 
     def is_over(self) -> bool:
         """Return True if casts are no longer off."""
@@ -245,7 +243,7 @@ def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
     top = get()
     below: ContextValue = ended
     while isinstance(below, EnteredRegion) and below.now is None:
-        if not _began_here(below):
+        if not began_here(below):
             # this context is a copy of the one in which the region ended; here its state stays in force
             copied = entered_region(below.state)
             copied.before, copied.now = below.before, copied.state
@@ -257,14 +255,16 @@ def _state_around(ended: EnteredRegion) -> CompiledPolicy | Off:
     return in_force(below)
 
 
-def _began_here(ended: EnteredRegion) -> bool:
+def began_here(entered: EnteredRegion) -> bool:
     """Whether the region was entered in this context, not in one that this context is a copy of."""
-    if ended.token is not None:
+    top = get()
+    if entered.token is not None:
         try:
-            _current.reset(ended.token)  # a token is of one context, and of one use
+            _current.reset(entered.token)  # a token is of one context, and of one use
         except (ValueError, RuntimeError):
             return False
-    ended.token = put(ended)
+    entered.token = put(entered)
+    put(top)
     return True
 
 
@@ -332,7 +332,7 @@ def call_under(state: CompiledPolicy | Off, function: Callable[P, R], /, *args: 
 
 def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R], args: Any, kwargs: Any) -> R:
     """The result of `function`, called while `state` is in force; `key` is the region that brings it, None where hmp does."""
-    called = EnteredRegion(None)  # entered_region(), begin() and end(), written out
+    called = EnteredRegion()  # entered_region(), begin() and end(), written out
     called.state = called.now = state
     called.key = key
     called.before = before = get()
@@ -340,11 +340,9 @@ def call_in(state: CompiledPolicy | Off, key: object, function: Callable[..., R]
         called.token = put(called)
         return function(*args, **kwargs)
     finally:
-        try:  # see regions._ending
-            called.now = None
-            put(before)  # the value, not the token: a token cannot be reset from another context
-        finally:
-            del called  # a traceback refers to this frame
+        called.now = None
+        put(before)  # the value, not the token: a token cannot be reset from another context
+        del called  # a traceback refers to this frame
 
 
 def is_by_user() -> bool:

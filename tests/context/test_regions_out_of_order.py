@@ -205,17 +205,6 @@ def test_the_end_of_a_collected_generator_runs_inside_its_regions(depth: int) ->
     assert in_force() == "LISTS"
 
 
-def test_a_region_ends_with_the_last_reference_to_its_exit_which_the_garbage_collector_does_not_see() -> None:
-    """Free-threaded Pythons finalize a generator that is garbage, and what only that refers to, in any order; others the older first."""
-    region = hmp.disable_casts()
-    leave: Any = region.__exit__
-    region.__enter__()
-    assert in_force() == "nothing"
-    assert gc.get_referents(leave.__self__.holds) == []
-    del leave
-    assert in_force() == "LISTS"
-
-
 def test_regions_that_are_entered_and_left_hand_over_hand() -> None:
     first = suspended_in_with()
     next(first)
