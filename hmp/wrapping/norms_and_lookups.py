@@ -13,7 +13,7 @@ import torch
 from ..casting import Caster, Tensor, castable, deliver, tensor_casts
 from ..ops import op_facts
 from . import refusals
-from .op_rule import Op, OpRule, chooser
+from .op_rule import Op, OpRule, chooser, torchs_name
 
 # torch's own, taken before anything is patched
 _renorm_ = torch.embedding_renorm_
@@ -67,6 +67,7 @@ def _any_norm(op: Op, rule: OpRule, caster: Caster) -> Op:
     without_stats = tuple(n for n in order if not n.startswith("running_"))
 
     def general(*args: Any, **kwargs: Any) -> Any:
+        kwargs = {torchs_name(name, order): value for name, value in kwargs.items()}
         # a bool at the position of the statistics: the overload without them
         names = without_stats if stats_at is not None and stats_at < len(args) and isinstance(args[stats_at], bool) else order
         values = _bind(names, args, kwargs)

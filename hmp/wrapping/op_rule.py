@@ -11,6 +11,7 @@ import torch
 
 from ..casting import Caster, Tensor, castable, each_tensor, tensor_casts
 from ..lists import ListName
+from ..ops import ALIASES
 
 Op = Callable[..., Any]
 Parameter = torch.nn.Parameter
@@ -158,12 +159,25 @@ def survey(args: tuple[Any, ...], kwargs: Mapping[str, Any], rule: OpRule) -> li
     for i, value in enumerate(args):
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (i not in keep and not _collect(value, found)):
             return None
-    names = kwargs if len(kwargs) < 2 or not rule.order else sorted(kwargs, key=lambda n: rule.order.index(n) if n in rule.order else 99)
+    order = rule.order
+    names = (
+        kwargs
+        if len(kwargs) < 2 or not order
+        else sorted(kwargs, key=lambda n: order.index(m) if (m := torchs_name(n, order)) in order else 99)
+    )
     for name in names:
         value = kwargs[name]
         if (type(value) is torch.dtype and value not in _QUANTIZED) or (name not in keep and not _collect(value, found)):
             return None
     return found
+
+
+_OF_NUMPY = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+
+
+def torchs_name(keyword: str, order: tuple[str, ...]) -> str:
+    """The parameter that a call gives by `keyword`: torch takes numpy's names too."""
+    return keyword if keyword in order else _OF_NUMPY.get(keyword, keyword)
 
 
 def _collect(value: Any, found: list[Tensor]) -> bool:

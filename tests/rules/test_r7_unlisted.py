@@ -179,3 +179,14 @@ def _multiply_nothing(matmul, shapes, first) -> None:
     with hmp.casts(hmp.Policy(bf16={"relu"})):
         result = matmul(a, b)
         assert result.dtype is first and result.shape == torch.matmul(a.float(), b.float()).shape
+
+
+def test_r7_numpys_names_of_parameters_are_torchs() -> None:
+    x, w, c, ones, zeros = torch.randn(2, 3), torch.randn(4, 3).bfloat16(), torch.randn(2, 3, 4), torch.ones(3), torch.zeros(3)
+    with hmp.casts(hmp.Policy("n", bf16={"native_group_norm"}, fp32={"native_batch_norm"})):
+        assert F.linear(a=x, weight=w, bias=None).dtype is F.linear(input=x, weight=w, bias=None).dtype is torch.float32
+        assert torch.linalg.cross(x=x.bfloat16(), x2=x).dtype is torch.linalg.cross(input=x.bfloat16(), other=x).dtype is torch.bfloat16
+        batch = {"weight": ones, "bias": zeros, "running_mean": zeros, "running_var": ones, "training": False, "momentum": 0.1, "eps": 1e-5}
+        assert torch.native_batch_norm(x=c.bfloat16(), **batch)[0].dtype is torch.float32
+        group = {"weight": ones, "bias": zeros, "N": 2, "C": 3, "HxW": 4, "group": 1, "eps": 1e-5}
+        assert torch.native_group_norm(x=c, **group)[0].dtype is torch.bfloat16
