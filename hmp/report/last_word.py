@@ -13,7 +13,7 @@ import torch
 
 from .. import fork_safe
 from ..casting import each_tensor
-from ..context import CompiledPolicy, Off
+from ..context import CompiledPolicy, Off, state
 from ..diagnostics import Overrider, overriding
 from ..formatting import dtype_name
 from ..lists import DTYPES, Listed, ListEntry, Policy
@@ -41,6 +41,7 @@ class LastWord:
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self._parts = overriding.AppliedParts()
         self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
     def found(self) -> list[Violation]:
@@ -76,6 +77,9 @@ class LastWord:
 
     def uncast(self, op: str, got: str, given: Given, result: Any) -> None:
         """A call where no casts are in force."""
+        if not state.current_state().disabled:
+            self._outside_of_calls(op, got, given, result)
+            return
         overrider = overriding.in_place_of_casts()
         if overrider is None or (overrider.kind == "backward" and self._is_torchs()):
             return
@@ -88,6 +92,14 @@ class LastWord:
             violated = [each for each in found if each is not None]
             if len(violated) == len(found):
                 self._note(op, *violated[0], got, overrider)
+
+    def _outside_of_calls(self, op: str, got: str, given: Given, result: Any) -> None:
+        """A call where no policy is in force. In a submodule of an applied model somebody called a part of it, or another method of it."""
+        running = self._modules.running
+        found = self._parts.model_of(running) if running else None
+        if found is not None:
+            model, policy = found
+            self._check(policy, op, got, overriding.outside_of(model), given, result)
 
     def _is_torchs(self) -> bool:
         """Whether torch's own Python calls here, in backward: of DDP, FSDP or checkpoints."""

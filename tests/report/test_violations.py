@@ -98,7 +98,8 @@ KINDS = {
 
 
 def test_every_kind_is_pinned():
-    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | {"rounded before"} == REMEDIES.keys()  # that one has a test of its own
+    have_tests_of_their_own = {"rounded before", "outside"}
+    assert {kind for _, _, _, kind, _, _ in KINDS.values()} | have_tests_of_their_own == REMEDIES.keys()
 
 
 @pytest.mark.sampled(2)
@@ -362,3 +363,45 @@ def test_a_float32_line_whose_weight_was_rounded_before_is_told(store: Callable[
     model[1].float()
     assert violations(lambda: torch.softmax(model(X), -1), lists) == []  # an input in a low dtype is what the policy itself makes
     assert violations(lambda: model(X.half()), lists) == []
+
+
+class Coder(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Sequential(nn.Linear(4, 4), nn.Softmax(-1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.encode(x)
+
+    def encode(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inside(x)
+
+
+def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() -> None:
+    model, alone = hmp.apply(Coder(), LISTS), Coder()
+    with hmp.record() as report:
+        model(X)
+        alone.encode(X)  # no policy is applied to it
+    assert not report.violations()
+    with hmp.record() as report:
+        model.encode(X)
+    (found,) = report.violations()  # softmax computes in float32 either way
+    assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
+    assert found.by == "encode() of Coder, outside of any call of it" and found.place.endswith(line_of(Coder.encode, 1))
+    assert "methods=('forward', 'encode')" in str(report) and "encode() of Coder" in str(report)
+    hmp.apply(model, LISTS, methods=("forward", "encode"))
+    with hmp.record() as report:
+        model.encode(X)
+        with hmp.casts(LISTS):
+            model.inside(X)
+    assert not report.violations()
+
+
+def test_scoped_lines_count_outside_of_a_models_calls_too(tmp_path: Path) -> None:
+    model = hmp.apply(Head(), write_lists(tmp_path))
+    with hmp.record() as report:
+        model.lm_head(torch.ones(2, 3))  # its line asks for float32
+        model.body(torch.ones(2, 3))
+    (found,) = report.violations()
+    assert (found.kind, found.module) == ("outside", "Linear") and found.by == "Head, outside of any call of it"
+    assert found.line == test_scoped_lines_count_outside_of_a_models_calls_too.__code__.co_firstlineno + 4
