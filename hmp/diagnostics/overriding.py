@@ -62,6 +62,14 @@ def outside_of(model: torch.nn.Module) -> Overrider:
     return Overrider("outside", f"{method}{type(model).__name__}, outside of any call of it")
 
 
+def is_around_a_forward() -> bool:
+    """Whether a hook of a module runs here, or the code of a wrapper around a model, and not a model's own forward."""
+    steps = list(around_models.frames(sys._getframe(1), around_models.CALLS))
+    torchs = (i for i, step in enumerate(steps) if step.code.co_filename == around_models.TORCHS)
+    called = next(torchs, None)
+    return called is not None and (called == 0 or around_models.is_of_wrapper(steps))
+
+
 def in_place_of_casts() -> Overrider | None:
     """Who has switched casts off; None where they are on, and where hmp did for torch's own code (R8, R15): no list speaks of that."""
     here = state.current_state()

@@ -20,10 +20,10 @@ from ..lists import DTYPES, Listed, ListEntry, Policy
 from ..observing import PACKAGES, Modules
 from ..session import OpRule
 from .bounded_places import BoundedPlaces
+from .rounded_before import LOW, RoundedBefore
 from .violations import Violation, together
 
 _WIDE = (torch.float64, torch.complex64, torch.complex128)
-_LOW = frozenset(("bfloat16", "float16"))
 _LEFT = Overrider("torch", "torch itself, to which hmp left the call")
 Given = tuple[Any, ...]  # the arguments of a call
 
@@ -41,6 +41,7 @@ class LastWord:
         self._counts: dict[Violation, int] = {}
         self._listed: dict[int, tuple[Policy, Callable[[str], ListEntry | None]]] = {}  # by id, with what looks an op up
         self._outside: dict[int, tuple[Policy, Policy]] = {}  # the users' policies by id, and what of them applies outside of all modules
+        self.rounded = RoundedBefore()
         self._parts = overriding.AppliedParts()
         self.runs_backward: set[types.CodeType] = set()  # what calls backward passes
 
@@ -60,16 +61,15 @@ class LastWord:
             lacks = Overrider("no kernel", f"there is no {dtype_name(rule.low)} kernel for it (R11)") if lacked else _LEFT
             self._check(policy, rule.op, "float32" if lacked else got, region or lacks, given, result)
             if rule.kind == "fp32":
-                self._look_at_weights(policy, rule.op, given)
+                self._look_at_inputs(policy, rule.op, given, result)
+        self.rounded.notice(given, result)
 
-    def _look_at_weights(self, policy: Policy, op: str, given: Given) -> None:
-        """An op on the FP32 list computes in float32 what was rounded before, where a weight of it is stored in a low dtype."""
-        stored = {dtype_name(tensor.dtype) for tensor in each_tensor(given) if isinstance(tensor, torch.nn.Parameter)} & _LOW
-        entry = self._entry(policy, op) if stored else None
+    def _look_at_inputs(self, policy: Policy, op: str, given: Given, result: Any) -> None:
+        """An op on the FP32 list computes in float32 what was rounded before, where a weight or an input of it came in a low dtype."""
+        low, words = self.rounded.before(given, result)
+        entry = self._entry(policy, op) if low else None
         if entry is not None and entry.cast == "fp32":
-            low = min(stored)
-            by = Overrider("rounded before", f"a weight that is stored in {low}")
-            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", by)
+            self._note(op, entry.source, "float32", f"float32 of numbers rounded to {low}", Overrider("rounded before", words))
 
     def past(self, policy: Policy, op: str, got: str, given: Given, result: Any) -> None:
         """A call of torch's own function by a name that Python code took before."""
@@ -128,7 +128,7 @@ class LastWord:
             return None
         wanted = torch.float32 if entry.cast == "fp32" else policy.dtype
         dtypes = got.split(", ")
-        if entry.is_autocasts and _LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
+        if entry.is_autocasts and LOW.isdisjoint({*dtypes} - {dtype_name(wanted)}):
             return None  # torch.autocast decides inside the op
         if dtype_name(wanted) in dtypes or (entry.cast == "fp8" and dtypes[0].startswith("float8")) or _is_asked(given):
             return None

@@ -16,7 +16,7 @@ REMEDIES = {
     "outside": "call the model itself, or name the method that was called: hmp.apply(model, methods=('forward', 'encode'))",
     "past hmp": "hmp.unreachable() says which name was taken before; take it after hmp.convert()",
     "backward": "cast in that code itself, with .to(), or write it with torch.amp.custom_fwd and custom_bwd",
-    "rounded before": "store the weight in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
+    "rounded before": "keep weight and input in float32: no model.half(), and FSDP2's param_dtype or DeepSpeed's bf16 not for this module",
     "torch": "hmp left the call to torch, for what it was given; the rules say when",
 }
 

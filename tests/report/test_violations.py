@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.masked import masked_tensor
 from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
@@ -357,12 +359,72 @@ def test_a_float32_line_whose_weight_was_rounded_before_is_told(store: Callable[
     (found,) = violations(lambda: torch.softmax(model(X), -1), lists)
     low = str(model[1].weight.dtype).removeprefix("torch.")
     assert (found.op, found.kind, found.module, found.wanted) == ("linear", "rounded before", "1", "float32") and low in found.by
-    with pytest.raises(hmp.ViolationError, match="what may be done: store the weight in float32"):
+    with pytest.raises(hmp.ViolationError, match="what may be done: keep weight and input in float32"):
         hmp.verify(model, X, lists)
     assert hmp.verify(model, X, lists, allow=["rounded before"]).rows
     model[1].float()
-    assert violations(lambda: torch.softmax(model(X), -1), lists) == []  # an input in a low dtype is what the policy itself makes
-    assert violations(lambda: model(X.half()), lists) == []
+    assert violations(lambda: torch.softmax(model(X), -1), lists) == []
+
+
+FIRST = policy(bf16={"linear"}, fp32={"softmax", "layer_norm"})
+
+
+class Own(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(LINEAR(x).float().to(torch.bfloat16), -1)  # as models do that keep their input's dtype
+
+
+def in_a_hook(module: nn.Module) -> nn.Module:
+    module.register_forward_pre_hook(lambda _, args: (args[0].bfloat16(),))
+    return module
+
+
+def sharded(module: nn.Module) -> nn.Module:
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    return fully_shard(module, mesh=dist.device_mesh.init_device_mesh("cpu", (1,)), mp_policy=half)
+
+
+@pytest.fixture
+def group(tmp_path: Path) -> Iterator[None]:
+    """A process group of one."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("build", "given", "says"),
+    [
+        (lambda: nn.Softmax(-1), X.half(), "an input that came in float16"),
+        (lambda: nn.Sequential(nn.Dropout(0.0), nn.Softmax(-1)), X.bfloat16(), "an input that came in bfloat16"),
+        (
+            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), in_a_hook(nn.Softmax(-1))),
+            X,
+            "a hook or a wrapper that casts its input to bfloat16",
+        ),
+        (
+            lambda: nn.Sequential(LINEAR, nn.LayerNorm(4), sharded(nn.Softmax(-1))),
+            X,
+            "a hook or a wrapper that casts its input to bfloat16",
+        ),
+    ],
+    ids=["input", "through an unlisted op", "hook", "FSDP2"],
+)
+def test_a_float32_line_whose_input_was_rounded_before_is_told(
+    group: None, build: Callable[[], nn.Module], given: torch.Tensor, says: str
+) -> None:
+    model = build()
+    (found,) = violations(lambda: model(given), FIRST)
+    assert (found.op, found.kind, found.by, found.wanted, found.calls) == ("softmax", "rounded before", says, "float32", 1)
+    with pytest.raises(hmp.ViolationError, match=says):
+        hmp.verify(model, given, FIRST)
+
+
+def test_what_hmp_rounded_itself_and_what_a_model_casts_by_itself_is_no_violation() -> None:
+    assert violations(lambda: torch.softmax(LINEAR(X), -1), FIRST) == []
+    assert violations(lambda: torch.softmax(LINEAR(X).detach()[:, 1:], -1), FIRST) == []  # a generator's output before the discriminator
+    assert violations(lambda: Own()(X), FIRST) == []
+    assert violations(lambda: (LINEAR(X.bfloat16()), LINEAR(X)), FIRST) == []
 
 
 class Coder(nn.Module):
