@@ -210,15 +210,6 @@ class _Memory:
         return not self._weak.expired() and owners_of_storage(memory) - PYTHONS_OWNERS > _saved_in_graph(view, memory)
 
 
-def holds_memory(tensor: Tensor) -> bool:
-    """Whether anything besides `tensor` holds its memory, other than the graph in which the op that made it may save it."""
-    if _is_traced(tensor) or _is_functorchs(tensor) or type(tensor) not in _UNWRAPPED or tensor.layout is not torch.strided:
-        return True
-    storage = _storage(tensor)
-    memory = storage._cdata
-    return not storage.resizable() or owners_of_storage(memory) - PYTHONS_OWNERS > 1 + _saved_in_graph(tensor, memory)
-
-
 def _saved_in_graph(view: Tensor, memory: int) -> int:
     """How many of its outputs with that memory the op saved that made what `view` was made of, by views and casts alone."""
     with _plainly():

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import sys
-import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,9 +11,8 @@ import torch
 from ..casting import Tensor, cast, each_tensor
 from ..errors import HmpError
 from ..formatting import dtype_name
-from ..patching import is_dispatcher
 from ..torch_private import copy_on_write, is_functorchs
-from .copied_views import Cast, Original, holds_memory, refuse_later_writes, refuse_writes, shares_memory
+from .copied_views import Cast, Original, refuse_later_writes, refuse_writes, shares_memory
 
 
 def watched_cast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -32,8 +29,7 @@ _Call = tuple[Sequence[Any], Mapping[str, Any]]  # its positional arguments and 
 def call(op: Callable[..., Any], name: str, cast_call: _Call, given: _Call, order: Sequence[str]) -> Any:
     """The result of the user's function `op`, called with `cast_call` in the place of `given`; `order` names positional arguments.
 
-    No write into a tensor that was cast for it is lost: one by the function is an error, unless nobody else holds what was cast; one into
-    what it returned or kept will be.
+    No write into a tensor that was cast for it is lost: one by the function is an error, one into what it returned or kept will be.
     """
     copies = list(_copies(cast_call, given, order))
     result = op(*cast_call[0], **cast_call[1])
@@ -61,7 +57,7 @@ class _Copy(NamedTuple):
         """Raises HmpError where the function `op` wrote into it."""
         if self.versions is None or (self.low._version == self.versions[0] and not self._was_accessed()):
             return
-        if (self.low._version != self.versions[0] or self._is_changed()) and (holds_memory(self.given) or _is_held(self.given)):
+        if self.low._version != self.versions[0] or self._is_changed():
             raise HmpError(
                 f"{op} wrote into `{self.argument}`, which hmp had cast to {dtype_name(self.low.dtype)} for it: the write would be lost. "
                 f"Give it a tensor of that dtype, let it return the new values, or call it inside hmp.disable_casts()"
@@ -95,29 +91,6 @@ def _copies(cast_call: _Call, given: _Call, order: Sequence[str]) -> Iterator[_C
                     yield _Copy(name, low, tensor, counted, counted is not None and _mark(low))
 
 
-def _is_held(given: Tensor) -> bool:
-    """Return True if anybody besides hmp refers to `given`. hmp's own frames have the arguments of calls in tuples, lists and dicts."""
-    ours: dict[int, Any] = {}
-    frame: types.FrameType | None = sys._getframe(1)
-    while frame is not None and (frame.f_code.co_filename.startswith(_HMPS) or is_dispatcher(frame.f_code)):
-        for value in frame.f_locals.values():
-            _collect(value, ours)
-        frame = frame.f_back
-    counted = sum(each is given for holder in ours.values() for each in _items(holder))
-    return sys.getrefcount(given) > counted + _BESIDE
-
-
-def _collect(value: Any, found: dict[int, Any]) -> None:
-    if isinstance(value, (tuple, list, dict)) and id(value) not in found:
-        found[id(value)] = value
-        for each in _items(value):
-            _collect(each, found)
-
-
-def _items(holder: Any) -> Iterable[Any]:
-    return holder.values() if isinstance(holder, dict) else holder
-
-
 def _mark(low: Tensor) -> bool:
     """Marks a tensor that nobody else has yet, so that `is_marked` is true until somebody asks for write access; whether that could be."""
     if copy_on_write is None or type(low) is not Tensor or not low.is_cpu or low.layout is not torch.strided or is_functorchs(low):
@@ -145,7 +118,3 @@ def _references_of_ours() -> int:
 
 
 _REFERENCES = _references_of_ours()
-_HMPS = str(Path(__file__).parents[1])
-# References to the given tensor in `_is_held` beside those of hmp's frames: its parameter, and what sys.getrefcount() is called with. Some
-# ways of calling have one more; then a tensor that nobody holds counts as held.
-_BESIDE = 2
