@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..context import InBackward, Off, is_by_user, state
+from ..lists import unwrapped
 from ..torch_hooks import around_models, autocast, module_calls
 from ..torch_private import is_any_autocast_enabled
 
@@ -57,6 +58,7 @@ class AppliedParts:
 
 def outside_of(model: torch.nn.Module) -> Overrider:
     """Who called a part of the applied `model` outside of its calls: the method of it that runs, where one does."""
+    model = unwrapped(model)[1]
     steps = around_models.frames(sys._getframe(1))
     method = next((f"{step.code.co_name}() of " for step in steps if step.local("".join(step.code.co_varnames[:1])) is model), "")
     return Overrider("outside", f"{method}{type(model).__name__}, outside of any call of it")

@@ -451,6 +451,10 @@ def test_ops_of_a_models_part_outside_of_its_calls_are_told_with_the_remedy() ->
     assert (found.op, found.wanted, found.got, found.kind, found.module) == ("linear", "bfloat16", "float32", "outside", "0")
     assert found.by == "encode() of Coder, outside of any call of it" and found.place.endswith(line_of(Coder.encode, 1))
     assert "methods=('forward', 'encode')" in str(report) and "encode() of Coder" in str(report)
+    wrapped = hmp.apply(nn.DataParallel(Coder()), LISTS)
+    with hmp.record() as report:
+        wrapped.module.encode(X)
+    assert report.violations()[0].by == found.by
     hmp.apply(model, LISTS, methods=("forward", "encode"))
     with hmp.record() as report:
         model.encode(X)
